@@ -48,6 +48,7 @@ LARGEST_WHOLE: Final = 2**53
 _KINDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     bool: "true or false",
+    bool | Literal["auto"]: 'true, false or "auto"',
     str: "a string",
     str | Path: "a name or a path",
     tuple[str, ...]: "a list of strings that are not empty",
@@ -279,6 +280,8 @@ class Declaration:
         if self.kind is float:
             number = _as_float(value) if isinstance(value, int | float) else math.nan
             return number if number in self.bounds or (self.zero and number == 0) else None
+        if self.kind == bool | Literal["auto"]:
+            return value if isinstance(value, bool) or value == "auto" else None
         if self.kind in (bool, str, str | Path):
             return value if isinstance(value, self.kind) else None
         if self.kind == Mapping[str, str]:

@@ -38,7 +38,7 @@ class PrivateSumKeywords(TypedDict, total=False):
     node_timeout: float
     round_timeout: float
     run_dir: str
-    resume: bool
+    resume: bool | Literal["auto"]
     tracker: Literal["", "tensorboard", "mlflow", "wandb"]
 
 

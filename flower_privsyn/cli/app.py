@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "run": ("run", "run a Flower app on this machine and follow it to its end"),
     "resume": ("run", "continue an interrupted run"),
     "inspect": ("inspect", "show what a run has done and what it has spent"),
+    "track": ("track", "send the figures of a run to a tracker of experiments"),
     "migrate": ("migrate", "convert a run directory of version 0.1"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),

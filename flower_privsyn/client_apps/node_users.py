@@ -19,7 +19,7 @@ from flwr.app import Context
 
 from flower_privsyn import environment
 from flower_privsyn.client_apps.deal import check_deal
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_of_node
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
     FixedRecords,
@@ -283,7 +283,7 @@ class NodeUsers:
         """Everybody; with labels from the default recipe only where the run asks for classes."""
         if self._load is users_of_node:
             return users_of_node(context, labels=bool(cut.classes))
-        return self._load(context)
+        return users_by(self._load, context)
 
     def _read(self, source: RecordSource, users: Users, cut: Cut, ticket: str | None) -> Records:
         """The users' records: from the store where they are, else made and put there."""

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from flwr.app import Context
 
 from flower_privsyn.data import Gathered, Users, gather_configured, load_configured
 from flower_privsyn.environment import WORKING_DIRECTORY
-from flower_privsyn.errors import NotAllowedError
+from flower_privsyn.errors import DataError, NotAllowedError
 from flower_privsyn.node import in_simulation
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
@@ -87,6 +87,28 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
     return dealt.read(context.run_id, own, run, labels=labels)
+
+
+def users_by(load: Callable[[Context], Users], context: Context) -> Users:
+    """The users of a node by a recipe, which may be an app's own.
+
+    Args:
+        load: The recipe.
+        context: Of the node.
+
+    Raises:
+        DataError: It returns something else; the sentence says what, by its type alone.
+        Exception: Whatever an app's own recipe raises.
+    """
+    users: object = load(context)
+    if not isinstance(users, Users):
+        name = getattr(load, "__qualname__", type(load).__name__)
+        what = "nothing" if users is None else f"a {type(users).__name__}"
+        raise DataError(
+            f"The app's {name} must return Users, as load_users and Users.from_rows make them, and "
+            f"returned {what}."
+        )
+    return users
 
 
 def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -419,9 +419,31 @@ def _days(column: Any) -> Any:
 
 
 def parse_date(value: object) -> date | None:
-    """The day; None where it cannot be read."""
+    """The day: of UTC for a moment with a zone, of its own words for a text; None for no day."""
+    if isinstance(value, np.datetime64):
+        value = value.astype("datetime64[us]").item()
     try:
+        if isinstance(value, datetime):
+            return (value if value.tzinfo is None else value.astimezone(UTC)).date()
+        if isinstance(value, date):
+            return value
         text = value.decode() if isinstance(value, bytes) else value
         return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError):  # also of pandas' NaT, which is a datetime without a day
         return None
+
+
+def parse_label(value: object) -> str | None:
+    """A class as text; None for what names none. A whole number is one also as 3.0."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
+        return str(int(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value

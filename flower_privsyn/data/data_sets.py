@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
+from flower_privsyn.data.formats import EmptyError
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.models.hub import hub_unreachable
 
@@ -211,7 +212,7 @@ def rows_of(dataset: Any, columns: Columns, *, where: str) -> Rows:
     """
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
         raise DataError(
-            "source must be a file, a folder, a data set name or a datasets.Dataset, "
+            "source must be a file, a folder, a data set name, a datasets.Dataset or a table, "
             f"got {type(dataset).__name__}."
         )
     if not hasattr(dataset, "__len__"):
@@ -243,10 +244,11 @@ def rows_of_table(table: Any, columns: Columns, where: str, *, before: int = 0) 
         before: Rows of the source before these.
 
     Raises:
-        DataError: It has no rows, or one of them does not say whose it is.
+        EmptyError: It has no rows.
+        DataError: One of them does not say whose it is.
     """
     if table.num_rows == 0:
-        raise DataError(f"{where} holds no rows.")
+        raise EmptyError(f"{where} holds no rows.")
     try:
         return typed(table, columns)
     except Problem as problem:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flower_privsyn.data import bounded
 from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, typed
+from flower_privsyn.data.formats import EmptyError
 from flower_privsyn.errors import DataError
 
 _DELIMITERS: Final = (",", "\t", ";", "|")
@@ -31,7 +32,8 @@ def read_delimited(path: Path, columns: Columns) -> Rows:
     Blank lines are passed over.
 
     Raises:
-        DataError: The file is empty or has no such column, or a row has more or fewer fields than
+        EmptyError: The file has no rows.
+        DataError: It has no such column, or a row has more or fewer fields than
             the first one: then nobody knows whose it is.
         OSError: The file cannot be read.
     """
@@ -40,7 +42,7 @@ def read_delimited(path: Path, columns: Columns) -> Rows:
     delimiter, names = _header(path, columns)
     table = _table(path, delimiter, names, columns)
     if not table.num_rows:
-        raise DataError(f"{path} holds no rows below the names of its columns.")
+        raise EmptyError(f"{path} holds no rows below the names of its columns.")
     try:
         return typed(table, columns)
     except Problem as problem:
@@ -80,7 +82,7 @@ def _header(path: Path, columns: Columns) -> tuple[str, list[str]]:
                 raise
             continue
         if row is None:
-            raise DataError(f"{path} is empty.")
+            raise EmptyError(f"{path} is empty.")
         names = [name.strip() for name in row[1]]
         if set(columns.required) <= set(names):
             _check_names(names, path, columns)

@@ -73,6 +73,10 @@ _ZIPPED: Final = (
 )
 
 
+class EmptyError(DataError):
+    """A file has no rows: it is refused where it is named, and passed over in a folder."""
+
+
 def suffix_of(path: Path) -> str | None:
     """The ending of a name that says that a file of a folder is data, such as ".csv.gz"."""
     name = path.name.lower()
@@ -89,13 +93,14 @@ def format_of(path: Path) -> Format:
         path: A file.
 
     Raises:
-        DataError: It is empty or none of what is read; the sentence says what it looks like.
+        EmptyError: It is empty.
+        DataError: It is none of what is read; the sentence says what it looks like.
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if not head:
-        raise DataError(f"{path} is empty.")
+        raise EmptyError(f"{path} is empty.")
     name = path.name.lower()
     packed = head.startswith(_GZIP) or name.endswith(".gz")
     if packed:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.data import bounded, flat_json, formats
-from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, parse_date, typed
+from flower_privsyn.data.columns import (
+    UNUSABLE,
+    Columns,
+    Problem,
+    Rows,
+    parse_date,
+    parse_label,
+    typed,
+)
 from flower_privsyn.errors import DataError
 
 Row = tuple[str, dict[str, Any] | None]
@@ -21,12 +29,13 @@ def read_json_lines(path: Path, columns: Columns) -> Rows:
     """Arrow's parser where every line is as it should be, else line by line to name the bad one.
 
     Raises:
-        DataError: The file is empty, or a line does not say whose it is.
+        EmptyError: The file is empty.
+        DataError: A line does not say whose it is.
         OSError: The file cannot be read.
     """
     data = bounded.read_bytes(path)
     if not data or data.isspace():
-        raise DataError(f"{path} is empty.")
+        raise formats.EmptyError(f"{path} is empty.")
     table = _parse_fast(data, columns)
     if table is not None:
         try:
@@ -42,7 +51,8 @@ def read_json_array(path: Path, columns: Columns) -> Rows:
     """The objects of one JSON array, each read as a line is.
 
     Raises:
-        DataError: The array is empty or broken, or an entry does not say whose it is.
+        EmptyError: The array is empty.
+        DataError: It is broken, or an entry does not say whose it is.
         OSError: The file cannot be read.
     """
     data = bounded.read_bytes(path)
@@ -121,10 +131,10 @@ def _read_rows(path: Path, rows: Iterable[Row], data: bytearray, columns: Column
         for name in columns.texts:
             texts[name].append(columns.cell(row.get(name), place))
         for name in columns.labels:
-            labels[name].append(_label(row.get(name)))
+            labels[name].append(parse_label(row.get(name)))
         dates.append(parse_date(row.get(columns.date)))
     if first is None:
-        raise DataError(f"{path} is empty.")
+        raise formats.EmptyError(f"{path} is empty.")
     if columns.strict:
         _check_texts(path, first, texts, columns)
     arrays = {
@@ -155,21 +165,6 @@ def _client(row: dict[str, Any], place: str, columns: Columns) -> str:
     if (text := columns.cell(str(client), place)) in (None, UNUSABLE) or text is None:
         raise DataError(f"{place}: {name!r} must be text that UTF-8 can hold.")
     return text
-
-
-def _label(value: object) -> str | None:
-    """A class as text; None for what names none. A whole number is one also as 3.0."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
-        return str(int(value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value
 
 
 def _check_texts(

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.data import bounded, data_sets, formats, text_files
+from flower_privsyn.data import bounded, data_sets, folders, formats, tables, text_files
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.delimited import read_delimited
 from flower_privsyn.data.gathered import Gathered
@@ -44,10 +44,13 @@ def load_users(
 
     Args:
         source: A file of JSON lines, of a JSON array of objects, CSV or TSV (all also packed by
-            gzip) or Parquet, told by how it begins and by its name; a folder of them; a folder of
-            ``.txt`` files (`text_files`); a folder written by ``Dataset.save_to_disk``; a data set
-            on the Hugging Face hub (``owner/name``, ``owner/name:config:split``) or in a folder
-            (``folder:config:split``); or a ``datasets.Dataset``, such as a flwr-datasets partition.
+            gzip) or Parquet, told by how it begins and by its name; a folder of them, or of
+            folders of them (`folders`); a folder of ``.txt`` files (`text_files`); a folder written
+            by ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
+            ``owner/name:config:split``) or in a folder (``folder:config:split``); a
+            ``datasets.Dataset``, such as a flwr-datasets partition; or a table in memory: a pandas
+            ``DataFrame``, an Arrow ``Table``, or what else Arrow can read
+            (``__arrow_c_stream__``).
         client_column: Column with the user id, strings or integers.
         text_column: Column with the text, or several with commas between them, whose texts are
             joined by a blank line.
@@ -175,6 +178,8 @@ def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: 
     try:
         if isinstance(source, str | os.PathLike):
             parts = _from_location(os.fspath(source), columns, split, partitioner)
+        elif tables.is_table(source):
+            parts = _from_table(source, columns, partitioner)
         else:
             parts = _from_dataset(source, columns, split, partitioner)
         for part in parts:
@@ -190,7 +195,9 @@ def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: 
 
 def _name_of(source: Any) -> str:
     """What sentences call a source."""
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the data set"
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return "the table" if tables.is_table(source) else "the data set"
 
 
 def _located(source: str) -> str:
@@ -239,12 +246,10 @@ def kind_of(source: str) -> str:
         return formats.NAMES[formats.format_of(path)]
     if not path.is_dir():
         return "a data set"
-    names = [item for item in path.iterdir() if formats.suffix_of(item)]
     if data_sets.is_saved(path):
         return "a save_to_disk folder"
-    if names:
-        return f"a folder of {len(names):,} files"
-    return f"a folder of {len(text_files.text_files(path)):,} texts"
+    files, texts = folders.files_of(path)
+    return f"a folder of {len(files):,} files" if files else f"a folder of {len(texts):,} texts"
 
 
 def _no_partitions(path: Path) -> DataError:
@@ -264,17 +269,21 @@ def _from_dataset(
         yield data_sets.rows_of(dataset, columns, where=where)
 
 
+def _from_table(source: Any, columns: Columns, partitioner: str) -> Iterator[Rows]:
+    if partitioner:
+        raise DataError("data-partitioner parts a datasets.Dataset, and the table is none.")
+    yield tables.rows_of_memory(source, columns, where=_name_of(source))
+
+
 # ---- what is in it -----------------------------------------------------------------------------
 
 
 def _read_folder(path: Path, columns: Columns) -> Iterator[Rows]:
     """The rows of all files of a folder."""
-    files = sorted(item for item in path.iterdir() if formats.suffix_of(item) and item.is_file())
-    for file in files:
-        yield from _read_file(file, columns)
+    files, texts = folders.files_of(path)
     if files:
+        yield from folders.read_folder(path, files, columns, _read_file)
         return
-    texts = text_files.text_files(path)
     if not texts:
         raise DataError(f"{path} holds no data file ({', '.join(formats.SUFFIXES)} or .txt).")
     yield text_files.read_text_files(path, texts, columns)

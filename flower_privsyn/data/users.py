@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.data.columns import parse_date, parse_label
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import quarantine
 
@@ -130,35 +131,46 @@ class Users:
         object.__setattr__(self, "owners", owners.astype(np.int64, copy=False))
 
     @classmethod
-    def from_rows(cls, rows: Iterable[tuple[str, object]]) -> Users:
-        """Group ``(user_id, text)`` pairs by user, in order of first appearance.
+    def from_rows(cls, rows: Iterable[Sequence[object]]) -> Users:
+        """Group rows by user, in order of first appearance.
 
         Empty texts (or white space), and values that are no text at all, count for their user but
-        are no document.
+        are no document. A date that cannot be read is an unknown one, as in files.
+
+        Args:
+            rows: Each ``(user_id, text)``, ``(user_id, text, date)`` or ``(user_id, text, date,
+                label)``: a date as `datetime.date`, `datetime.datetime` or ISO text, a label as
+                text or whole number, both None where unknown. Where no row has a date's or a
+                label's place, there are no dates or no labels.
 
         Raises:
-            DataError: If an id is not a string; the sentence names the row.
+            DataError: If a row has other fields or an id is not a string; the sentence names the
+                row.
         """
-        documents: dict[str, list[str]] = {}
+        documents: dict[str, list[tuple[str, object, object]]] = {}
         no_text: list[str] = []
-        for number, (user_id, text) in enumerate(rows, start=1):
-            if not isinstance(user_id, str):
-                raise DataError(
-                    f"row {number} must begin with a user id, a string, got "
-                    f"{type(user_id).__name__}."
-                )
+        widest = 2
+        for number, row in enumerate(rows, start=1):
+            user_id, text, *more = _fields(row, number)
             own = documents.setdefault(user_id, [])
+            widest = max(widest, 2 + len(more))
             if not isinstance(text, str):
                 no_text.append(user_id)
             elif text.strip():
-                own.append(text)
+                own.append((text, *more, *(None,) * (2 - len(more))))
         if no_text:
             quarantine.note(no_text, records=len(no_text))
         counts = [len(own) for own in documents.values()]
+        found = list(itertools.chain.from_iterable(documents.values()))
+        labels = (parse_label(label) for _, _, label in found)
         return cls(
             user_ids=tuple(documents),
-            texts=list(itertools.chain.from_iterable(documents.values())),
+            texts=[text for text, _, _ in found],
             owners=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+            dates=[parse_date(day) for _, day, _ in found] if widest > 2 else None,
+            undated="rows of two fields have no dates",
+            labels=[label and label.strip() for label in labels] if widest > 3 else None,
+            unlabelled="rows of fewer than four fields have no labels",
         )
 
     def __len__(self) -> int:
@@ -337,6 +349,23 @@ class Users:
             len(self),
         )
         return self.select(~held_out), self.select(held_out)
+
+
+def _fields(row: Sequence[object], number: int) -> list[Any]:
+    """The fields of a row that an app has made."""
+    whole = not isinstance(row, str | bytes | Mapping) and isinstance(row, Iterable)
+    fields = list(row) if whole else []
+    if not 2 <= len(fields) <= 4:
+        what = f"{len(fields)} fields" if whole else f"a {type(row).__name__}"
+        raise DataError(
+            f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
+            f"label), got {what}."
+        )
+    if not isinstance(fields[0], str):
+        raise DataError(
+            f"row {number} must begin with a user id, a string, got {type(fields[0]).__name__}."
+        )
+    return fields
 
 
 def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:

@@ -46,7 +46,7 @@ from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.trackers import require_tracker
-from flower_privsyn.strategies.by_name import built
+from flower_privsyn.strategies.by_name import STRATEGIES, built, own_keys
 
 #: How many standard deviations of the noise stand out.
 _SEEN: Final = 3.0
@@ -199,6 +199,9 @@ def _settings_of(
         settings, strategy = found[0]
         rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
         report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
+        if values.get("strategy") in STRATEGIES and (own := sorted(own_keys(values) - {"run-dir"})):
+            said = f"other_keys in {app.name}'s ServerApp must name its own keys: {', '.join(own)}"
+            report.say("settings", said)
         return settings, built(strategy, settings).method
     return None, None
 

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly, users_by
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.users import check_labels
@@ -141,7 +141,7 @@ def _by_node(
         try:
             # The file is everybody's: what is wrong with it, the first node finds.
             with simulated(), contextlib.nullcontext() if node else strictly():
-                parts.append(recipe(context))
+                parts.append(users_by(recipe, context))
         except PrivsynError as error:
             if values.get("data") == "":  # and there is no sample of the app's own
                 raise ConfigError(DATA_IS_EMPTY) from error

@@ -114,16 +114,19 @@ def strategies_of(
     Args:
         app: The app; one that declares every key of a strategy is taken to configure it, and not
             another one that has fewer of them. Where its setting `strategy` names a strategy, that
-            one alone is meant.
+            one alone is meant. Keys that no strategy has are the app's own: it declares them, and
+            its ServerApp refuses those that it has not named (`other_keys`).
         values: Settings from `resolve_config`.
 
     Raises:
         ConfigError: A value is out of range or contradicts another one.
     """
     from flower_privsyn.strategies import CLIENT_KEYS, STRATEGIES, configuration_of
+    from flower_privsyn.strategies.by_name import own_keys
 
     if (name := values.get("strategy")) in STRATEGIES:
-        settings = configuration_of({key: values[key] for key in values if key != "run-dir"})
+        given = {key: values[key] for key in values if key != "run-dir"}
+        settings = configuration_of(given, other_keys=own_keys(given))
         return [(settings, STRATEGIES[str(name)][1])]
     declared = [
         (config, strategy)

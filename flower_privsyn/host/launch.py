@@ -128,10 +128,12 @@ def run_app(
 def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
     """Refuse to start a run by settings that ask to continue one.
 
+    Where they leave it open ("auto"), `privsyn run` begins one, and `privsyn resume` goes on.
+
     Raises:
-        ConfigError: `resume` is set: a new run would charge the same people again.
+        ConfigError: `resume` is true: a new run would charge the same people again.
     """
-    if values.get("resume"):
+    if values.get("resume") not in (None, False, "auto"):
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
             f"the same people again. To continue one: privsyn resume {run_path}"

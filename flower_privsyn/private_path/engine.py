@@ -36,6 +36,7 @@ from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.private_path import flower_loop
 from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
 from flower_privsyn.private_path.asked import AskedRound, refuse_unfit
+from flower_privsyn.private_path.finished import result_of
 from flower_privsyn.private_path.method import Method, Question, need
 from flower_privsyn.private_path.outline import (
     ask_of,
@@ -52,7 +53,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, how_to_resume, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
-from flower_privsyn.runs.trackers import tracker_of
+from flower_privsyn.runs.trackers import Following, Tracker
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -87,6 +88,9 @@ class PrivateSumStrategy(Strategy):
         config: the settings.
         method: what is asked, and what is done with what was released.
         random: source of noise and coins; only tests pass one, and the ledger says so.
+
+    Attributes:
+        tracker: one of your own, told in place of the setting's; set it before `start`.
     """
 
     #: Messages to nodes that are built and not yet answered, at most.
@@ -108,6 +112,7 @@ class PrivateSumStrategy(Strategy):
     ) -> None:
         self.config = config
         self.method = method
+        self.tracker: Tracker | None = None
         self._random: RandomSource = random or SecureRandom()
         self._aggregation: Aggregation | None = None
         self._run: RunDirectory | None = None
@@ -173,14 +178,18 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
         self._aggregation = Secure(timeout=timeout) if settings.secure_aggregation else Central()
-        run, resume = self._open_run()
+        tracker = Following.of(settings.tracker, self.tracker)
+        run = self._open_run()
+        if run.status == "finished":  # which resume = "auto" allows
+            return result_of(run, settings, self.method, type(self).__name__, tracker)
+        resume = run.goes_on
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
             self._rounds = RoundEnds(
                 run=run,
                 method=self.method,
                 total=settings.num_rounds,
-                tracker=tracker_of(settings.tracker),
+                tracker=tracker,
             )
             self._federation = Preparation(
                 run=run,
@@ -483,20 +492,19 @@ class PrivateSumStrategy(Strategy):
 
     # ------------------------------------------------------------------ before the first round
 
-    def _open_run(self) -> tuple[RunDirectory, bool]:
-        """The run directory, and whether it holds a run to go on with."""
+    def _open_run(self) -> RunDirectory:
+        """The run directory, new or with a run to go on with."""
         settings = self.config
+        path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
-            path, resume = user_path(settings.run_dir), settings.resume
-        else:
-            path, resume = unnamed_run(type(self).__name__)
+            path = user_path(settings.run_dir)
         self._run = RunDirectory.start(
             path,
             config={**settings.to_dict(), **dict(settings.node_settings)},
             strategy=type(self).__name__,
-            resume=resume,
+            resume=settings.resume if settings.run_dir else resume,
         )
-        return self._run, resume
+        return self._run
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file

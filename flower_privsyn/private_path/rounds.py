@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from flower_privsyn.errors import FederationError, LedgerError
 from flower_privsyn.privacy import Plan, PrivacyLedger
@@ -11,7 +12,7 @@ from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
 from flower_privsyn.private_path.resume import Releases
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.trackers import Tracker, tell
+from flower_privsyn.runs.trackers import Following
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -37,19 +38,24 @@ class RoundEnds:
         run: the run directory.
         method: post-processes.
         total: rounds of the whole run.
-        tracker: told of every round; None where nobody is.
+        tracker: told of every round, and of a failure; None where nobody is.
     """
 
     run: RunDirectory
     method: Method
     total: int
-    tracker: Tracker | None = None
+    tracker: Following | None = None
+
+    def __post_init__(self) -> None:
+        """Let the tracker know how the run ends."""
+        if self.tracker is not None:
+            self.run.follow_failure(partial(self.tracker.tell, self.run))
 
     def settle(self) -> None:
         """Bring the lines of rounds to `metrics.jsonl`, and tell the tracker of all there are."""
         self.run.settle_metrics()
         if self.tracker is not None:
-            tell(self.tracker, self.run)
+            self.tracker.tell(self.run)
 
     def finish(self, release: ReleasedSum) -> Question | None:
         """Store a release, post-process it, and close its round; the next question, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -170,7 +171,12 @@ class PrivateSumConfig(Settings):
     run_dir: Annotated[
         str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
     ] = ""
-    resume: Annotated[bool, "continue the run in `run_dir`."] = False
+    resume: Annotated[
+        bool | Literal["auto"],
+        'continue the run in `run_dir`; "auto": begin it where there is none, continue one that '
+        "has not finished, and give the result of one that has, for a ServerApp that something "
+        "restarts.",
+    ] = False
     tracker: Annotated[
         Literal["", "tensorboard", "mlflow", "wandb"],
         'where the figures of every round go beside the run directory; "" for nowhere.',
@@ -205,7 +211,8 @@ class PrivateSumConfig(Settings):
         if self.newer_than:
             parse_cutoff(self.newer_than)
         if self.resume and not self.run_dir:
-            raise ConfigError("resume = true needs run-dir, the folder of the run to continue")
+            said = json.dumps(self.resume)
+            raise ConfigError(f"resume = {said} needs run-dir, the folder of the run to continue")
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""
@@ -329,8 +336,11 @@ class PrivateSumConfig(Settings):
                 continue
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
-                hint = f'; did you mean "{close[0]}"?' if close else ""
-                raise ConfigError(f'unknown key "{key}" in the run configuration{hint}')
+                hint = f'did you mean "{close[0]}"? ' if close else ""
+                raise ConfigError(
+                    f'unknown key "{key}" in the run configuration; {hint}an app names keys of '
+                    "its own in other_keys"
+                )
             name = known[key]
             if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
                 value = None  # which a run configuration cannot hold

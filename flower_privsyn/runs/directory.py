@@ -34,10 +34,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 from flower_privsyn import clock
 from flower_privsyn.errors import RunDirectoryError
@@ -70,6 +69,7 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
+from flower_privsyn.runs.session_warnings import OWNER_ALONE, warnings_to
 from flower_privsyn.runs.surroundings import (
     INTERRUPTED,
     asked_wrongly,
@@ -77,11 +77,7 @@ from flower_privsyn.runs.surroundings import (
     versions,
 )
 
-_LOGGERS = ("flower_privsyn", "flwr.privsyn")
-
-_OWNER_ALONE = "privsyn_owner_alone"
-
-FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
+FOR_THE_OWNER: Final[Mapping[str, bool]] = {OWNER_ALONE: True}
 """`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
 the run."""
 
@@ -92,6 +88,7 @@ class RunDirectory:
     Attributes:
         path: The folder, absolute.
         owner: The owner's folder beside it, where the times are.
+        goes_on: Whether `start` found it, to go on with.
         rounds: The files of the rounds, by number.
         refinement: The same of rounds that follow one release.
     """
@@ -99,9 +96,11 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.owner = OwnerFolder(path)
+        self.goes_on = False
         self.rounds = Rounds(path / ROUNDS)
         self.refinement = Rounds(path / REFINEMENT)
         self._ledger_digest: Callable[[], str] | None = None
+        self._failure_told: Callable[[], None] | None = None
         self._lock_file: IO[str] | None = None
         self._progress: Progress | None = None
 
@@ -177,27 +176,31 @@ class RunDirectory:
         *,
         config: Mapping[str, Any],
         strategy: str = "",
-        resume: bool = False,
+        resume: bool | Literal["auto"] = False,
     ) -> RunDirectory:
-        """Create a run, or with `resume` open one that has not finished and lock it.
+        """Create a run, or with `resume` open one that has not finished; locked in either case.
 
         Args:
             path: The folder.
             config: As for `create`; of a resumed run the recorded one stays.
             strategy: The same.
-            resume: Continue a run instead of making one.
+            resume: Continue a run instead of making one. "auto": where there is one, which may have
+                finished.
 
         Raises:
             RunDirectoryError: As for `create` and `open`; or the run to resume has finished.
         """
-        if not resume:
+        auto = resume == "auto"
+        if not (cls(expanded(path).absolute()).config_file.is_file() if auto else resume):
             return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
-        run.refuse_finished()
+        run.goes_on = True
+        if not auto:
+            run.refuse_finished()
         run.lock(wait_seconds=10)
         try:
-            # Again: the process that was waited for may have finished it.
-            run.refuse_finished()
+            if not auto:  # again: the process that was waited for may have finished it
+                run.refuse_finished()
         except BaseException:
             run.unlock()
             raise
@@ -210,7 +213,7 @@ class RunDirectory:
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
-                f"{how_to_resume(self.path)}."
+                f'{how_to_resume(self.path)}; resume = "auto" does either.'
             )
 
     def refuse_finished(self) -> None:
@@ -286,6 +289,14 @@ class RunDirectory:
             digest: Gives the digest of that line; see `PrivacyLedger.digest`.
         """
         self._ledger_digest = digest
+
+    def follow_failure(self, tell: Callable[[], None]) -> None:
+        """Tell somebody when a session has ended without a result, while it still has the lock.
+
+        Args:
+            tell: Called once that is recorded; must raise nothing.
+        """
+        self._failure_told = tell
 
     def _stated(self) -> dict[str, str]:
         return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
@@ -529,7 +540,8 @@ class RunDirectory:
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
-        Warnings this package logs inside the block also go to whoever follows the run.
+        Warnings this package logs inside the block also go to whoever follows the run, and to
+        Flower's log.
 
         Raises:
             RunDirectoryError: Another process works on the run.
@@ -540,30 +552,14 @@ class RunDirectory:
             self.mark_running()
             try:
                 self.rounds.refuse_files()
-                with _warnings_to(self.progress()):
+                with warnings_to(self.progress()):
                     yield self
             except BaseException as error:
                 self.mark_failed(error)
+                if self._failure_told is not None:
+                    self._failure_told()
                 raise
             if self.status == "running":
                 self.mark_finished()
         finally:
             self.unlock()
-
-
-@contextlib.contextmanager
-def _warnings_to(progress: Progress) -> Iterator[None]:
-    class Notes(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if not getattr(record, _OWNER_ALONE, False):
-                progress.note(f"warning: {record.getMessage()}")
-
-    handler = Notes(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

@@ -11,22 +11,32 @@ in the tracked run it has, and whatever failed to arrive is caught up with.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import logging
 import math
-from collections.abc import Callable
+import os
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.checks import check_choice
+from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import replacing
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import LEDGER_KEY, stamp_of
 from flower_privsyn.runs.surroundings import PLACES
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: How a run ends, as MLflow calls it.
+_ENDS: Final = {"finished": "FINISHED", "failed": "FAILED"}
+
+#: For MLflow between two rounds: a run waits, and what did not arrive is sent at its end.
+_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 #: What is no figure of a line: its number, and the digest that it states.
 _NO_FIGURES: Final = frozenset({"round", LEDGER_KEY})
@@ -54,7 +64,7 @@ class Figures:
 
 
 class Tracker(Protocol):
-    """Where figures go."""
+    """Where figures go: one of those that settings name, or `tracker` of a strategy."""
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Make the tracked run hold these figures; called again with the same and more.
@@ -93,12 +103,7 @@ def tracker_of(name: str) -> Tracker | None:
     Raises:
         MissingExtraError: its library is not installed.
     """
-    made: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "mlflow": MLflow,
-        "wandb": WeightsAndBiases,
-    }
-    return made[name]() if name else None
+    return _TRACKERS[name]() if name else None
 
 
 def figures_of(run: RunDirectory) -> Figures:
@@ -204,46 +209,84 @@ class MLflow:
             import mlflow  # noqa: F401
         except ImportError as error:
             raise _missing("mlflow") from error
+        self._there: frozenset[tuple[str, int]] | None = None  # figures; None where unknown
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Send what is lacking; see `Tracker.write`."""
         from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Metric
 
-        client, moment = MlflowClient(), round(1000 * figures.created)
+        # Unknown again, should this fail in between.
+        there, self._there = self._there, None
+        with _impatient():
+            client, moment = MlflowClient(), round(1000 * figures.created)
+            name = self._name(client, run, figures)
+            if there is None:
+                there = self._begin(client, name, figures)
+            missing = [
+                Metric(metric, value, moment, step)
+                for step, metric, value in figures.points
+                if (metric, step) not in there
+            ]
+            for part in _parts(missing, 1000):
+                client.log_batch(name, metrics=part)
+            if run.status in _ENDS:
+                client.set_terminated(name, _ENDS[run.status], end_time=moment)
+        self._there = there | {(metric.key, metric.step) for metric in missing}
+
+    def _name(self, client: Any, run: RunDirectory, figures: Figures) -> str:
+        """Of the tracked run, which is made where there is none."""
         known = run.owner.path / "mlflow-run"
         if known.is_file():
-            name = known.read_text(encoding="utf-8").strip()
-        else:
-            found = client.get_experiment_by_name("flower-privsyn")
-            experiment = (
-                client.create_experiment("flower-privsyn") if found is None else found.experiment_id
-            )
-            tags = {"strategy": figures.strategy, "stamp": figures.stamp or ""}
-            made = client.create_run(
-                experiment, start_time=moment, run_name=figures.name, tags=tags
-            )
-            name = str(made.info.run_id)
-            run.owner.make()
-            with replacing(known, for_the_owner=True) as temporary:
-                temporary.write_text(name, encoding="utf-8")
-            client.log_batch(
-                name, params=[Param(key, value[:500]) for key, value in figures.settings.items()]
-            )
-        there = {
-            (metric, point.step)
-            for metric in client.get_run(name).data.metrics
-            for point in client.get_metric_history(name, metric)
-        }
-        missing = [
-            Metric(metric, value, moment, step)
-            for step, metric, value in figures.points
-            if (metric, step) not in there
+            return known.read_text(encoding="utf-8").strip()
+        found = client.get_experiment_by_name("flower-privsyn")
+        made = client.create_run(
+            client.create_experiment("flower-privsyn") if found is None else found.experiment_id,
+            start_time=round(1000 * figures.created),
+            run_name=figures.name,
+            tags={"strategy": figures.strategy, "stamp": figures.stamp or ""},
+        )
+        run.owner.make()
+        with replacing(known, for_the_owner=True) as temporary:
+            temporary.write_text(str(made.info.run_id), encoding="utf-8")
+        return str(made.info.run_id)
+
+    def _begin(self, client: Any, name: str, figures: Figures) -> frozenset[tuple[str, int]]:
+        """Bring settings that are lacking, of a run that goes on too; which figures are there."""
+        from mlflow.entities import Param
+
+        found = client.get_run(name)
+        lacking = [
+            Param(key, value[:500])
+            for key, value in figures.settings.items()
+            if key not in found.data.params
         ]
-        for start in range(0, len(missing), 1000):  # the most that a request may hold
-            client.log_batch(name, metrics=missing[start : start + 1000])
-        if run.status == "finished":
-            client.set_terminated(name, "FINISHED", end_time=moment)
+        for part in _parts(lacking, 100):
+            client.log_batch(name, params=part)
+        if found.info.status != "RUNNING":
+            client.update_run(name, status="RUNNING")
+        return frozenset(
+            (metric, point.step)
+            for metric in found.data.metrics
+            for point in client.get_metric_history(name, metric)
+        )
+
+
+def _parts(values: list[Any], most: int) -> Iterator[list[Any]]:
+    """As many at a time as a request of MLflow may hold."""
+    return (values[start : start + most] for start in range(0, len(values), most))
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """MLflow's patience, which is minutes for every request, unless somebody has set it."""
+    new = {key: value for key, value in _PATIENCE.items() if key not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            os.environ.pop(key, None)
 
 
 class WeightsAndBiases:
@@ -267,10 +310,13 @@ class WeightsAndBiases:
         """Send all figures of a finished run, once; see `Tracker.write`."""
         import wandb
 
-        told = run.owner.path / "wandb-run"
+        told, name = run.owner.path / "wandb-run", run.owner.path / "wandb-id"
         if run.status != "finished" or told.exists():
             return
         run.owner.make()
+        if not name.is_file():  # one that was killed while it told is gone on with, not doubled
+            with replacing(name, for_the_owner=True) as temporary:
+                temporary.write_text(secrets.token_hex(4), encoding="utf-8")
         settings = wandb.Settings(
             console="off",
             disable_code=True,
@@ -278,6 +324,7 @@ class WeightsAndBiases:
             save_code=False,
             silent=True,
             # A server that does not answer must not keep the run from ending.
+            init_timeout=30.0,
             finish_timeout=60.0,
             x_disable_machine_info=True,
             x_disable_meta=True,
@@ -286,6 +333,8 @@ class WeightsAndBiases:
         )
         tracked = wandb.init(
             project="flower-privsyn",
+            id=name.read_text(encoding="utf-8").strip(),
+            resume="allow",
             name=figures.name,
             notes=figures.stamp,
             tags=[figures.strategy] if figures.strategy else None,
@@ -310,6 +359,80 @@ def tell(tracker: Tracker, run: RunDirectory) -> bool:
     try:
         tracker.write(run, figures_of(run))
     except Exception as error:  # a library of others, and a server of others
-        logger.warning("the tracker was not told: %s: %s", type(error).__name__, error)
+        again = "the end of the run tells it again"
+        if run.status != "running":
+            again = f"`privsyn track {run.path}` tells it again"
+        logger.warning("the tracker was not told: %s: %s (%s)", type(error).__name__, error, again)
         return False
     return True
+
+
+_TRACKERS: Final[dict[str, Callable[[], Tracker]]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+def send(run: RunDirectory, name: str) -> None:
+    """Send to a tracker what it lacks of a run at which no process works, now.
+
+    Args:
+        run: its directory.
+        name: as of `tracker_of`.
+
+    Raises:
+        ConfigError: there is no such tracker, or the run has not finished and the tracker takes
+            whole runs alone.
+        MissingExtraError: its library is not installed.
+        PrivsynError: a file of the run is damaged, another process works at it, or the tracker
+            cannot be told; the sentence has the library's own words.
+    """
+    check_choice("tracker", name, tuple(_TRACKERS))
+    tracker = _TRACKERS[name]()
+    if name == "wandb" and run.status != "finished":
+        raise ConfigError(
+            f"Weights & Biases is told of finished runs, and {run.path} is {run.standing}."
+        )
+    run.lock()
+    try:
+        tracker.write(run, figures_of(run))
+    except PrivsynError:
+        raise
+    except Exception as error:  # a library of others, and a server of others
+        raise PrivsynError(
+            f"The tracker was not told: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        run.unlock()
+
+
+class Following:
+    """A tracker that is told of a run while it lasts; one that failed, not before the run ends.
+
+    Args:
+        tracker: of the run.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._fails = False
+
+    @classmethod
+    def of(cls, name: str, own: Tracker | None) -> Following | None:
+        """The tracker of a run; None where nobody is told.
+
+        Args:
+            name: as of `tracker_of`.
+            own: somebody's own, which counts before that.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+        """
+        tracker = tracker_of(name) if own is None else own
+        return None if tracker is None else cls(tracker)
+
+    def tell(self, run: RunDirectory) -> None:
+        """Tell it what the run directory holds, as `tell` does."""
+        if not self._fails or run.status != "running":
+            self._fails = not tell(self._tracker, run)

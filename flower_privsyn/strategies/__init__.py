@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flower_privsyn.private_path.engine import PrivateSumStrategy
-    from flower_privsyn.private_path.method import Method, Question, RecordSource, Workplace
+    from flower_privsyn.private_path.method import (
+        Finding,
+        Method,
+        Outline,
+        Question,
+        RecordSource,
+        Workplace,
+    )
+    from flower_privsyn.private_path.needs import Look, NeededModel, Needs
     from flower_privsyn.private_path.release import ReleasedSum
     from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
     from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
@@ -82,6 +90,11 @@ _HOMES = {
     "Workplace": "private_path.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
+    "Finding": "private_path.method",
+    "Outline": "private_path.method",
+    "Look": "private_path.needs",
+    "NeededModel": "private_path.needs",
+    "Needs": "private_path.needs",
 }
 
 __all__ = [
@@ -98,6 +111,7 @@ __all__ = [
     "DPFedAvgConfig",
     "FederatedTraining",
     "FederatedTrainingConfig",
+    "Finding",
     "FreD",
     "FreDConfig",
     "Hybrid",
@@ -106,8 +120,12 @@ __all__ = [
     "JointSketchConfig",
     "KernelSketch",
     "KernelSketchConfig",
+    "Look",
     "Method",
     "MomentSketch",
+    "NeededModel",
+    "Needs",
+    "Outline",
     "POPri",
     "POPriConfig",
     "Paper",

@@ -14,6 +14,17 @@ POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="a finished run that is started again is asked again",
+        file=ENGINE,
+        function="PrivateSumStrategy.start",
+        before='if run.status == "finished":',
+        after='if run.status == "at its end":',
+        tests=(
+            "tests/private_path/test_finished.py::"
+            "test_a_finished_run_whose_last_round_was_lost_asks_nobody_again",
+        ),
+    ),
+    Mutation(
         name="a second base class may replace the private path",
         file=ENGINE,
         function="PrivateSumStrategy.__init_subclass__",

@@ -9,10 +9,19 @@ SAME_SUM = f"{ANSWERS}::test_the_others_sum_is_the_same_to_the_bit"
 LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
 FORMATS = "tests/data/test_formats.py"
+FOLDERS = "tests/data/test_folders.py"
 NODES = "tests/privacy/test_several_nodes.py"
 NODES_RUN = "tests/private_path/test_several_nodes.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="rows in one user's folder are another user's",
+        file="flower_privsyn/data/folders.py",
+        function="_read_part",
+        before="columns if client is None else columns.of_one_user()",
+        after="columns",
+        tests=(FOLDERS,),
+    ),
     Mutation(
         name="a text that the model fails on takes the node along",
         file="flower_privsyn/embedding/salvage.py",

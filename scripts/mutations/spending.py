@@ -197,7 +197,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="privsyn run starts anew where it was asked to resume",
         file="flower_privsyn/host/launch.py",
         function="refuse_resume",
-        before='    if values.get("resume"):\n',
+        before='    if values.get("resume") not in (None, False, "auto"):\n',
         after="    if False:\n",
         tests=(
             "tests/host/test_launch.py::test_a_run_is_not_started_by_settings_that_ask_to_continue_one",
@@ -279,8 +279,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a run that another process has finished is done again",
         file="flower_privsyn/runs/directory.py",
         function="RunDirectory.start",
-        before="may have finished it.\n        run.refuse_finished()\n",
-        after="may have finished it.\n        pass\n",
+        before="may have finished it\n            run.refuse_finished()\n",
+        after="may have finished it\n            pass\n",
         tests=("tests/runs/test_directory.py",),
     ),
     Mutation(

@@ -131,6 +131,28 @@ class TestHandlers:
         reply = self.prepare(app, context({"data": str(tmp_path / "missing.jsonl")}))
         assert reply.error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
 
+    @pytest.mark.parametrize(
+        ("returned", "what"),
+        [
+            ({"ann": "my secret"}, "a dict"),
+            ([("ann", "my secret")], "a list"),
+            (None, "nothing"),
+            (Path("my secret"), "a PosixPath"),
+        ],
+    )
+    def test_a_recipe_that_returns_something_else_is_named_in_the_nodes_log(
+        self, returned: Any, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def load(where: Context) -> Any:
+            return returned
+
+        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
+        assert self.prepare(app, context()).error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
+        (said,) = caplog.messages
+        assert "load must return Users, as load_users" in said
+        assert said.endswith(f"and returned {what}.")
+        assert "secret" not in said
+
     def test_handlers_stand_beside_those_of_the_app(self, tmp_path: Path) -> None:
         app = ClientApp()
 

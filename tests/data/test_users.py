@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -168,6 +168,54 @@ def test_inconsistent_users_are_refused(fields: dict[str, object], words: str) -
     good = {"user_ids": ("a", "b"), "texts": ["x", "y"], "owners": np.array([0, 1])}
     with pytest.raises(DataError, match=words):
         Users(**(good | fields))  # type: ignore[arg-type]
+
+
+def test_rows_may_have_dates_and_labels() -> None:
+    rows = [
+        ("b", "1", date(2025, 3, 1), "news"),
+        ("a", "2", datetime(2025, 3, 1, 23, 30, tzinfo=timezone(timedelta(hours=-2))), 7),
+        ("b", "3", "2025-03-03T10:00", None),
+        ("b", "4", None, " news "),
+        ("a", "5", "soon", object()),
+        ("a", "6"),
+        ("a", "7", np.datetime64("2025-03-07"), np.int64(7)),
+        ("c", "", "2025-03-08", "news"),
+    ]
+    users = Users.from_rows(rows)
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == ["1", "3", "4", "2", "5", "6", "7"]
+    days = {"1": 1, "3": 3, "2": 2, "7": 7}
+    assert users.dates == [
+        date(2025, 3, days[text]) if text in days else None for text in users.texts
+    ]
+    assert users.labels == ["news", None, "news", "7", None, None, "7"]
+    assert users.of_classes(["7"]).newer_than("2025-03-02").texts == ["7"]
+
+
+def test_rows_have_what_one_of_them_has_a_place_for() -> None:
+    assert Users.from_rows([("a", "x", "2025-03-01"), ("b", "y")]).labels is None
+    assert Users.from_rows([("a", "x", None)]).dates == [None]
+    with pytest.raises(DataError, match="rows of two fields have no dates"):
+        Users.from_rows([("a", "x")]).newer_than("2025-01-01")
+    with pytest.raises(DataError, match="rows of fewer than four fields have no labels"):
+        Users.from_rows([("a", "x", None)]).of_classes(["news"])
+
+
+@pytest.mark.parametrize(
+    ("row", "got"),
+    [
+        (("a",), "got 1 fields"),
+        (("a", "my secret", None, None, 1), "got 5 fields"),
+        ("ab", "got a str"),
+        ({"client_id": "a", "text": "my secret"}, "got a dict"),
+        (None, "got a NoneType"),
+    ],
+)
+def test_rows_with_other_fields_are_refused_by_number(row: object, got: str) -> None:
+    with pytest.raises(DataError, match="row 2 must be ") as caught:
+        Users.from_rows([("a", "x"), row])  # type: ignore[list-item]
+    assert str(caught.value).endswith(f"{got}.")
+    assert "secret" not in str(caught.value)
 
 
 def test_rows_without_an_id_are_refused_by_number() -> None:

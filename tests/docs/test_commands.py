@@ -77,6 +77,9 @@ RUN_BY = {
     r"privsyn sketch show .*": (
         "tests/strategies/test_joint_sketch.py::test_asks_once_and_makes_the_rest_of_the_release"
     ),
+    r"privsyn track .*": (
+        "tests/runs/test_trackers.py::test_figures_of_a_run_are_sent_by_its_own_setting_or_another"
+    ),
     r"privsyn fred .*": "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing",
     r"privsyn model .*": (
         "tests/models/test_on_device.py::test_dp_ftrl_trains_what_the_command_wrote"

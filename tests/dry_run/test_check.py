@@ -537,6 +537,11 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
     secret = "my private words"
     failing = f"raise ValueError({secret!r})"
     assert said(failing) == "the app's own code fails on node 0 of 2 with ValueError"
+    other = said(f"return [('ann', {secret!r})]")
+    assert other == (
+        "The app's load must return Users, as load_users and Users.from_rows make them, and "
+        "returned a list."
+    )
     everywhere = "return Users.from_rows([('ann', 'a text')])"
     assert "puts users on 2 nodes, where max-nodes-per-user = 1" in said(everywhere)
     assert "cannot be imported: No module named 'nowhere'" in said("pass", "import nowhere\n")

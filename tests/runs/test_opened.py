@@ -128,7 +128,7 @@ def test_without_pandas_a_sentence_says_what_to_install(
 def test_the_example_of_the_page_runs_without_a_model_library(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, _own_tracker = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     path = folder_of(next(name for name in golden_runs.RUNS if "evolution" in name), folders)
     code = code.replace("RUN_DIR", str(path))
     heavy = "{'torch', 'transformers', 'sentence_transformers'}"

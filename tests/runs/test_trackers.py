@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import http.server
+import os
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from datetime import datetime
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import MissingExtraError
-from flower_privsyn.private_path import engine
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.cli import main
+from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.runs import RunDirectory, trackers
+from flower_privsyn.runs.locks import read_holder
 from flower_privsyn.runs.trackers import (
     Figures,
     MLflow,
@@ -24,6 +31,7 @@ from flower_privsyn.runs.trackers import (
     tracker_of,
 )
 from tests.support import golden_runs
+from tests.support.probe import Probe
 from tests.support.run_files import add_line
 from tests.support.tracked import mlflow_run, tensorboard_points, wandb_run
 
@@ -81,6 +89,150 @@ def test_mlflow_goes_on_with_the_run_it_has(
     assert moments == {moment}
 
 
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow's own client, on files of its own."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    return mlflow
+
+
+def test_mlflow_gets_the_settings_that_did_not_arrive(
+    run: RunDirectory, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = store.MlflowClient.log_batch
+
+    def lost(self: Any, name: str, **given: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(store.MlflowClient, "log_batch", lost)
+    tracker = MLflow()
+    assert not tell(tracker, run)
+    monkeypatch.setattr(store.MlflowClient, "log_batch", whole)
+    assert tell(tracker, run)
+    found, points, _ = mlflow_run()
+    assert found.data.params == {"num-rounds": "3", "epsilon": "2.0"}
+    assert sorted(points) == sorted(POINTS)
+
+
+def test_mlflow_knows_how_a_run_ended_and_that_it_goes_on(run: RunDirectory, store: Any) -> None:
+    run.mark_failed("out of memory")
+    assert tell(MLflow(), run)
+    assert mlflow_run()[0].info.status == "FAILED"
+    run.mark_running()
+    assert tell(MLflow(), run)
+    assert mlflow_run()[0].info.status == "RUNNING"
+    run.mark_finished()
+    assert tell(MLflow(), run)
+    found, points, _ = mlflow_run()
+    assert found.info.status == "FINISHED"
+    assert sorted(points) == sorted(POINTS)
+
+
+def test_mlflow_is_asked_once_for_what_it_has(
+    run: RunDirectory, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tell(MLflow(), run)
+    asked: list[str] = []
+    history = store.MlflowClient.get_metric_history
+
+    def counted(self: Any, name: str, key: str) -> Any:
+        asked.append(key)
+        return history(self, name, key)
+
+    monkeypatch.setattr(store.MlflowClient, "get_metric_history", counted)
+    tracker = MLflow()
+    for number in (3, 4):
+        add_line(run, {"round": number, "released": True})
+        assert tell(tracker, run)
+    assert sorted(asked) == ["epsilon_release", "released"]
+    assert sorted(mlflow_run()[1]) == sorted([*POINTS, (3, "released", 1.0), (4, "released", 1.0)])
+
+
+def test_mlflow_is_tried_twice_and_not_for_minutes(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    asked: list[str] = []
+
+    class Overloaded(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+        assert not tell(MLflow(), run)
+        server.shutdown()
+    assert len(asked) == 2
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+def test_what_weights_and_biases_did_not_hear_is_sent_later(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb")
+    run.mark_finished()
+    run.unlock()
+
+    def track(**environment: str) -> tuple[int, str]:
+        """In a process of its own: the library reads its environment once."""
+        kept = {key: value for key, value in os.environ.items() if "WANDB" not in key}
+        nobody = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}  # is logged in
+        words = ["track", str(run.path), "--tracker", "wandb"]
+        done = subprocess.run(
+            [sys.executable, "-m", "flower_privsyn.cli", *words],
+            env={**kept, **nobody, **environment},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = track()
+    assert status == 2
+    assert "The tracker was not told: UsageError: No API key" in said
+    status, said = track(WANDB_MODE="offline")
+    assert status == 0
+    assert f"wandb has the figures of {run.path}" in said
+    assert track(WANDB_MODE="offline")[0] == 0  # and is told once
+    settings, found, moments = wandb_run(run.owner.path)
+    assert settings["epsilon"] == "2.0"
+    assert sorted(found) == sorted(POINTS)
+    assert moments == {figures_of(run).created}
+
+
+def test_figures_of_a_run_are_sent_by_its_own_setting_or_another(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    run.unlock()
+    assert main(["track", str(run.path)]) == 2
+    assert "has no tracker: --tracker names tensorboard, mlflow or" in capsys.readouterr().err
+    assert main(["track", str(run.path), "--tracker", "neptune"]) == 2
+    assert 'tracker must be one of "tensorboard"' in capsys.readouterr().err
+    assert main(["track", str(run.path), "--tracker", "tensorboard"]) == 0
+    found, moments = tensorboard_points(run.path / "tensorboard")
+    assert (found, moments) == (POINTS, {figures_of(run).created})
+    dates = {path.stat().st_mtime for path in run.path.rglob("*") if path.is_file()}
+    assert len(dates) == 1  # nothing says when
+
+
+def test_a_run_at_work_is_left_to_its_own_process(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    run.unlock()
+    assert main(["track", str(run.path), "--tracker", "wandb"]) == 2
+    assert "Weights & Biases is told of finished runs" in capsys.readouterr().err
+
+
 def test_weights_and_biases_hears_all_at_the_end_and_one_time(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,17 +281,70 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_tracker("")
 
 
+class Listening:
+    """Hears all, and may fail after that."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.told: list[tuple[str, Figures]] = []
+        self._fails = fails
+
+    def write(self, run: RunDirectory, figures: Figures) -> None:
+        self.told.append((run.status, figures))
+        if self._fails:
+            raise ConnectionError("and is gone again")
+
+
+def test_a_tracker_that_fails_is_left_alone_until_the_run_ends(
+    federation: Callable[..., Any], config: Callable[..., Any]
+) -> None:
+    """Every try may take as long as a server that does not answer."""
+    strategy = Probe(config())
+    strategy.tracker = listening = Listening(fails=True)
+    strategy.start(federation())
+    assert [status for status, _ in listening.told] == ["running", "finished"]
+    assert len(listening.told[-1][1].points) > len(listening.told[0][1].points)
+
+
+def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
+    federation: Callable[..., Any], config: Callable[..., Any]
+) -> None:
+    heard: list[tuple[str, int | None]] = []
+
+    class Holding(Listening):
+        def write(self, run: RunDirectory, figures: Figures) -> None:
+            super().write(run, figures)
+            holder = read_holder(run.path / ".lock")
+            heard.append((run.status, holder and holder[0]))
+
+    strategy = Probe(config())
+    strategy.tracker = Holding()
+
+    def break_down() -> None:
+        if strategy.released:
+            raise GenerationError("the server is down")
+
+    strategy.method.before_update = break_down
+    with pytest.raises(GenerationError):
+        strategy.start(federation())
+    assert heard == [("running", os.getpid()), ("failed", os.getpid())]
+
+
+def test_a_tracker_of_one_s_own_counts_before_the_setting(
+    federation: Callable[..., Any], config: Callable[..., Any]
+) -> None:
+    strategy = Probe(config(tracker="tensorboard"))
+    strategy.tracker = listening = Listening()
+    strategy.start(federation())
+    assert [status for status, _ in listening.told] == ["running"] * 3 + ["finished"]
+    assert not (strategy.run.path / "tensorboard").exists()
+
+
 def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, Figures]] = []
-
-    class Listening:
-        def write(self, run: RunDirectory, figures: Figures) -> None:
-            told.append((run.status, figures))
-            raise ConnectionError("and is gone again")
-
-    monkeypatch.setattr(engine, "tracker_of", lambda name: Listening())
+    listening = Listening()
+    told = listening.told
+    monkeypatch.setattr(trackers, "tracker_of", lambda name: listening)
     golden_runs.run("private-evolution poisson", tmp_path)
     statuses = [status for status, _ in told]
     assert statuses == ["running"] * (len(told) - 1) + ["finished"]

@@ -13,8 +13,10 @@ import pytest
 from flower_privsyn import strategies
 from flower_privsyn.cli import main
 from flower_privsyn.comparison.references import REFERENCES
+from flower_privsyn.dry_run.check import _settings_of
+from flower_privsyn.dry_run.report import Report
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, check_settings
+from flower_privsyn.host.app import App, check_settings, strategies_of
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.strategies import (
     STRATEGIES,
@@ -66,9 +68,39 @@ def test_an_unknown_strategy_is_named_with_those_there_are(name: object) -> None
         configuration_of({"strategy": name, "epsilon": 1.0})
 
 
+def test_a_strategy_that_nobody_names_is_a_sentence() -> None:
+    for of in (configuration_of, strategy_of):
+        with pytest.raises(ConfigError, match=r'one of "private-evolution".*got None'):
+            of({"epsilon": 1.0})
+
+
 def test_a_key_of_no_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match='unknown key "epsilonn".*did you mean "epsilon"'):
         configuration_of({"strategy": "popri", "epsilon": 1.0, "epsilonn": 1.0})
+    with pytest.raises(ConfigError, match='unknown key "fraction-fit".*other_keys'):
+        strategy_of({"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5})
+
+
+def test_keys_of_an_app_s_own_are_left_alone_where_it_names_them() -> None:
+    values = {"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5, "num-rounds": 3}
+    settings = configuration_of(values, other_keys=["fraction-fit", "local-epochs"])
+    assert (settings.epsilon, settings.num_rounds) == (1.0, 3)
+    assert type(strategy_of(values, other_keys={"fraction-fit"})) is STRATEGIES["popri"][1]
+    with pytest.raises(ConfigError, match="num-rounds"):
+        strategy_of({**values, "num-rounds": 0}, other_keys=["fraction-fit"])
+
+
+def test_what_an_app_declares_for_itself_does_not_stop_its_run(tmp_path: Path) -> None:
+    values = {"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5, "run-dir": ""}
+    app = App(path=tmp_path, name="mine", defaults=values)
+    ((settings, strategy),) = strategies_of(app, values)
+    assert (settings.epsilon, strategy) == (1.0, STRATEGIES["popri"][1])
+    report = Report()
+    assert _settings_of(app, values, report)[0] is not None
+    said = [finding.sentence for finding in report.findings]
+    assert said[-1] == "other_keys in mine's ServerApp must name its own keys: fraction-fit"
+    with pytest.raises(ConfigError, match="num-rounds"):
+        strategies_of(app, {**values, "num-rounds": 0})
 
 
 def test_a_value_is_checked_before_flower_starts(tmp_path) -> None:

@@ -142,6 +142,12 @@ def parquet(table: Mapping[str, Any], name: str) -> Make:
     return lambda folder: pq.write_table(pa.table(dict(table)), folder / name)
 
 
+def parquet_bytes(table: Mapping[str, Any]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(dict(table)), file)
+    return file.getvalue()
+
+
 def archive(inside: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
@@ -200,6 +206,34 @@ GOOD = [
         "a folder of files",
         "all",
         folder_of({"all/1.csv": delimited(ROWS[:1]), "all/2.jsonl": lines(ROWS[1:])}),
+    ),
+    DataCase(
+        "a folder with empty parts",
+        "all",
+        folder_of(
+            {
+                "all/0.jsonl": "",
+                "all/1.csv": delimited(ROWS),
+                "all/2.csv": "client_id,text\n",
+                "all/3.json": "[]",
+                "all/4.parquet": parquet_bytes({"client_id": [], "text": []}),
+                "all/_SUCCESS": "",
+                "all/.1.csv.crc": "x",
+                "all/._1.csv": "not a row",
+            }
+        ),
+    ),
+    DataCase(
+        "folders of files",
+        "all",
+        folder_of(
+            {
+                "all/d=1/p.csv": delimited(ROWS[:1]),
+                "all/d=2/deep/p.jsonl": lines(ROWS[1:]),
+                "all/_temporary/0/p.csv": "not a row",
+                "all/.spark-staging/p.csv": "not a row",
+            }
+        ),
     ),
     DataCase("a folder of folders of texts", "notes", folder_of(_FOLDER), texts=["a", "b", "c"]),
     DataCase(
@@ -287,6 +321,18 @@ BAD = [
     DataCase("an empty array", "u.json", content("[ ]", "u.json"), "u.json is empty."),
     DataCase(
         "an empty folder", "all", lambda f: (f / "all").mkdir(), "all holds no data file (.jsonl"
+    ),
+    DataCase(
+        "a folder of empty files",
+        "all",
+        folder_of({"all/1.csv": "client_id,text\n", "all/d=1/2.jsonl": "", "all/3.jsonl": " "}),
+        "all holds no rows: all of its 2 data files are empty",
+    ),
+    DataCase(
+        "a folder that names nobody",
+        "all",
+        folder_of({"all/client_id=__HIVE_DEFAULT_PARTITION__/1.csv": "text\na\n"}),
+        "lies in a folder that names no 'client_id'",
     ),
     DataCase(
         "a header alone", "u.csv", content("client_id,text\n", "u.csv"), "holds no rows below"

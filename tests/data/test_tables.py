@@ -1,0 +1,115 @@
+"""Tables in memory: of Arrow, of pandas, and of what speaks to Arrow."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from flower_privsyn.data import Users, load_users
+from flower_privsyn.errors import DataError, MissingExtraError
+from flower_privsyn.privacy import quarantine
+
+SECRET = "the private words nobody may see"
+COLUMNS: dict[str, list[Any]] = {
+    "client_id": ["b", "a", "b", "c"],
+    "text": ["first of b", "only of a", "zweiter von b: \u00fc", "  "],
+    "date": ["2025-03-18", "2025-03-19", "2025-03-20", None],
+    "label": ["news", "talk", None, "news"],
+}
+
+
+class Stream:
+    """What another library's table is to Arrow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def views(table: pa.Table) -> pa.Table:
+    """The same, its texts as views, as Polars has them."""
+    return table.cast(pa.schema([(name, pa.string_view()) for name in table.column_names]))
+
+
+def check(users: Users) -> None:
+    assert users.user_ids == ("b", "a", "c")
+    assert users.texts == ["first of b", "zweiter von b: \u00fc", "only of a"]
+    assert users.owners.tolist() == [0, 0, 1]
+    assert users.dates == [date(2025, 3, 18), date(2025, 3, 20), date(2025, 3, 19)]
+    assert users.labels == ["news", None, "talk"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pd.DataFrame(COLUMNS),
+        pd.DataFrame(COLUMNS, dtype=object),
+        pd.DataFrame(COLUMNS | {"date": pd.to_datetime(COLUMNS["date"])}),
+        pd.DataFrame(COLUMNS | {"client_id": pd.Categorical(COLUMNS["client_id"])}),
+        # Nobody reads the last one, and Arrow could not.
+        pd.DataFrame(COLUMNS | {"other": [object(), 1, "x", None]}),
+        pa.table(COLUMNS),
+        pa.table(COLUMNS).to_batches()[0],
+        pa.table(COLUMNS).to_reader(),
+        views(pa.table(COLUMNS)),
+        Stream(pa.table(COLUMNS)),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_tables_are_read_as_files_are(source: Any) -> None:
+    check(load_users(source, label_column="label"))
+
+
+def test_one_odd_cell_of_a_frame_is_its_users_affair() -> None:
+    frame = pd.DataFrame(
+        {
+            "client_id": ["a", 2, "c", np.int64(2), "d", "e"],
+            "text": ["x", "y", 3.5, "z", np.nan, "half \ud800"],
+            "date": [date(2025, 3, 18), "2025-03-19", pd.NaT, datetime(2025, 3, 20), 7, None],
+            "label": ["news", 1, 2.0, "news", pd.NA, None],
+        },
+        dtype=object,
+    )
+    with quarantine.counting() as tally:
+        users = load_users(frame, label_column="label")
+    assert users.user_ids == ("a", "2", "c", "d", "e")
+    assert users.texts == ["x", "y", "z"]
+    assert users.dates == [date(2025, 3, 18), date(2025, 3, 19), date(2025, 3, 20)]
+    assert users.labels == ["news", "1", "news"]
+    assert tally.users == {"c", "d", "e"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"client_id": ["a", None], "text": [SECRET, "x"]}, "the table row 2: 'client_id' must be"),
+        ({"client": ["a"], "text": [SECRET]}, "the table has no column 'client_id' (did"),
+        ({"client_id": ["a"], "text": [1]}, "'text' must be a string, but the column holds int64"),
+        ({"client_id": [], "text": []}, "the table holds no rows"),
+        ({"client_id": [(1,), SECRET], "text": ["x", "y"]}, "the table row 1: 'client_id' must be"),
+    ],
+)
+def test_bad_tables_are_refused_in_a_sentence(columns: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_users(pd.DataFrame(columns))
+    assert says in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_columns_that_are_there_twice_are_refused() -> None:
+    twice = pa.table([["a"], ["x"], ["y"]], names=["client_id", "text", "text"])
+    for table in (twice, twice.to_pandas()):
+        with pytest.raises(DataError, match="the table has 2 columns 'text'; one must be left"):
+            load_users(table)
+
+
+def test_a_table_is_not_parted() -> None:
+    with pytest.raises((DataError, MissingExtraError), match="data-partitioner parts a datasets"):
+        load_users(pa.table(COLUMNS), data_partitioner="IidPartitioner(num_partitions=2)")

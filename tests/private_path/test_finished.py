@@ -1,0 +1,116 @@
+"""One configuration that begins a run, goes on with it, and gives its result once it has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
+from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
+from tests.support.federation import rounds_asked, silent, training_nodes
+from tests.support.probe import Killed, Probe
+from tests.support.run_files import contents, releases
+from tests.support.small_runs import small_training
+
+Builder = Callable[..., Any]
+
+
+def test_it_begins_goes_on_and_gives_the_result(
+    federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(resume="auto")
+    first = Probe(settings)
+
+    def die() -> None:
+        if first.released:
+            raise Killed
+
+    first.method.before_update = die
+    with pytest.raises(Killed):
+        first.start(federation())
+    second, grid = Probe(settings), federation()
+    whole = second.start(grid)
+    assert rounds_asked(grid) == [3]
+    before = contents(second.run.path)
+    third, grid = Probe(settings), federation()
+    with caplog.at_level(logging.INFO):
+        result = third.start(grid)
+    assert grid.requests == []
+    assert contents(third.run.path) == before
+    assert len(releases(third.run.path)) == 3
+    assert "has finished: this is its result; nobody is asked, nothing is spent" in caplog.text
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert dict(result.train_metrics_clientapp[3]) == dict(whole.train_metrics_clientapp[3])
+    assert third.run.state["starts"] == 2
+
+
+def test_a_finished_run_whose_last_round_was_lost_asks_nobody_again(
+    federation: Builder, config: Builder
+) -> None:
+    settings = config(resume="auto")
+    Probe(settings).start(federation(tamper=silent(3)))
+    again, grid = Probe(settings), federation()
+    again.start(grid)
+    assert grid.requests == []
+    assert len(releases(again.run.path)) == 2
+
+
+def test_the_trained_arrays_are_those_that_it_ended_with(
+    lstm: Path, texts: list[str], tmp_path: Path
+) -> None:
+    people = Users.from_rows((f"user-{number}", text) for number, text in enumerate(texts[:6]))
+    config = small_training(
+        DPFedAvgConfig, tmp_path / "run", model=str(lstm), num_rounds=2, num_nodes=2
+    )
+    settings = config(resume="auto", server_momentum=0.0)
+    whole = DPFedAvg(settings).start(training_nodes(people))
+    before = contents(tmp_path / "run")
+    grid = training_nodes(people)
+    result = DPFedAvg(settings).start(grid)
+    assert grid.requests == []
+    assert contents(tmp_path / "run") == before
+    assert list(result.arrays) == list(whole.arrays)
+    for name in whole.arrays:
+        assert np.array_equal(result.arrays[name].numpy(), whole.arrays[name].numpy())
+
+
+def test_another_run_s_settings_are_refused_and_those_that_come_too_late_are_told(
+    federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
+) -> None:
+    Probe(config(resume="auto")).start(federation())
+    with pytest.raises(ConfigError, match=r"epsilon = 8\.0 differs from the 4\.0"):
+        Probe(config(resume="auto", epsilon=8.0)).start(federation())
+    Probe(config(resume="auto", round_timeout=60.0)).start(federation())
+    assert "round-timeout = 60.0 changes nothing: the run finished with 3600.0" in caplog.text
+
+
+def test_a_cut_ledger_is_refused(federation: Builder, config: Builder) -> None:
+    strategy = Probe(config(resume="auto"))
+    strategy.start(federation())
+    ledger = strategy.run.ledger_file
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError):
+        Probe(config(resume="auto")).start(federation())
+
+
+def test_true_and_false_are_what_they_were(federation: Builder, config: Builder) -> None:
+    with pytest.raises(RunDirectoryError, match="There is no run directory"):
+        Probe(config(resume=True)).start(federation())
+    Probe(config(resume=False)).start(federation())
+    with pytest.raises(RunDirectoryError, match=r'already holds a run.*"auto" does either'):
+        Probe(config(resume=False)).start(federation())
+    with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
+        Probe(config(resume=True)).start(federation())
+
+
+def test_nothing_else_is_allowed_and_a_folder_is_needed(config: Builder) -> None:
+    with pytest.raises(ConfigError, match="resume must be true, false or \"auto\", got 'yes'"):
+        config(resume="yes")
+    with pytest.raises(ConfigError, match='resume = "auto" needs run-dir'):
+        config(resume="auto", run_dir="")
