@@ -10,7 +10,7 @@ from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.private_path import flower_loop
 from flower_privsyn.private_path.changes import changes_of_run
 from flower_privsyn.private_path.method import Method, Workplace
-from flower_privsyn.private_path.resume import released_in
+from flower_privsyn.private_path.resume import Releases
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.trackers import Following
@@ -53,9 +53,7 @@ def result_of(
         result = Result()
         if type(method).closing is not Method.closing:
             unseen = ShownProgress(lambda _: None)  # the run's own file stays as it is
-            method.prepare(
-                Workplace(run=run, progress=unseen, released=lambda one: released_in(run, one))
-            )
+            method.prepare(Workplace(run=run, progress=unseen, released=Releases(run).of))
             flower_loop.completed(result, 0, method, settings)
         for line in run.metrics():
             result.train_metrics_clientapp[int(line["round"])] = flower_loop.numbers_of(line)
