@@ -126,6 +126,11 @@ class Expand:
         stop = dict.fromkeys((*sampling.stop, self._prompt.stop))
         self._sampling = replace(sampling, stop=tuple(stop))
 
+    @property
+    def num_examples(self) -> int:
+        """Seeds in a prompt."""
+        return self._num_examples
+
     def rehearse(self, seeds: Sequence[str]) -> None:
         """Have the generator write once, after a prompt of these texts; nothing is kept.
 

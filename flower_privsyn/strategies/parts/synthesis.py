@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import append_json_lines, read_json_lines
-from flower_privsyn.generation import Expand, Prompt, SamplingParameters, TextGenerator
+from flower_privsyn.generation import Expand
 from flower_privsyn.generation.generators import is_gguf, is_remote
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.host.progress import ProgressReporter
@@ -136,14 +136,13 @@ def biased_generator(
 
 
 def write_after(
-    generator: TextGenerator,
+    expand: Expand,
     examples: Sequence[str],
     *,
     ids: Sequence[str],
     num_samples: int,
     best_of: int,
-    prompt: Prompt,
-    sampling: SamplingParameters,
+    seed: int,
     score: Callable[[list[str]], npt.NDArray[np.float64]],
     kept: Path,
     progress: ProgressReporter,
@@ -151,13 +150,12 @@ def write_after(
     """Write more texts than are wanted, shown examples, and keep the best.
 
     Args:
-        generator: writes.
+        expand: the generator, its prompt and how it samples.
         examples: the texts that stand in the prompts.
         ids: identifiers of the examples, the parents of a text; there may be more of them.
         num_samples: texts that are kept, >= 1.
         best_of: texts that are written for each of these, >= 1.
-        prompt: the generator's.
-        sampling: how it draws; its seed is that of the first attempt.
+        seed: from which that of every attempt is derived.
         score: of texts, higher for better ones.
         kept: JSON-lines file of what was written so far.
         progress: where the work reports.
@@ -169,12 +167,12 @@ def write_after(
         GenerationError: the generator failed; what it wrote before is in `kept`.
     """
     records, dropped = expand_resumably(
-        Expand(generator, prompt=prompt, sampling=sampling),
+        expand,
         examples,
         ids=ids[: len(examples)],
         num_samples=best_of * num_samples,
         kept=kept,
-        seed_after=lambda before: derive_seed(sampling.seed, "write", before),
+        seed_after=lambda before: derive_seed(seed, "write", before),
         round_number=1,
         source="written",
         stage="Write synthetic text",
