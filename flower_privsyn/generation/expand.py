@@ -63,6 +63,9 @@ class Expand:
     with a broken character are dropped and counted, and generation goes on until enough are kept
     or the attempts are used up.
 
+    Attributes:
+        generator: The language model.
+
     Formal guarantee:
         Post-processing of the seeds: where they are released or public texts, nothing is spent.
 
@@ -106,7 +109,7 @@ class Expand:
         Raises:
             ConfigError: A setting is out of range, or the prompt cannot be read.
         """
-        self._generator = generator
+        self.generator = generator
         self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
         check_whole(
             "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
@@ -144,7 +147,7 @@ class Expand:
         examples = [text for text in seeds if _normalise(text)][: self._num_examples]
         if not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
-        rehearse(self._generator, self._prompt.render(examples), sampling=self._sampling)
+        rehearse(self.generator, self._prompt.render(examples), sampling=self._sampling)
 
     def run(
         self,
@@ -197,7 +200,7 @@ class Expand:
                 _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
             ]
             openings = [self._opening(flat, group) for group in chosen]
-            continuations = self._generator.generate(
+            continuations = self.generator.generate(
                 [
                     self._prompt.render([seeds[index] for index in group[: self._num_examples]])
                     + opening

@@ -435,11 +435,11 @@ class EvolutionByVotes(Evolution):
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
-        config = self.config
-        return expand_resumably(
-            self._expansion(),
+        config, expand = self.config, self._expansion()
+        records, dropped = expand_resumably(
+            expand,
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.expand_samples,
@@ -450,6 +450,10 @@ class EvolutionByVotes(Evolution):
             stage="Expand survivors",
             progress=self.progress,
         )
+        refuse_nothing(
+            records, dropped, num_samples=config.expand_samples, generator=expand.generator.name
+        )
+        return records, dropped
 
     def _expansion(self) -> Expand:
         return MoreText.like(self.config).expansion(need(self._generator))

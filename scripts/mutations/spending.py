@@ -220,6 +220,28 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
     ),
     Mutation(
+        name="a generator that writes nothing is taken to work",
+        file="flower_privsyn/generation/rehearsal.py",
+        function="refuse_silence",
+        before="if any(text.strip() for text in write(attempt)):",
+        after="if list(write(attempt)):",
+        tests=(
+            f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound"
+            "::test_a_server_that_answers_without_a_text",
+        ),
+    ),
+    Mutation(
+        name="a run without a text is finished",
+        file="flower_privsyn/strategies/parts/synthesis.py",
+        function="refuse_nothing",
+        before="    if not records:\n",
+        after="    if False:\n",
+        tests=(
+            "tests/strategies/test_private_evolution.py::TestExpansionThatFails"
+            "::test_a_generator_that_falls_silent_ends_no_run",
+        ),
+    ),
+    Mutation(
         name="the model to train is first loaded after a release",
         file=PREFERENCE_ROUNDS,
         function="PreferenceRounds.rehearse",

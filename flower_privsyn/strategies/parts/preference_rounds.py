@@ -414,9 +414,13 @@ class PreferenceRounds:
 
         Returns:
             `synthetic_texts` and `dropped`, for the end of the run.
+
+        Raises:
+            GenerationError: the generator failed, or nothing that it wrote can be kept; a resumed
+                run goes on with what is there.
         """
         from flower_privsyn.generation import Expand, SamplingParameters
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
         config, public = self._config, self._public
         kept = run.path / "expanded.jsonl"
@@ -443,6 +447,12 @@ class PreferenceRounds:
             stage="Write synthetic texts",
             progress=self._progress,
             adapter=self.adapter(round_number),
+        )
+        refuse_nothing(
+            records,
+            dropped,
+            num_samples=config.synthetic_samples,
+            generator=public.generator.name,
         )
         run.write_synthetic(records)
         kept.unlink(missing_ok=True)
