@@ -215,7 +215,9 @@ class Expand:
             first = len(kept.texts)
             for group, opening, (text,) in zip(chosen, openings, continuations, strict=True):
                 examples = {flat[index] for index in group}
-                kept.take(self._prompt.parse(opening + text), group, examples)
+                # Behind an opening nothing is nothing, too: its words are a seed's.
+                whole = opening + text if text.strip() else ""
+                kept.take(self._prompt.parse(whole), group, examples)
             if len(kept.texts) > first:
                 if on_batch is not None:
                     on_batch(kept.texts[first:], kept.parents[first:])

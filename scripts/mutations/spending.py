@@ -231,6 +231,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="one prompt that a server refuses ends the call",
+        file="flower_privsyn/generation/openai_backend.py",
+        function="OpenAIGenerator._request",
+        before="final = _NoTextError if status in _OF_A_PROMPT else GenerationError",
+        after="final = GenerationError",
+        tests=("tests/generation/test_openai_backend.py::TestPromptsWithoutAText",),
+    ),
+    Mutation(
+        name="a server that refuses every prompt is taken to write",
+        file="flower_privsyn/generation/openai_backend.py",
+        function="OpenAIGenerator._each",
+        before="if refused and not self._has_written:",
+        after="if False:",
+        tests=("tests/generation/test_openai_backend.py::TestPromptsWithoutAText",),
+    ),
+    Mutation(
+        name="responses of which none can be used are kept for every resume",
+        file=PREFERENCE_ROUNDS,
+        function="PreferenceRounds._usable",
+        before="        self._rounds.files(number).responses.unlink(missing_ok=True)\n",
+        after="",
+        tests=(
+            "tests/strategies/parts/test_preference_rounds.py::TestCandidates"
+            "::test_nothing_usable_is_an_error",
+        ),
+    ),
+    Mutation(
         name="a run without a text is finished",
         file="flower_privsyn/strategies/parts/synthesis.py",
         function="refuse_nothing",

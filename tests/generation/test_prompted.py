@@ -170,7 +170,7 @@ class TestChat:
         ("message", "sentence"),
         [
             ({"content": None, "tool_calls": [{"id": "1"}]}, "a call of a tool"),
-            ({"content": None}, "a message that holds no text"),
+            ({"content": None}, "null in place of a text"),
             ({}, "a message that holds no text"),
             ("words", "a message that holds no text"),
         ],

@@ -262,9 +262,11 @@ class PreferenceRounds:
                     # The end of a text that was cut is no end, and must not be taught as one.
                     ends.append(end if whole.endswith(text) else "")
         if not texts:
+            # A resumed run asks for others: with these it would end here every time.
+            self._rounds.files(number).responses.unlink(missing_ok=True)
             raise GenerationError(
                 f"round {number}: none of the {len(raw)} responses can be used "
-                f"({_counted(dropped)})"
+                f"({_counted(dropped)}); a run that is resumed asks for them again"
             )
         if dropped:
             logger.info(
