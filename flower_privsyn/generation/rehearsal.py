@@ -42,8 +42,9 @@ def rehearse(
         ModelError: the adapter cannot be loaded.
     """
 
-    def write(attempt: int, **otherwise: int) -> list[str]:
-        drawn = replace(sampling, seed=(sampling.seed + attempt) % 2**64, **otherwise)
+    def write(attempt: int, *, tokens: int = sampling.max_new_tokens) -> list[str]:
+        seed = (sampling.seed + attempt) % 2**64
+        drawn = replace(sampling, seed=seed, max_new_tokens=tokens)
         written = generator.generate(
             [prompt], num_samples=num_samples, sampling=drawn, adapter=adapter
         )
@@ -58,7 +59,7 @@ def rehearse(
         # Whether the new tokens leave room for a prompt is looked at without writing any.
         generator.generate([], sampling=sampling)
         num_samples = 1
-        if any(text.strip() for text in write(0, max_new_tokens=1)):
+        if any(text.strip() for text in write(0, tokens=1)):
             return
     refuse_silence(write, name=generator.name)
 

@@ -20,7 +20,7 @@ from flower_privsyn.private_path.resume import (
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, announcement, plan_of, settle
-from flower_privsyn.private_path.writers import record_generators
+from flower_privsyn.private_path.writers import record_generators, refuse_another_writer
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.secure_aggregation import Terms
@@ -89,6 +89,7 @@ class Preparation:
         if resume:
             run.ledger_lines()  # a cut ledger is refused before anybody is asked
             changes = changes_of_run(run, settings, method, strategy=self.strategy)
+            refuse_another_writer(run, method, named="generator" in changes)
         progress = run.progress()
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:

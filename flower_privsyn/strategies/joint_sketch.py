@@ -135,6 +135,11 @@ class AskedOnce(AskedAgain):
         self._text: SketchedText | None = None
 
     @property
+    def given_writer(self) -> str | None:
+        """The generator that was given in place of the setting's, by name."""
+        return None if self._given is None else self._given.name
+
+    @property
     def queries(self) -> tuple[Query, ...]:
         """The counts."""
         return (self.config.sketch_question(),)

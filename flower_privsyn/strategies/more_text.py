@@ -20,6 +20,7 @@ from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.private_path.writers import object_of_the_app
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
@@ -62,7 +63,8 @@ class MoreText(Settings):
             changed: values by the names above; None for the run's.
 
         Raises:
-            ConfigError: the run names no generator, and none is given.
+            ConfigError: the run names no generator, or had an object of its app write, and none is
+                given.
         """
         own = run.config
         values = {
@@ -74,6 +76,11 @@ class MoreText(Settings):
             values["generator"] = _trained(run)  # the run's own, which it has made
         elif (own_writer := writer_in(run.path)) is not None:
             values["generator"] = str(own_writer)
+        elif changed.get("generator") is None and (given := object_of_the_app(run)) is not None:
+            raise ConfigError(
+                f"the texts of the run in {run.path} were written by an object of its app, "
+                f'"{given}", which is not at hand: name a generator with --generator'
+            )
         values |= {name: value for name, value in changed.items() if value is not None}
         if not values.get("generator"):
             raise ConfigError(

@@ -258,6 +258,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="the setting's model writes in place of the app's object",
+        file="flower_privsyn/private_path/preparation.py",
+        function="Preparation.get_ready",
+        before='        refuse_another_writer(run, method, named="generator" in changes)\n',
+        after="",
+        tests=("tests/private_path/test_writers.py",),
+    ),
+    Mutation(
         name="a run without a text is finished",
         file="flower_privsyn/strategies/parts/synthesis.py",
         function="refuse_nothing",

@@ -36,7 +36,7 @@ def write(run: RunDirectory, num_samples: int = 20, **changes: Any) -> Written:
     arguments |= {key: changes.pop(key) for key in list(changes) if key in arguments}
     return write_more(
         run,
-        MoreText.of(run, changes),
+        MoreText.of(run, {"generator": "privsyn-lm", **changes}),
         num_samples=num_samples,
         progress=NullProgress(),
         seed=arguments["seed"],
@@ -161,6 +161,11 @@ def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirector
 
 
 def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match='by an object of its app, "echo", which is not at hand'):
+        MoreText.of(finished, {})
+    document = json.loads(finished.config_file.read_text())
+    del document["generators"]
+    finished.config_file.write_text(json.dumps(document))
     assert MoreText.of(finished, {}).generator == "privsyn-lm"
     for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
         (finished.path / name).mkdir(parents=True)
@@ -176,7 +181,7 @@ def test_what_is_not_finished_or_names_no_generator_is_refused(
     with pytest.raises(ConfigError, match="has no setting generator: name one with --generator"):
         MoreText.of(bare, {})
     with pytest.raises(ConfigError, match="temperature"):
-        MoreText.of(finished, {"temperature": -1.0})
+        MoreText.of(finished, {"generator": "privsyn-lm", "temperature": -1.0})
     with pytest.raises(RunDirectoryError, match="has not finished"):
         write(bare, generator="privsyn-lm")
 

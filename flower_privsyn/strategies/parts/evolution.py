@@ -188,11 +188,16 @@ class Evolution(Method):
         self._selection = selection_of(config)
         self._embedder = embedder
         self._variation = variation
-        self._generator = generator
+        self._given = self._generator = generator
         self._place: Workplace | None = None
         self._population: Population | None = None
         self._careful: Variation | None = None
         self._seeds: list[str] = []
+
+    @property
+    def given_writer(self) -> str | None:
+        """The generator that was given in place of the setting's, by name."""
+        return None if self._given is None else self._given.name
 
     @property
     def writes(self) -> bool:
