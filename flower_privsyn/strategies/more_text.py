@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
 from annotated_types import Gt, Le
@@ -20,6 +20,7 @@ from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.private_path.changes import same_model_elsewhere
 from flower_privsyn.private_path.writers import object_of_the_app
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.runs.locks import lock_file
@@ -29,6 +30,9 @@ from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
+
+#: How a server is reached, whatever it writes with.
+_PLACE: Final = frozenset({"generator_api_key_env"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,11 +438,19 @@ def _refuse_own_files(run: RunDirectory, path: Path) -> None:
 
 
 def _refuse_other(path: Path, note: Path, used: Mapping[str, Any]) -> None:
-    """Refuse to add to a file that was written otherwise."""
+    """Refuse to add to a file that was written otherwise.
+
+    Where the model is reached, and by which key, is no part of how texts are written.
+    """
     if not path.exists():
         return
     before = read_json(note)
-    changed = sorted(key for key in used if before.get(key) != used[key])
+    changed = sorted(
+        key
+        for key in used.keys() - _PLACE
+        if before.get(key) != used[key]
+        and not (key == "generator" and same_model_elsewhere(before.get(key), used[key]))
+    )
     if not before:
         raise ConfigError(f"{path} exists and was not written by `privsyn expand`")
     if changed:

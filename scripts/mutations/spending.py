@@ -311,7 +311,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="another model on a server passes for the same",
         file=CHANGES,
-        function="_same_model_elsewhere",
+        function="same_model_elsewhere",
         before='    return len(names) == 1 and "" not in names\n',
         after='    return "" not in names\n',
         tests=(f"{CHANGES_TESTS}::TestChanges",),

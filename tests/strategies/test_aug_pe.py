@@ -156,7 +156,7 @@ class TestLabels:
         done = RunDirectory.open(run)
         more = write_more(
             done,
-            MoreText.of(done, {"opening_words": 5}),
+            MoreText.of(done, {"generator": "privsyn-lm", "opening_words": 5}),
             num_samples=10,
             seed=0,
             output=None,

@@ -139,6 +139,22 @@ def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_pa
         write(finished, output=tmp_path / "nowhere" / "more.jsonl")
 
 
+def test_a_file_goes_on_with_the_same_model_elsewhere(finished: RunDirectory) -> None:
+    here = {"generator": "http://a:1/v1#owner/model", "generator_api_key_env": "KEY_OF_A"}
+    there = {"generator": "HTTPS://b:2/v1#owner/model", "generator_api_key_env": "KEY_OF_B"}
+    first = write(finished, 5, **here)
+    again = write(finished, 10, **there)
+    assert again.path == first.path == finished.path / "expanded-model-1.jsonl"
+    assert again.texts == 10
+    note = json.loads((finished.path / "expanded-model-1.jsonl.settings.json").read_text())
+    assert note["generator"] == there["generator"]
+    for other in ("http://a:1/v1#another/model", "model"):
+        with pytest.raises(
+            ConfigError, match=r"was written with generator = 'HTTPS://b:2/v1#owner"
+        ):
+            write(finished, 20, generator=other)
+
+
 def test_a_run_that_chose_a_round_gives_its_survivors(finished: RunDirectory) -> None:
     state = json.loads(finished.state_file.read_text())
     state["summary"]["survivors_of_round"] = 1
