@@ -128,6 +128,13 @@ class PrivateEvolutionConfig(EvolutionConfig):
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
             )
+        if self.output != "survivors" and self.generator_interface == "chat":
+            raise ConfigError(
+                'generator-interface = "chat" asks for variations by messages, and expansion goes '
+                'on with a list, which no message does: set output = "survivors" (`privsyn expand` '
+                "writes more text after them, at no privacy cost), or "
+                'generator-interface = "completions"'
+            )
         if self.survivor_patience and self.survivors_of != "fred":
             raise ConfigError(
                 f'survivor-patience = {self.survivor_patience} needs survivors-of = "fred", got '

@@ -266,6 +266,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/private_path/test_writers.py",),
     ),
     Mutation(
+        name="a chat interface is passed over where survivors are expanded",
+        file="flower_privsyn/strategies/private_evolution.py",
+        function="PrivateEvolutionConfig.__post_init__",
+        before='if self.output != "survivors" and self.generator_interface == "chat":',
+        after="if False:",
+        tests=("tests/strategies/test_private_evolution.py::TestRankAndPrompts",),
+    ),
+    Mutation(
         name="a run without a text is finished",
         file="flower_privsyn/strategies/parts/synthesis.py",
         function="refuse_nothing",

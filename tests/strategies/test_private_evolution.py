@@ -567,6 +567,7 @@ class TestRankAndPrompts:
             ({"selection": "best"}, "selection must be one of"),
             ({"variation": "draw"}, "variation must be one of"),
             ({"generator_interface": "talk"}, "generator-interface must be one of"),
+            ({"generator_interface": "chat"}, 'set output = "survivors" .* or generator-interface'),
         ],
     )
     def test_settings_that_cannot_be_are_refused(
@@ -581,7 +582,7 @@ class TestRankAndPrompts:
         for number, (changes, sentence) in enumerate(
             (
                 ({"variation_prompt": "sonnet"}, "'sonnet' is not known"),
-                ({"generator_interface": "chat"}, "takes no messages"),
+                ({"generator_interface": "chat", "output": "survivors"}, "takes no messages"),
             )
         ):
             folder = tmp_path / f"run-{number}"
