@@ -18,6 +18,7 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     check_texts,
 )
+from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 
@@ -30,7 +31,23 @@ USUAL_EXAMPLES: Final = 3
 #: Whole sentences of fewer words besides the opening ones are dropped as fragments.
 _LEAST_WORDS = 8
 
+#: Continuations asked of a generator at a time: little enough that an interruption costs a minute.
+_BATCH: Final = 64
+
+#: Of a server, so many times the requests that are under way: it waits for the slowest of a batch.
+_TIMES_AT_A_SERVER: Final = 4
+
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
+
+
+def batch_of(generator: str, *, concurrency: int) -> int:
+    """How many continuations `Expand` is to ask of a generator at a time.
+
+    Args:
+        generator: Its name, as `load_generator` takes it.
+        concurrency: Requests that are under way at once, where it is a server.
+    """
+    return max(_BATCH, _TIMES_AT_A_SERVER * concurrency) if is_remote(generator) else _BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +102,7 @@ class Expand:
         opening_words: int = 0,
         whole_sentences: bool = False,
         refuse_repetition: bool = False,
-        batch_size: int = 64,
+        batch_size: int = _BATCH,
         max_attempts_per_sample: float = 4.0,
     ) -> None:
         """Choose how to expand.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -85,11 +86,7 @@ class Preparation:
             PrivsynError: a setting, a file, a model, the federation or the budget is at fault.
         """
         run, settings, method = self.run, self.settings, self.method
-        changes = {}
-        if resume:
-            run.ledger_lines()  # a cut ledger is refused before anybody is asked
-            changes = changes_of_run(run, settings, method, strategy=self.strategy)
-            refuse_another_writer(run, method, named="generator" in changes)
+        changes = self._changes() if resume else {}
         progress = run.progress()
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
@@ -153,6 +150,13 @@ class Preparation:
             attendance=Attendance(secret=secret),
             terms=terms,
         )
+
+    def _changes(self) -> dict[str, tuple[Any, Any]]:
+        """What a run that is resumed does otherwise; refused where it may not."""
+        self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
+        changes = changes_of_run(self.run, self.settings, self.method, strategy=self.strategy)
+        refuse_another_writer(self.run, self.method, named="generator" in changes)
+        return changes
 
     def _settled(self, *, population: int) -> SettledPlan:
         plan = plan_of(self.method, self.settings, population=population)

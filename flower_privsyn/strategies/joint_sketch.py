@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
+from flower_privsyn.generation.served import SERVER_SETTINGS
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
@@ -75,7 +76,6 @@ _OF_TEXTS = frozenset(
         "best-of",
         "generator-steps",
         "generator-bias",
-        "generator-api-key-env",
         "prompt",
         "temperature",
         "top-p",
@@ -126,6 +126,8 @@ class AskedOnce(AskedAgain):
         config: the settings.
         generator: in place of `config.generator`.
     """
+
+    changeable = SERVER_SETTINGS
 
     def __init__(
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
@@ -290,7 +292,9 @@ class AskedOnce(AskedAgain):
             from flower_privsyn.generation import load_generator
 
             self._generator = load_generator(
-                located(self.config.generator), api_key_env=self.config.generator_api_key_env
+                located(self.config.generator),
+                api_key_env=self.config.generator_api_key_env,
+                **self.config.server_options,
             )
         return self._generator
 
@@ -301,7 +305,7 @@ class AskedOnce(AskedAgain):
             ConfigError: the prompt cannot be read, or takes too few examples.
         """
         from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-        from flower_privsyn.generation.expand import USUAL_EXAMPLES
+        from flower_privsyn.generation.expand import USUAL_EXAMPLES, batch_of
 
         config = self.config
         prompt = load_prompt(located(config.prompt))
@@ -319,6 +323,7 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
+            batch_size=batch_of(config.generator, concurrency=config.generator_concurrency),
         )
 
     def _need_text(self) -> SketchedText:

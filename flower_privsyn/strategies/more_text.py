@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 import numpy as np
 from annotated_types import Gt, Le
 
-from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.private_path.changes import same_model_elsewhere
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
 
 #: How a server is reached, whatever it writes with.
-_PLACE: Final = frozenset({"generator_api_key_env"})
+_PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreText(Settings):
+class MoreText(ServedGenerator):
     """How more text is written; the settings of the run under the same names, unless others are.
 
     Raises:
@@ -112,10 +113,15 @@ class MoreText(Settings):
             load_generator,
             load_prompt,
         )
+        from flower_privsyn.generation.expand import batch_of
 
         return Expand(
             generator
-            or load_generator(located(self.generator), api_key_env=self.generator_api_key_env),
+            or load_generator(
+                located(self.generator),
+                api_key_env=self.generator_api_key_env,
+                **self.server_options,
+            ),
             prompt=load_prompt(located(self.prompt)),
             opening_words=self.opening_words,
             whole_sentences=self.whole_sentences,
@@ -126,6 +132,7 @@ class MoreText(Settings):
                 temperature=self.temperature,
                 top_p=self.top_p,
             ),
+            batch_size=batch_of(self.generator, concurrency=self.generator_concurrency),
         )
 
     def topic_writer(

@@ -34,6 +34,7 @@ import numpy as np
 from flower_privsyn.checks import NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
+from flower_privsyn.generation.served import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
@@ -255,20 +256,17 @@ class EvolutionByVotes(Evolution):
         generator: in place of `config.generator`.
     """
 
-    # Nothing but the expansion after the last release reads these.
-    changeable = frozenset(
-        {
-            "generator",
-            "generator-api-key-env",
-            "prompt",
-            "expand-samples",
-            "max-new-tokens",
-            "opening-words",
-            "refuse-repetition",
-            "output",
-            "survivor-weights",
-        }
-    )
+    # Nothing but the expansion after the last release reads these, or no text depends on them.
+    changeable = SERVER_SETTINGS | {
+        "generator",
+        "prompt",
+        "expand-samples",
+        "max-new-tokens",
+        "opening-words",
+        "refuse-repetition",
+        "output",
+        "survivor-weights",
+    }
     changeable_once_released = frozenset({"temperature", "top-p"})
 
     config: PrivateEvolutionConfig

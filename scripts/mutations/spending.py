@@ -260,8 +260,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the setting's model writes in place of the app's object",
         file="flower_privsyn/private_path/preparation.py",
-        function="Preparation.get_ready",
-        before='        refuse_another_writer(run, method, named="generator" in changes)\n',
+        function="Preparation._changes",
+        before='    refuse_another_writer(self.run, self.method, named="generator" in changes)\n',
         after="",
         tests=("tests/private_path/test_writers.py",),
     ),
