@@ -215,6 +215,11 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "epsilon_known_cohorts" in shown
     assert len(lines(file)) == 3
     assert finished.ledger_file.read_bytes() == ledger
+    server = ["--generator", "http://127.0.0.1:9/v1#m", "--generator-retries", "0"]
+    assert main(["expand", str(finished.path), *server, "--generator-timeout", "5.0"]) != 0
+    assert "(tried once)" in capsys.readouterr().err
+    assert main(["expand", str(finished.path), *server, "--generator-concurrency", "0"]) == 2
+    assert "generator-concurrency must be" in capsys.readouterr().err
     assert main([*words[:-1], "0"]) == 2
     assert "--samples" in capsys.readouterr().err
 
