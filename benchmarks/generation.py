@@ -275,7 +275,7 @@ def compare_writers(names: Sequence[str], rows: int, new: int, peak: tuple[float
         "three examples": [marker.render(texts[3 * i : 3 * i + 3]) for i in range(rows)],
     }
     for name in names:
-        generator = load_generator(name, batch_size=rows)
+        generator = load_generator(name, batch_size=rows, max_concurrency=rows)
         size = Size.of(name, generator)
         tokenizer = load_tokenizer("gemma-3-270m" if "gemma" in name else _tokens_of(name))
         generator.generate(

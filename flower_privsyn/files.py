@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, RunDirectoryError
@@ -38,6 +38,9 @@ _NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded
 
 #: What a disk with room left can still take.
 _ROOM_BYTES = 2**16
+
+#: What is looked at of a torn line at a time.
+_BLOCK_BYTES = 2**16
 
 
 def default_cache_directory() -> Path:
@@ -190,15 +193,33 @@ def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """
     lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(0)
-            content = file.read()
-            if not content.endswith(b"\n"):
-                file.truncate(content.rfind(b"\n") + 1)
+        size = file.seek(0, os.SEEK_END)
+        if (whole := _end_of_whole_lines(file, size)) < size:
+            file.truncate(whole)
         file.seek(0, os.SEEK_END)
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _end_of_whole_lines(file: BinaryIO, size: int) -> int:
+    """Where the last line of a file ends that is whole; looks at no more of it than it must.
+
+    Files grow by a batch at a time: one that is read from its beginning costs the square of it.
+
+    Args:
+        file: open for reading; it is left somewhere.
+        size: of the file, in bytes.
+    """
+    block, end = 1, size  # the last byte alone is nearly always the answer
+    while end:
+        start = max(0, end - block)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        block, end = _BLOCK_BYTES, start
+    return 0
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -42,7 +42,15 @@ class PrivateSumKeywords(TypedDict, total=False):
     tracker: Literal["", "tensorboard", "mlflow", "wandb"]
 
 
-class EvolutionKeywords(PrivateSumKeywords, total=False):
+class ServedGeneratorKeywords(TypedDict, total=False):
+    """Settings of `ServedGenerator`."""
+
+    generator_timeout: float
+    generator_retries: int
+    generator_concurrency: int
+
+
+class EvolutionKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=False):
     """Settings of `EvolutionConfig`."""
 
     sampling: Literal["full", "poisson", "fixed-size"]
@@ -76,7 +84,7 @@ class EvolutionKeywords(PrivateSumKeywords, total=False):
     top_p: float
 
 
-class PreferenceKeywords(PrivateSumKeywords, total=False):
+class PreferenceKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=False):
     """Settings of `PreferenceConfig`."""
 
     sampling: Literal["full", "poisson", "fixed-size"]

@@ -29,6 +29,16 @@ def expand(
         str | None,
         option("VARIABLE", "environment variable with the key of a server (default: the run's)"),
     ] = None,
+    generator_timeout: Annotated[
+        float | None,
+        option("SECONDS", "to wait for an answer of a server (default: the run's)"),
+    ] = None,
+    generator_retries: Annotated[
+        int | None, option("N", "how often a server is asked again (default: the run's)")
+    ] = None,
+    generator_concurrency: Annotated[
+        int | None, option("N", "requests at once at a server (default: the run's)")
+    ] = None,
     prompt: Annotated[
         str | None, option("NAME", "a bundled prompt or a JSON file (default: the run's)")
     ] = None,
@@ -62,6 +72,9 @@ def expand(
         {
             "generator": generator,
             "generator_api_key_env": generator_api_key_env,
+            "generator_timeout": generator_timeout,
+            "generator_retries": generator_retries,
+            "generator_concurrency": generator_concurrency,
             "prompt": prompt,
             "temperature": temperature,
         },

@@ -241,11 +241,14 @@ def show_outcome(outcome: Outcome) -> int:
 
 def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     """What somebody who has just seen a run end may want to type."""
+    from flower_privsyn.private_path.writers import object_of_the_app
     from flower_privsyn.runs import RunDirectory
 
     place = shlex.quote(str(run_path))
     if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":
         return f"privsyn sketch show {place} (what was released)"
-    if facts["samples"] and RunDirectory.open(run_path).config.get("generator"):
-        return f"privsyn expand {place} --samples 2000 (more text, at no privacy cost)"
+    run = RunDirectory.open(run_path)
+    if facts["samples"] and run.config.get("generator"):
+        by = "" if object_of_the_app(run) is None else " --generator NAME"
+        return f"privsyn expand {place} --samples 2000{by} (more text, at no privacy cost)"
     return f"privsyn inspect {place}"

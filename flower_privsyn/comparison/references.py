@@ -194,6 +194,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         source: what they are called.
     """
     from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
+    from flower_privsyn.generation.served import ServedGenerator
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"
@@ -205,9 +206,19 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     def seed_after(kept: int) -> int:
         return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
 
+    # Of a comparison that was begun before they were, these have their defaults.
+    served = ServedGenerator(
+        **{
+            name: values[key]
+            for name in ServedGenerator.declared
+            if (key := name.replace("_", "-")) in values
+        }
+    )
     expand = Expand(
         load_generator(
-            located(str(values["generator"])), api_key_env=str(values["generator-api-key-env"])
+            located(str(values["generator"])),
+            api_key_env=str(values["generator-api-key-env"]),
+            **served.server_options,
         ),
         prompt=load_prompt(located(str(values["prompt"]))),
         sampling=SamplingParameters(

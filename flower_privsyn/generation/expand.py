@@ -18,6 +18,7 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     check_texts,
 )
+from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 
@@ -30,7 +31,23 @@ USUAL_EXAMPLES: Final = 3
 #: Whole sentences of fewer words besides the opening ones are dropped as fragments.
 _LEAST_WORDS = 8
 
+#: Continuations asked of a generator at a time: little enough that an interruption costs a minute.
+_BATCH: Final = 64
+
+#: Of a server, so many times the requests that are under way: it waits for the slowest of a batch.
+_TIMES_AT_A_SERVER: Final = 4
+
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
+
+
+def batch_of(generator: str, *, concurrency: int) -> int:
+    """How many continuations `Expand` is to ask of a generator at a time.
+
+    Args:
+        generator: Its name, as `load_generator` takes it.
+        concurrency: Requests that are under way at once, where it is a server.
+    """
+    return max(_BATCH, _TIMES_AT_A_SERVER * concurrency) if is_remote(generator) else _BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +80,9 @@ class Expand:
     with a broken character are dropped and counted, and generation goes on until enough are kept
     or the attempts are used up.
 
+    Attributes:
+        generator: The language model.
+
     Formal guarantee:
         Post-processing of the seeds: where they are released or public texts, nothing is spent.
 
@@ -82,7 +102,7 @@ class Expand:
         opening_words: int = 0,
         whole_sentences: bool = False,
         refuse_repetition: bool = False,
-        batch_size: int = 64,
+        batch_size: int = _BATCH,
         max_attempts_per_sample: float = 4.0,
     ) -> None:
         """Choose how to expand.
@@ -106,7 +126,7 @@ class Expand:
         Raises:
             ConfigError: A setting is out of range, or the prompt cannot be read.
         """
-        self._generator = generator
+        self.generator = generator
         self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
         check_whole(
             "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
@@ -126,6 +146,11 @@ class Expand:
         stop = dict.fromkeys((*sampling.stop, self._prompt.stop))
         self._sampling = replace(sampling, stop=tuple(stop))
 
+    @property
+    def num_examples(self) -> int:
+        """Seeds in a prompt."""
+        return self._num_examples
+
     def rehearse(self, seeds: Sequence[str]) -> None:
         """Have the generator write once, after a prompt of these texts; nothing is kept.
 
@@ -139,7 +164,7 @@ class Expand:
         examples = [text for text in seeds if _normalise(text)][: self._num_examples]
         if not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
-        rehearse(self._generator, self._prompt.render(examples), sampling=self._sampling)
+        rehearse(self.generator, self._prompt.render(examples), sampling=self._sampling)
 
     def run(
         self,
@@ -192,7 +217,7 @@ class Expand:
                 _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
             ]
             openings = [self._opening(flat, group) for group in chosen]
-            continuations = self._generator.generate(
+            continuations = self.generator.generate(
                 [
                     self._prompt.render([seeds[index] for index in group[: self._num_examples]])
                     + opening
@@ -207,7 +232,9 @@ class Expand:
             first = len(kept.texts)
             for group, opening, (text,) in zip(chosen, openings, continuations, strict=True):
                 examples = {flat[index] for index in group}
-                kept.take(self._prompt.parse(opening + text), group, examples)
+                # Behind an opening nothing is nothing, too: its words are a seed's.
+                whole = opening + text if text.strip() else ""
+                kept.take(self._prompt.parse(whole), group, examples)
             if len(kept.texts) > first:
                 if on_batch is not None:
                     on_batch(kept.texts[first:], kept.parents[first:])

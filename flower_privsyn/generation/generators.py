@@ -32,6 +32,9 @@ def load_generator(
     dtype: Precision = "auto",
     device: str | None = None,
     api_key_env: str = "",
+    timeout: float = 300.0,
+    max_retries: int = 5,
+    max_concurrency: int = 64,
 ) -> TextGenerator:
     """Make the text generator that a name stands for.
 
@@ -45,11 +48,14 @@ def load_generator(
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
               such as ``vllm serve``; without ``#model`` the one model it serves;
             * ``"vllm:<folder or hub name>"``: vLLM in this process.
-        batch_size: Samples per forward pass (Transformers) or requests at a time (a server).
+        batch_size: Samples per forward pass of a model in this process.
         dtype: As for `TransformersGenerator`; a server has its own.
         device: As for `TransformersGenerator`.
         api_key_env: The environment variable that holds a server's key (see `read_key`), sent as a
             bearer token; empty for none.
+        timeout: Of a server, as for `OpenAIGenerator`.
+        max_retries: The same.
+        max_concurrency: The same.
 
     Returns:
         The generator.
@@ -67,7 +73,13 @@ def load_generator(
             f"'http://host:port/v1#model' or 'vllm:<model>', got {name!r}"
         )
     if is_address(name):
-        return _server(name, api_key_env, max_concurrency=batch_size)
+        return _server(
+            name,
+            api_key_env,
+            timeout=timeout,
+            max_retries=max_retries,
+            max_concurrency=max_concurrency,
+        )
     if is_gguf(name):
         return GGUFGenerator(file_of(name))
     if name.startswith(_IN_VLLM):

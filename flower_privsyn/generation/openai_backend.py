@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -26,8 +27,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger("flwr.privsyn")
+
 _MAX_WAIT_SECONDS = 30.0
 _MAX_MESSAGE_LETTERS = 300
+
+#: Statuses that may be about one prompt: refused by a filter, or too long for the model.
+_OF_A_PROMPT = (400, 413, 422)
+
+#: Prompts of one call that may stay without a text: so many, or half of them where that is more.
+_MOST_REFUSED = 8
+
+
+class _NoTextError(GenerationError):
+    """A server has no text for one prompt, and may have some for others."""
 
 
 class OpenAIGenerator:
@@ -41,6 +54,12 @@ class OpenAIGenerator:
     LoRA adapters are loaded into a running vLLM server, each under a name of its own, made of the
     contents and the path: under a name it knows, a server may go on serving the old weights. The
     path must mean the same folder to the server as here.
+
+    A prompt for which the server has no text (it answers null, calls a tool, or refuses it with
+    status 400, 413 or 422, as filters do and models for which it is too long) gets an empty one:
+    what was written for others is paid for, and the same prompts would come again. One warning
+    says how many these are. The call fails where they are more than eight and more than half of
+    its prompts, or where this server has not written anything yet.
 
     Attributes:
         name: The model's name and the server's address.
@@ -72,7 +91,8 @@ class OpenAIGenerator:
             api_key: Sent as a bearer token, and taken out of everything the server says.
             timeout: Seconds to wait for one answer, > 0.
             max_retries: How often a request is repeated after a lost connection, a timeout, or
-                status 429 or 5xx, >= 0. Other refusals (4xx) are final at once.
+                status 429 or 5xx, >= 0. Other refusals (4xx) are final at once, for their prompt or
+                for all of them.
             backoff: Seconds before the first repetition, doubled each time up to 30, >= 0; a
                 server's ``Retry-After`` counts when it is longer.
             max_concurrency: Requests under way at once, >= 1.
@@ -112,6 +132,7 @@ class OpenAIGenerator:
         self._backoff = backoff
         self._max_concurrency = max_concurrency
         self._extra_parameters = dict(extra_parameters or {})
+        self._has_written = False
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
         self._thread = threading.local()  # `over`: set once nobody waits for its answer
@@ -161,11 +182,12 @@ class OpenAIGenerator:
             progress: Called with the number of continuations just finished.
 
         Returns:
-            One list of ``num_samples`` continuations per prompt.
+            One list of ``num_samples`` continuations per prompt; empty ones where the server had
+            none.
 
         Raises:
-            GenerationError: The server refused (with its own words), did not answer after all
-                retries, or answered something else than completions.
+            GenerationError: The server refused (with its own words; not just a few prompts), did
+                not answer after all retries, or answered something else than completions.
             ModelError: The adapter folder holds no adapter.
         """
         check_whole("generation setting num_samples", num_samples, ge=1)
@@ -174,6 +196,7 @@ class OpenAIGenerator:
         return self._each(
             prompts,
             lambda prompt, seed: self._complete(prompt, num_samples, seed, sampling, model),
+            nothing=[""] * num_samples,
             seed=sampling.seed,
             finished=num_samples,
             progress=progress,
@@ -189,7 +212,7 @@ class OpenAIGenerator:
     ) -> list[str]:
         """Answer messages by ``POST <base_url>/chat/completions``; see `ChatGenerator`.
 
-        No tools are offered, and an answer that calls one is refused.
+        No tools are offered: an answer that calls one is no text, and stands as an empty one.
 
         Args:
             messages: What the user says, each in a conversation of its own.
@@ -198,7 +221,7 @@ class OpenAIGenerator:
             progress: Called with the number of answers just finished.
 
         Raises:
-            GenerationError: As for `generate`, or an answer is no text.
+            GenerationError: As for `generate`.
         """
         check_texts("messages", messages)
 
@@ -209,34 +232,50 @@ class OpenAIGenerator:
             (choice,) = self._choices("/chat/completions", body, 1)
             return self._answer_of(choice)
 
-        return self._each(messages, ask, seed=sampling.seed, finished=1, progress=progress)
+        return self._each(
+            messages, ask, nothing="", seed=sampling.seed, finished=1, progress=progress
+        )
 
     def _answer_of(self, choice: Any) -> str:
         """The text of a choice of a chat."""
         message = choice.get("message") if isinstance(choice, dict) else None
-        if isinstance(message, dict) and message.get("tool_calls"):
-            raise GenerationError(
+        said = message if isinstance(message, dict) else {}
+        if said.get("tool_calls"):
+            raise _NoTextError(
                 f"server {self._base_url} answered with a call of a tool, and none was offered"
             )
-        content = message.get("content") if isinstance(message, dict) else None
+        content = said.get("content", ...)
+        if content is None:
+            raise self._null()
         if not isinstance(content, str):
             raise GenerationError(
                 f"server {self._base_url} answered with a message that holds no text"
             )
         return self._without_key(content)
 
+    def _null(self) -> _NoTextError:
+        return _NoTextError(
+            f"server {self._base_url} answered with null in place of a text, as models do that "
+            "have used up max-new-tokens in thinking, or do not want to answer"
+        )
+
     def _each(
         self,
         prompts: Sequence[str],
         request: Callable[[str, int], T],
         *,
+        nothing: T,
         seed: int,
         finished: int,
         progress: ProgressCallback | None,
     ) -> list[T]:
-        """Make one request for every prompt, many at once, each with a seed of its own."""
+        """Make one request for every prompt, many at once, each with a seed of its own.
+
+        `nothing` stands for what is answered to a prompt that the server has no text for.
+        """
         seeds = streams.text_seeds(seed, prompts)
-        results: dict[int, T] = {}
+        results = [nothing] * len(prompts)
+        refused: list[_NoTextError] = []
         over = threading.Event()
         pool = ThreadPoolExecutor(
             self._max_concurrency, initializer=setattr, initargs=(self._thread, "over", over)
@@ -247,14 +286,37 @@ class OpenAIGenerator:
                 for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
             }
             for future in as_completed(futures):
-                results[futures[future]] = future.result()
+                try:
+                    results[futures[future]] = future.result()
+                    self._has_written = True
+                except _NoTextError as error:
+                    refused.append(error)
+                    self._refuse_more(len(refused), of=len(prompts), error=error)
                 if progress is not None:
                     progress(finished)
         finally:
             # After an error nothing that has not begun is worth beginning, nor trying once more.
             over.set()
             pool.shutdown(wait=False, cancel_futures=True)
-        return [results[index] for index in range(len(prompts))]
+        if refused and not self._has_written:
+            raise refused[0]
+        if refused:
+            logger.warning(
+                "%d of %d prompts stay without a text, the first one because %s",
+                len(refused),
+                len(prompts),
+                refused[0],
+            )
+        return results
+
+    def _refuse_more(self, count: int, *, of: int, error: _NoTextError) -> None:
+        """Let a call fail in which too many prompts got no text; `of` is the number of them all."""
+        if count > max(_MOST_REFUSED, of // 2):
+            raise GenerationError(
+                f"{count} of {of} prompts stayed without a text, the last one because {error}"
+            ) from error
+        if count > _MOST_REFUSED and not self._has_written:
+            raise error
 
     def _body(
         self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
@@ -291,8 +353,11 @@ class OpenAIGenerator:
         body = {**self._body(model, num_samples, seed, sampling), "prompt": prompt}
         choices = self._choices("/completions", body, num_samples)
         texts: dict[int, str] = {}
+        nulls = 0
         for place, choice in enumerate(choices):
-            text = choice.get("text") if isinstance(choice, dict) else None
+            text = choice.get("text", ...) if isinstance(choice, dict) else ...
+            if text is None:
+                text, nulls = "", nulls + 1
             if not isinstance(text, str):
                 raise GenerationError(
                     f"server {self._base_url} answered with a choice that holds no text"
@@ -303,6 +368,8 @@ class OpenAIGenerator:
             raise GenerationError(
                 f"server {self._base_url} numbered its {num_samples} choices {sorted(texts)}"
             )
+        if nulls == num_samples:
+            raise self._null()
         return [texts[number] for number in range(num_samples)]
 
     def _load_adapter(self, folder: Path) -> str:
@@ -376,7 +443,8 @@ class OpenAIGenerator:
                 if status < 300 or status in refusals:
                     return response
                 if status != 429 and status < 500:
-                    raise GenerationError(
+                    final = _NoTextError if status in _OF_A_PROMPT else GenerationError
+                    raise final(
                         f"server {self._base_url} refused {path} with status {status}: "
                         f"{self._message(response)}"
                     )

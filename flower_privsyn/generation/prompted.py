@@ -21,6 +21,7 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.generation.instructions import Instruction
+from flower_privsyn.generation.rehearsal import refuse_silence
 
 #: What models say of the length of their answer.
 _COUNT: Final = re.compile(r"\(\s*\d+\s+words?\s*\)")
@@ -145,9 +146,15 @@ class ByInstruction:
             labels: All classes; None where there are none.
 
         Raises:
-            GenerationError: It does not answer, refuses, or answers something else.
+            GenerationError: It does not answer, refuses, answers something else, or writes nothing
+                however often it is asked.
         """
-        self._ask(["A text."], labels=labels[:1] if labels else None, seed=0, progress=None)
+        refuse_silence(
+            lambda seed: self._ask(
+                ["A text."], labels=labels[:1] if labels else None, seed=seed, progress=None
+            ),
+            name=self._generator.name,
+        )
 
     def _ask(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
 from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
@@ -149,7 +150,7 @@ def changes_of_resume(
         if before.get(key) != now.get(key)
     }
     for key, (old, new) in changed.items():
-        if key not in free and not (key == "generator" and _same_model_elsewhere(old, new)):
+        if key not in free and not (key == "generator" and same_model_elsewhere(old, new)):
             raise ConfigError(
                 f"{key} = {new!r} differs from the {old!r} the run in {run} was started with: a "
                 "resumed run keeps its settings"
@@ -157,10 +158,10 @@ def changes_of_resume(
     return changed
 
 
-def _same_model_elsewhere(before: object, now: object) -> bool:
+def same_model_elsewhere(before: object, now: object) -> bool:
     """Whether two generators are one model, by its name, on two servers."""
     names = set()
     for generator in (before, now):
         address, _, model = str(generator).partition("#")
-        names.add(model if address.startswith(("http://", "https://")) else "")
+        names.add(model if is_address(address) else "")
     return len(names) == 1 and "" not in names

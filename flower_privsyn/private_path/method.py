@@ -134,6 +134,14 @@ class Method(ABC):
         """What marks every figure of a run whose result the ledger does not cover; else None."""
         return None
 
+    @property
+    def given_writer(self) -> str | None:
+        """The name of the object that an app gave to write in place of the setting `generator`.
+
+        None where there is none: the setting says what writes.
+        """
+        return None
+
     @abstractmethod
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load and check everything the server needs, before any budget is spent.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -21,7 +22,7 @@ from flower_privsyn.private_path.resume import (
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, announcement, plan_of, settle
-from flower_privsyn.private_path.writers import record_generators
+from flower_privsyn.private_path.writers import record_generators, refuse_another_writer
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.secure_aggregation import Terms
@@ -88,10 +89,7 @@ class Preparation:
             PrivsynError: a setting, a file, a model, the federation or the budget is at fault.
         """
         run, settings, method = self.run, self.settings, self.method
-        changes = {}
-        if resume:
-            run.ledger_lines()  # a cut ledger is refused before anybody is asked
-            changes = changes_of_run(run, settings, method, strategy=self.strategy)
+        changes = self._changes() if resume else {}
         progress = run.progress()
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
@@ -160,6 +158,13 @@ class Preparation:
             nothing_spent=spent,
             resumed=self.run if resume else None,
         )
+
+    def _changes(self) -> dict[str, tuple[Any, Any]]:
+        """What a run that is resumed does otherwise; refused where it may not."""
+        self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
+        changes = changes_of_run(self.run, self.settings, self.method, strategy=self.strategy)
+        refuse_another_writer(self.run, self.method, named="generator" in changes)
+        return changes
 
     def _settled(self, *, population: int) -> SettledPlan:
         plan = plan_of(self.method, self.settings, population=population)

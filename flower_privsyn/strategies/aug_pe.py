@@ -28,6 +28,7 @@ from flower_privsyn.checks import PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
+from flower_privsyn.generation.served import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import need
@@ -232,7 +233,7 @@ class EvolutionByClass(Evolution):
         generator: in place of `config.generator`.
     """
 
-    changeable = frozenset({"generator-api-key-env"})
+    changeable = SERVER_SETTINGS
 
     config: AugPEConfig
 

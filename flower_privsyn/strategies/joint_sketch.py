@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
+from flower_privsyn.generation.served import SERVER_SETTINGS
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
@@ -37,7 +38,7 @@ from flower_privsyn.strategies.parts.sketched_text import SketchedText
 from flower_privsyn.strategies.parts.token_sketch import text_scorer
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import Prompt, TextGenerator
+    from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.privacy import RandomSource
     from flower_privsyn.runs import RunDirectory
 
@@ -75,7 +76,6 @@ _OF_TEXTS = frozenset(
         "best-of",
         "generator-steps",
         "generator-bias",
-        "generator-api-key-env",
         "prompt",
         "temperature",
         "top-p",
@@ -127,12 +127,19 @@ class AskedOnce(AskedAgain):
         generator: in place of `config.generator`.
     """
 
+    changeable = SERVER_SETTINGS
+
     def __init__(
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
     ) -> None:
         self.config = config
         self._given = self._generator = generator
         self._text: SketchedText | None = None
+
+    @property
+    def given_writer(self) -> str | None:
+        """The generator that was given in place of the setting's, by name."""
+        return None if self._given is None else self._given.name
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -172,12 +179,16 @@ class AskedOnce(AskedAgain):
         """Load tokenizers, check models and read the public text."""
         config, self._place = self.config, place
         check_student(config, config.model)
+        expand: Expand | None = None
         if config.synthesis == "written":
             self._refuse_untrainable()
-            self._load_generator()
-            self._load_prompt()
+            expand = self._expansion(self._load_generator())
         self._text = SketchedText(config, place)
         self._text.refuse_short_rows()
+        if expand is not None:
+            # It writes after the last release: it must not be missing then.
+            with self.progress.stage("Try the generator", total=None):
+                expand.rehearse(self._text.longest(expand.num_examples))
         return (self._text.source,)
 
     def first(self) -> Question:
@@ -209,23 +220,16 @@ class AskedOnce(AskedAgain):
         return {"synthetic": self.run.write_synthetic(records)}
 
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
-        from flower_privsyn.generation import SamplingParameters
         from flower_privsyn.strategies.parts.synthesis import write_after
 
         config = self.config
         records, dropped = write_after(
-            self._writer(student),
+            self._expansion(self._writer(student)),
             student.texts[: config.synthetic_samples],
             ids=[f"public:{index}" for index in student.selection.indices.tolist()],
             num_samples=config.synthetic_samples,
             best_of=config.best_of,
-            prompt=self._load_prompt(),
-            sampling=SamplingParameters(
-                seed=config.seed,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
+            seed=config.seed,
             score=text_scorer(
                 config.scorer_of_long_rows(student.sketch), self._need_text().tokenizer
             ),
@@ -288,21 +292,39 @@ class AskedOnce(AskedAgain):
             from flower_privsyn.generation import load_generator
 
             self._generator = load_generator(
-                located(self.config.generator), api_key_env=self.config.generator_api_key_env
+                located(self.config.generator),
+                api_key_env=self.config.generator_api_key_env,
+                **self.config.server_options,
             )
         return self._generator
 
-    def _load_prompt(self) -> Prompt:
-        from flower_privsyn.generation import load_prompt
-        from flower_privsyn.generation.expand import USUAL_EXAMPLES
+    def _expansion(self, generator: TextGenerator) -> Expand:
+        """How a generator writes.
 
-        prompt = load_prompt(located(self.config.prompt))
+        Raises:
+            ConfigError: the prompt cannot be read, or takes too few examples.
+        """
+        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+        from flower_privsyn.generation.expand import USUAL_EXAMPLES, batch_of
+
+        config = self.config
+        prompt = load_prompt(located(config.prompt))
         if prompt.num_samples <= USUAL_EXAMPLES:
             raise ConfigError(
-                f'prompt = "{self.config.prompt}" announces {prompt.num_samples} samples; '
+                f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; '
                 f"{USUAL_EXAMPLES} chosen ones stand in it, so it must announce more"
             )
-        return prompt
+        return Expand(
+            generator,
+            prompt=prompt,
+            sampling=SamplingParameters(
+                seed=config.seed,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+            batch_size=batch_of(config.generator, concurrency=config.generator_concurrency),
+        )
 
     def _need_text(self) -> SketchedText:
         return need(self._text)

@@ -9,17 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
 from annotated_types import Gt, Le
 
-from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
+from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.private_path.changes import same_model_elsewhere
+from flower_privsyn.private_path.writers import object_of_the_app
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
@@ -29,9 +32,12 @@ from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
 
+#: How a server is reached, whatever it writes with.
+_PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
+
 
 @dataclass(frozen=True, kw_only=True)
-class MoreText(Settings):
+class MoreText(ServedGenerator):
     """How more text is written; the settings of the run under the same names, unless others are.
 
     Raises:
@@ -62,7 +68,8 @@ class MoreText(Settings):
             changed: values by the names above; None for the run's.
 
         Raises:
-            ConfigError: the run names no generator, and none is given.
+            ConfigError: the run names no generator, or had an object of its app write, and none is
+                given.
         """
         own = run.config
         values = {
@@ -74,6 +81,11 @@ class MoreText(Settings):
             values["generator"] = _trained(run)  # the run's own, which it has made
         elif (own_writer := writer_in(run.path)) is not None:
             values["generator"] = str(own_writer)
+        elif changed.get("generator") is None and (given := object_of_the_app(run)) is not None:
+            raise ConfigError(
+                f"the texts of the run in {run.path} were written by an object of its app, "
+                f'"{given}", which is not at hand: name a generator with --generator'
+            )
         values |= {name: value for name, value in changed.items() if value is not None}
         if not values.get("generator"):
             raise ConfigError(
@@ -101,10 +113,15 @@ class MoreText(Settings):
             load_generator,
             load_prompt,
         )
+        from flower_privsyn.generation.expand import batch_of
 
         return Expand(
             generator
-            or load_generator(located(self.generator), api_key_env=self.generator_api_key_env),
+            or load_generator(
+                located(self.generator),
+                api_key_env=self.generator_api_key_env,
+                **self.server_options,
+            ),
             prompt=load_prompt(located(self.prompt)),
             opening_words=self.opening_words,
             whole_sentences=self.whole_sentences,
@@ -115,6 +132,7 @@ class MoreText(Settings):
                 temperature=self.temperature,
                 top_p=self.top_p,
             ),
+            batch_size=batch_of(self.generator, concurrency=self.generator_concurrency),
         )
 
     def topic_writer(
@@ -427,11 +445,19 @@ def _refuse_own_files(run: RunDirectory, path: Path) -> None:
 
 
 def _refuse_other(path: Path, note: Path, used: Mapping[str, Any]) -> None:
-    """Refuse to add to a file that was written otherwise."""
+    """Refuse to add to a file that was written otherwise.
+
+    Where the model is reached, and by which key, is no part of how texts are written.
+    """
     if not path.exists():
         return
     before = read_json(note)
-    changed = sorted(key for key in used if before.get(key) != used[key])
+    changed = sorted(
+        key
+        for key in used.keys() - _PLACE
+        if before.get(key) != used[key]
+        and not (key == "generator" and same_model_elsewhere(before.get(key), used[key]))
+    )
     if not before:
         raise ConfigError(f"{path} exists and was not written by `privsyn expand`")
     if changed:

@@ -34,6 +34,7 @@ import numpy as np
 from flower_privsyn.checks import NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
+from flower_privsyn.generation.served import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
@@ -127,6 +128,13 @@ class PrivateEvolutionConfig(EvolutionConfig):
         if self.output != "survivors" and self.expand_samples == 0:
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
+            )
+        if self.output != "survivors" and self.generator_interface == "chat":
+            raise ConfigError(
+                'generator-interface = "chat" asks for variations by messages, and expansion goes '
+                'on with a list, which no message does: set output = "survivors" (`privsyn expand` '
+                "writes more text after them, at no privacy cost), or "
+                'generator-interface = "completions"'
             )
         if self.survivor_patience and self.survivors_of != "fred":
             raise ConfigError(
@@ -248,20 +256,17 @@ class EvolutionByVotes(Evolution):
         generator: in place of `config.generator`.
     """
 
-    # Nothing but the expansion after the last release reads these.
-    changeable = frozenset(
-        {
-            "generator",
-            "generator-api-key-env",
-            "prompt",
-            "expand-samples",
-            "max-new-tokens",
-            "opening-words",
-            "refuse-repetition",
-            "output",
-            "survivor-weights",
-        }
-    )
+    # Nothing but the expansion after the last release reads these, or no text depends on them.
+    changeable = SERVER_SETTINGS | {
+        "generator",
+        "prompt",
+        "expand-samples",
+        "max-new-tokens",
+        "opening-words",
+        "refuse-repetition",
+        "output",
+        "survivor-weights",
+    }
     changeable_once_released = frozenset({"temperature", "top-p"})
 
     config: PrivateEvolutionConfig
@@ -435,11 +440,11 @@ class EvolutionByVotes(Evolution):
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
-        config = self.config
-        return expand_resumably(
-            self._expansion(),
+        config, expand = self.config, self._expansion()
+        records, dropped = expand_resumably(
+            expand,
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.expand_samples,
@@ -450,6 +455,10 @@ class EvolutionByVotes(Evolution):
             stage="Expand survivors",
             progress=self.progress,
         )
+        refuse_nothing(
+            records, dropped, num_samples=config.expand_samples, generator=expand.generator.name
+        )
+        return records, dropped
 
     def _expansion(self) -> Expand:
         return MoreText.like(self.config).expansion(need(self._generator))

@@ -19,6 +19,22 @@ EVOLUTION = f"{CANARY}::test_a_canary_changes_no_byte[private-evolution]"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="a line is written behind a torn one",
+        file="flower_privsyn/files.py",
+        function="_end_of_whole_lines",
+        before="            return start + found + 1\n",
+        after="            return size\n",
+        tests=("tests/test_files.py",),
+    ),
+    Mutation(
+        name="a whole line is cut off with a torn one",
+        file="flower_privsyn/files.py",
+        function="_end_of_whole_lines",
+        before="block, end = _BLOCK_BYTES, start",
+        after="return 0",
+        tests=("tests/test_files.py",),
+    ),
+    Mutation(
         name="whole seconds of a round stand in metrics.jsonl",
         file=STRATEGY,
         function="PrivateSumStrategy.aggregate_train",

@@ -81,6 +81,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/strategies/test_joint_sketch.py",),
     ),
     Mutation(
+        name="what writes after the joint sketch is not tried before it",
+        file="flower_privsyn/strategies/joint_sketch.py",
+        function="AskedOnce.prepare",
+        before="expand.rehearse(self._text.longest(expand.num_examples))",
+        after="pass",
+        tests=(
+            "tests/strategies/test_joint_sketch.py::TestSettings"
+            "::test_a_writer_that_does_not_answer_is_found_before_anybody_is_asked",
+        ),
+    ),
+    Mutation(
         name="a release is read as if it had no noise",
         file=READING,
         function="_Observed.of",

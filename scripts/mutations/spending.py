@@ -220,6 +220,71 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
     ),
     Mutation(
+        name="a generator that writes nothing is taken to work",
+        file="flower_privsyn/generation/rehearsal.py",
+        function="refuse_silence",
+        before="if any(text.strip() for text in write(attempt)):",
+        after="if list(write(attempt)):",
+        tests=(
+            f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound"
+            "::test_a_server_that_answers_without_a_text",
+        ),
+    ),
+    Mutation(
+        name="one prompt that a server refuses ends the call",
+        file="flower_privsyn/generation/openai_backend.py",
+        function="OpenAIGenerator._request",
+        before="final = _NoTextError if status in _OF_A_PROMPT else GenerationError",
+        after="final = GenerationError",
+        tests=("tests/generation/test_openai_backend.py::TestPromptsWithoutAText",),
+    ),
+    Mutation(
+        name="a server that refuses every prompt is taken to write",
+        file="flower_privsyn/generation/openai_backend.py",
+        function="OpenAIGenerator._each",
+        before="if refused and not self._has_written:",
+        after="if False:",
+        tests=("tests/generation/test_openai_backend.py::TestPromptsWithoutAText",),
+    ),
+    Mutation(
+        name="responses of which none can be used are kept for every resume",
+        file=PREFERENCE_ROUNDS,
+        function="PreferenceRounds._usable",
+        before="        self._rounds.files(number).responses.unlink(missing_ok=True)\n",
+        after="",
+        tests=(
+            "tests/strategies/parts/test_preference_rounds.py::TestCandidates"
+            "::test_nothing_usable_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="the setting's model writes in place of the app's object",
+        file="flower_privsyn/private_path/preparation.py",
+        function="Preparation._changes",
+        before='    refuse_another_writer(self.run, self.method, named="generator" in changes)\n',
+        after="",
+        tests=("tests/private_path/test_writers.py",),
+    ),
+    Mutation(
+        name="a chat interface is passed over where survivors are expanded",
+        file="flower_privsyn/strategies/private_evolution.py",
+        function="PrivateEvolutionConfig.__post_init__",
+        before='if self.output != "survivors" and self.generator_interface == "chat":',
+        after="if False:",
+        tests=("tests/strategies/test_private_evolution.py::TestRankAndPrompts",),
+    ),
+    Mutation(
+        name="a run without a text is finished",
+        file="flower_privsyn/strategies/parts/synthesis.py",
+        function="refuse_nothing",
+        before="    if not records:\n",
+        after="    if False:\n",
+        tests=(
+            "tests/strategies/test_private_evolution.py::TestExpansionThatFails"
+            "::test_a_generator_that_falls_silent_ends_no_run",
+        ),
+    ),
+    Mutation(
         name="the model to train is first loaded after a release",
         file=PREFERENCE_ROUNDS,
         function="PreferenceRounds.rehearse",
@@ -254,7 +319,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="another model on a server passes for the same",
         file=CHANGES,
-        function="_same_model_elsewhere",
+        function="same_model_elsewhere",
         before='    return len(names) == 1 and "" not in names\n',
         after='    return "" not in names\n',
         tests=(f"{CHANGES_TESTS}::TestChanges",),

@@ -277,6 +277,13 @@ class TestCarefulTexts:
             examples = [self.SEEDS[index] for index in parents[:3]]
             assert rendered == prompt.render(examples) + "Here is the"
 
+    def test_opening_words_after_which_nothing_was_written_are_no_text(self) -> None:
+        generator = Scripted(lambda _, number: " \n" if number % 2 else f" goes on {number}")
+        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=5, seed=1)
+        assert all(text.startswith("Here is the goes on") for text in result.texts)
+        assert len(result.texts) == 5
+        assert result.dropped["empty"] > 0
+
     def test_only_whole_sentences_of_some_length_are_kept(self) -> None:
         texts = [
             "All of these nine words make one whole sentence. And this",

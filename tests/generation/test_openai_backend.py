@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,97 @@ def test_an_unknown_model(server: Server):
         OpenAIGenerator(server.url, "huge").generate(["a"], sampling=SAMPLING)
 
 
+NULL = {"choices": [{"index": 0, "text": None}, {"index": 1, "text": None}]}
+
+
+class TestPromptsWithoutAText:
+    """A filter refuses some, or a model will not answer: what is written for others is kept."""
+
+    def refusing(self, server: Server, *, answer: Any, of: Callable[[str], bool]) -> None:
+        server.misbehave = lambda path, body, number: answer if of(body["prompt"]) else None
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            ((400, {"error": "content filter"}), "refused /completions with status 400: content f"),
+            ((413, {"error": "too large"}), "status 413: too large"),
+            ((422, {"error": "too long"}), "status 422: too long"),
+            ((200, NULL), "answered with null in place of a text"),
+        ],
+    )
+    def test_some_of_many(
+        self,
+        server: Server,
+        generator: OpenAIGenerator,
+        caplog: pytest.LogCaptureFixture,
+        answer: Any,
+        words: str,
+    ) -> None:
+        prompts = [f"prompt {number}" for number in range(40)]
+        whole = generator.generate(prompts, num_samples=2, sampling=SAMPLING)
+        self.refusing(server, answer=answer, of=lambda prompt: prompt.endswith(("3", "7")))
+        finished: list[int] = []
+        found = generator.generate(
+            prompts, num_samples=2, sampling=SAMPLING, progress=finished.append
+        )
+        expected = [["", ""] if at % 10 in (3, 7) else row for at, row in enumerate(whole)]
+        assert found == expected
+        assert sum(finished) == 80
+        (warning,) = caplog.messages
+        assert warning.startswith("8 of 40 prompts stay without a text, the first one because ")
+        assert words in warning
+
+    def test_one_of_two_texts_for_a_prompt(
+        self, server: Server, generator: OpenAIGenerator, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        half = {"choices": [{"index": 0, "text": None}, {"index": 1, "text": "a text"}]}
+        server.misbehave = lambda path, body, number: (200, half)
+        assert generator.generate(["a"], num_samples=2, sampling=SAMPLING) == [["", "a text"]]
+        assert caplog.messages == []
+
+    def test_more_than_half_of_many(self, server: Server, generator: OpenAIGenerator) -> None:
+        generator.generate(["a"], sampling=SAMPLING)
+        self.refusing(server, answer=(400, {"error": "too long"}), of=lambda prompt: prompt != "0")
+        said = r"^11 of 20 prompts stayed without a text, the last one because server .* too long$"
+        with pytest.raises(GenerationError, match=said):
+            generator.generate([str(number) for number in range(20)], sampling=SAMPLING)
+
+    def test_all_of_a_few_that_end_a_corpus(
+        self, server: Server, generator: OpenAIGenerator
+    ) -> None:
+        """A resumed run would ask for the same last texts, and end at them every time."""
+        generator.generate(["a"], sampling=SAMPLING)
+        self.refusing(server, answer=(400, {"error": "no"}), of=lambda prompt: True)
+        assert generator.generate(["b", "c"], sampling=SAMPLING) == [[""], [""]]
+
+    def test_of_a_server_that_has_written_nothing_yet(
+        self, server: Server, generator: OpenAIGenerator
+    ) -> None:
+        self.refusing(server, answer=(400, {"error": "n is at most 1"}), of=lambda prompt: True)
+        with pytest.raises(GenerationError, match=r"^server .* status 400: n is at most 1$"):
+            generator.generate(["b", "c"], num_samples=2, sampling=SAMPLING)
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            {"content": None, "reasoning_content": "so"},
+            {"content": None, "tool_calls": [{"id": 1}]},
+        ],
+    )
+    def test_in_a_chat(
+        self, server: Server, generator: OpenAIGenerator, message: dict[str, Any]
+    ) -> None:
+        def misbehave(path: str, body: dict[str, Any], number: int) -> Any:
+            refused = body["messages"][-1]["content"] == "b"
+            return (200, {"choices": [{"message": message}]}) if refused else None
+
+        server.misbehave = misbehave
+        first, second, third = generator.answer(["a", "b", "c"], sampling=SAMPLING)
+        assert first
+        assert second == ""
+        assert third
+
+
 def test_after_a_refusal_no_further_prompt_is_sent(server: Server):
     server.misbehave = lambda path, body, number: (400, {"error": "no"})
     generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)
@@ -209,7 +300,7 @@ def test_after_a_refusal_nothing_is_waited_for(server: Server):
             waits.set()
             return 503, {"error": "busy"}
         assert waits.wait(60)
-        return 400, {"error": "no"}
+        return 403, {"error": "no"}
 
     server.misbehave = misbehave
     generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)

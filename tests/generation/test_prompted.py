@@ -170,7 +170,7 @@ class TestChat:
         ("message", "sentence"),
         [
             ({"content": None, "tool_calls": [{"id": "1"}]}, "a call of a tool"),
-            ({"content": None}, "a message that holds no text"),
+            ({"content": None}, "null in place of a text"),
             ({}, "a message that holds no text"),
             ("words", "a message that holds no text"),
         ],
@@ -203,3 +203,9 @@ class TestChat:
         answered = generator.answer(["hello", "you"], system="Be kind.", sampling=SAMPLING)
         prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
         assert answered == [row[0] for row in generator.generate(prompts, sampling=SAMPLING)]
+
+
+def test_a_model_that_answers_without_a_text_is_found_when_it_is_tried() -> None:
+    with pytest.raises(GenerationError, match="the generator echo was asked 4 times for a text"):
+        asked(Notes(['" "'])).rehearse()
+    asked(Notes(['"A text."'])).rehearse()

@@ -71,6 +71,18 @@ def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
     return build
 
 
+class Silent(EchoGenerator):
+    """Writes nothing, until it is asked for a whole text for the so manieth time."""
+
+    def __init__(self, *, speaks_at: int) -> None:
+        self._left = speaks_at
+
+    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+        self._left -= not is_rehearsal(prompts, kwargs["sampling"])
+        written = super().generate(prompts, **kwargs)
+        return [[""] * len(row) for row in written] if self._left > 0 else written
+
+
 def untouched(strategy: Any, grid: Any) -> bool:
     """Whether a run stopped before anybody was asked for anything."""
     return rounds_asked(grid) == [] and not strategy.run.ledger_file.exists()
@@ -114,6 +126,42 @@ class TestTriedBeforeTheFirstRound:
         with pytest.raises(GenerationError, match="The model `large` does not exist"):
             strategy.start(grid)
         assert untouched(strategy, grid)
+
+    @pytest.mark.parametrize("strategy", ["evolution", "popri"])
+    def test_a_server_that_answers_without_a_text(
+        self,
+        federation: Builder,
+        settings: Builder,
+        evolution: Builder,
+        popri: Builder,
+        server: Server,
+        strategy: str,
+    ) -> None:
+        def silence(path: str, body: dict[str, Any], number: int) -> Any:
+            choices = [{"index": index, "text": " \n"} for index in range(body["n"])]
+            return 200, {"choices": choices}
+
+        server.misbehave = silence
+        writer, grid = remote(server.url), federation()
+        built = popri(writer) if strategy == "popri" else evolution(settings(), generator=writer)
+        with pytest.raises(GenerationError, match="was asked 4 times for a text and each time"):
+            built.start(grid)
+        assert untouched(built, grid)
+        seeds = [body["seed"] for _, body, _ in server.requests]
+        assert len(set(seeds)) == 4  # else a server that honours them answers the same
+
+    def test_a_model_in_this_process_that_writes_nothing(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        grid = federation()
+        strategy = evolution(settings(), generator=Silent(speaks_at=5))
+        with pytest.raises(GenerationError, match="the generator echo was asked 4 times"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+        # One that is silent by chance is asked again.
+        strategy = evolution(settings(resume=True), generator=Silent(speaks_at=4))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
 
     def test_a_server_gets_a_request_as_the_run_will_send_them(
         self, federation: Builder, popri: Builder, server: Server

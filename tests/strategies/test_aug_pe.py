@@ -156,7 +156,7 @@ class TestLabels:
         done = RunDirectory.open(run)
         more = write_more(
             done,
-            MoreText.of(done, {"opening_words": 5}),
+            MoreText.of(done, {"generator": "privsyn-lm", "opening_words": 5}),
             num_samples=10,
             seed=0,
             output=None,
@@ -351,11 +351,11 @@ class TestTheAlgorithm:
     ) -> None:
         class Silent(Writer):
             def generate(self, prompts: Sequence[str], **options: Any) -> list[list[str]]:
-                silent = ['"law"' in prompt for prompt in prompts]
+                silent = ['"river"' in prompt for prompt in prompts]
                 found = super().generate(prompts, **options)
                 return [[""] if quiet else row for quiet, row in zip(silent, found, strict=True)]
 
-        with pytest.raises(GenerationError, match='wrote no first text of the class "law"'):
+        with pytest.raises(GenerationError, match='wrote no first text of the class "river"'):
             strategy(config(), generator=Silent(), variation=ShuffleWords()).start(
                 grid_of(labelled_users(6), tmp_path)
             )

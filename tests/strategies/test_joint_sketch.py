@@ -18,8 +18,9 @@ from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.evaluation.language_model import score_texts
+from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
@@ -31,7 +32,8 @@ from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
-from tests.support.federation import asked, make_users, silent
+from tests.support.federation import asked, is_rehearsal, make_users, silent
+from tests.support.generation_server import Server
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.traffic import check_planned
@@ -455,7 +457,9 @@ class TestResume:
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
         class Silent(EchoGenerator):
-            def generate(self, *args: Any, **kwargs: Any) -> list[str]:
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                if is_rehearsal(prompts, kwargs["sampling"]):
+                    return super().generate(prompts, **kwargs)
                 raise Killed
 
         settings = {"synthesis": "written", "synthetic_samples": 2}
@@ -567,6 +571,48 @@ class TestSettings:
         with pytest.raises(PrivsynError, match=sentence):
             strategy.start(federated)
         assert asked(federated) == []
+
+    @pytest.mark.parametrize(
+        ("refusal", "sentence"),
+        [
+            ((401, {"error": "Incorrect API key"}), "status 401: Incorrect API key"),
+            ((404, {"error": "no such model"}), "status 404: no such model"),
+            ((503, {"error": "starting"}), "status 503: starting"),
+        ],
+    )
+    def test_a_writer_that_does_not_answer_is_found_before_anybody_is_asked(
+        self,
+        federation: Builder,
+        config: Builder,
+        server: Server,
+        refusal: tuple[int, dict[str, Any]],
+        sentence: str,
+    ) -> None:
+        server.misbehave = lambda path, body, number: refusal
+        federated = federation()
+        strategy = JointSketch(
+            config(synthesis="written"),
+            generator=OpenAIGenerator(server.url, "tiny", max_retries=0),
+        )
+        with pytest.raises(GenerationError, match=sentence):
+            strategy.start(federated)
+        assert asked(federated) == []
+        assert not strategy.run.ledger_file.exists()
+
+    def test_a_writer_is_tried_with_the_longest_public_text(
+        self, federation: Builder, config: Builder, server: Server, topics: Path
+    ) -> None:
+        rows = ["one long row of public text, " * 12 + f"number {number}" for number in range(3)]
+        with topics.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
+        server.misbehave = lambda path, body, number: (400, {"error": "enough"})
+        settings = config(synthesis="written", max_tokens=128, max_new_tokens=7)
+        writer = OpenAIGenerator(server.url, "tiny", max_retries=0)
+        with pytest.raises(GenerationError, match="enough"):
+            JointSketch(settings, generator=writer).start(federation())
+        ((path, body, _),) = server.requests
+        assert (path, body["max_tokens"], body["n"]) == ("/v1/completions", 7, 1)
+        assert all(row.strip() in body["prompt"] for row in rows)
 
 
 def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model(tmp_path: Path) -> None:

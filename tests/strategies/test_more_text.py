@@ -36,7 +36,7 @@ def write(run: RunDirectory, num_samples: int = 20, **changes: Any) -> Written:
     arguments |= {key: changes.pop(key) for key in list(changes) if key in arguments}
     return write_more(
         run,
-        MoreText.of(run, changes),
+        MoreText.of(run, {"generator": "privsyn-lm", **changes}),
         num_samples=num_samples,
         progress=NullProgress(),
         seed=arguments["seed"],
@@ -139,6 +139,22 @@ def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_pa
         write(finished, output=tmp_path / "nowhere" / "more.jsonl")
 
 
+def test_a_file_goes_on_with_the_same_model_elsewhere(finished: RunDirectory) -> None:
+    here = {"generator": "http://a:1/v1#owner/model", "generator_api_key_env": "KEY_OF_A"}
+    there = {"generator": "HTTPS://b:2/v1#owner/model", "generator_api_key_env": "KEY_OF_B"}
+    first = write(finished, 5, **here)
+    again = write(finished, 10, **there)
+    assert again.path == first.path == finished.path / "expanded-model-1.jsonl"
+    assert again.texts == 10
+    note = json.loads((finished.path / "expanded-model-1.jsonl.settings.json").read_text())
+    assert note["generator"] == there["generator"]
+    for other in ("http://a:1/v1#another/model", "model"):
+        with pytest.raises(
+            ConfigError, match=r"was written with generator = 'HTTPS://b:2/v1#owner"
+        ):
+            write(finished, 20, generator=other)
+
+
 def test_a_run_that_chose_a_round_gives_its_survivors(finished: RunDirectory) -> None:
     state = json.loads(finished.state_file.read_text())
     state["summary"]["survivors_of_round"] = 1
@@ -161,6 +177,11 @@ def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirector
 
 
 def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match='by an object of its app, "echo", which is not at hand'):
+        MoreText.of(finished, {})
+    document = json.loads(finished.config_file.read_text())
+    del document["generators"]
+    finished.config_file.write_text(json.dumps(document))
     assert MoreText.of(finished, {}).generator == "privsyn-lm"
     for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
         (finished.path / name).mkdir(parents=True)
@@ -176,7 +197,7 @@ def test_what_is_not_finished_or_names_no_generator_is_refused(
     with pytest.raises(ConfigError, match="has no setting generator: name one with --generator"):
         MoreText.of(bare, {})
     with pytest.raises(ConfigError, match="temperature"):
-        MoreText.of(finished, {"temperature": -1.0})
+        MoreText.of(finished, {"generator": "privsyn-lm", "temperature": -1.0})
     with pytest.raises(RunDirectoryError, match="has not finished"):
         write(bare, generator="privsyn-lm")
 
@@ -194,6 +215,11 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "epsilon_known_cohorts" in shown
     assert len(lines(file)) == 3
     assert finished.ledger_file.read_bytes() == ledger
+    server = ["--generator", "http://127.0.0.1:9/v1#m", "--generator-retries", "0"]
+    assert main(["expand", str(finished.path), *server, "--generator-timeout", "5.0"]) != 0
+    assert "(tried once)" in capsys.readouterr().err
+    assert main(["expand", str(finished.path), *server, "--generator-concurrency", "0"]) == 2
+    assert "generator-concurrency must be" in capsys.readouterr().err
     assert main([*words[:-1], "0"]) == 2
     assert "--samples" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.errors import ConfigError, TrainingError
+from flower_privsyn.errors import ConfigError, GenerationError, TrainingError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.queries import expand_scores
 from flower_privsyn.strategies import POPri, POPriConfig
@@ -327,6 +327,27 @@ class TestKilledAndResumed:
             (2, False),
             (3, False),
         ]
+        self.same_run(whole, tmp_path / "run")
+
+    def test_texts_of_a_writer_that_fell_silent_are_asked_for_again(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        class Silent(WordGenerator):
+            """Writes nothing once the rounds are over."""
+
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                written = super().generate(prompts, **kwargs)
+                over = kwargs.get("num_samples", 1) == 1
+                tried = is_rehearsal(prompts, kwargs["sampling"])
+                return [[""] for _ in prompts] if over and not tried else written
+
+        whole = self.reference(federation, config, tmp_path)
+        first = popri(config(noise_multiplier=0.0), generator=Silent(WORDS))
+        with pytest.raises(GenerationError, match="the generator words .* none that can be kept"):
+            first.start(federation())
+        assert first.run.status == "failed"
+        assert not first.run.synthetic_jsonl.exists()
+        popri(config(noise_multiplier=0.0, resume=True)).start(federation())
         self.same_run(whole, tmp_path / "run")
 
     def test_in_the_first_generation_nothing_is_charged(

@@ -214,6 +214,44 @@ class TestExpansionThatFails:
         assert not (tmp_path / "run" / "expanded.jsonl").exists()
         assert len(releases(tmp_path / "run")) == 1
 
+    def test_a_generator_that_falls_silent_ends_no_run(
+        self,
+        federation: Builder,
+        settings: Builder,
+        evolution: Builder,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        from flower_privsyn.errors import GenerationError
+        from flower_privsyn.testing import EchoGenerator
+
+        class Silent(EchoGenerator):
+            """Writes nothing but the text of one prompt."""
+
+            speaks = False
+
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                written = super().generate(prompts, **kwargs)
+                if is_rehearsal(prompts, kwargs["sampling"]):
+                    return written
+                spoken, self.speaks = self.speaks, False
+                return [row if spoken and not place else [" "] for place, row in enumerate(written)]
+
+        values = {"expand_samples": 10, "num_rounds": 1}
+        strategy = evolution(settings(**values), generator=Silent())
+        said = r"the generator echo was asked for 10 texts and wrote none .*\(dropped: 40 empty\)"
+        with pytest.raises(GenerationError, match=said):
+            strategy.start(federation())
+        assert strategy.run.status == "failed"
+        assert not strategy.run.synthetic_jsonl.exists()
+        barely = Silent()
+        barely.speaks = True
+        again = evolution(settings(**values, resume=True), generator=barely)
+        again.start(federation())
+        assert again.run.status == "finished"
+        assert len(lines(again.run.synthetic_jsonl)) == 1
+        assert "was asked for 10 texts, and 1 could be kept (dropped: 39 empty)" in caplog.text
+        assert len(releases(again.run.path)) == 1
+
 
 class TestRelativePaths:
     def test_are_relative_to_where_the_command_was_typed(
@@ -529,6 +567,7 @@ class TestRankAndPrompts:
             ({"selection": "best"}, "selection must be one of"),
             ({"variation": "draw"}, "variation must be one of"),
             ({"generator_interface": "talk"}, "generator-interface must be one of"),
+            ({"generator_interface": "chat"}, 'set output = "survivors" .* or generator-interface'),
         ],
     )
     def test_settings_that_cannot_be_are_refused(
@@ -543,7 +582,7 @@ class TestRankAndPrompts:
         for number, (changes, sentence) in enumerate(
             (
                 ({"variation_prompt": "sonnet"}, "'sonnet' is not known"),
-                ({"generator_interface": "chat"}, "takes no messages"),
+                ({"generator_interface": "chat", "output": "survivors"}, "takes no messages"),
             )
         ):
             folder = tmp_path / f"run-{number}"

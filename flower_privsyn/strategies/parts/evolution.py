@@ -20,6 +20,7 @@ from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.generation.served import ServedGenerator
 from flower_privsyn.generation.variation import vary
 from flower_privsyn.private_path.method import (
     Method,
@@ -78,7 +79,7 @@ _OF_THE_GENERATOR: Final = frozenset({"generator", "max-new-tokens"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvolutionConfig(PrivateSumConfig):
+class EvolutionConfig(ServedGenerator, PrivateSumConfig):
     """Settings of a population that users vote on."""
 
     max_samples: Annotated[
@@ -188,11 +189,16 @@ class Evolution(Method):
         self._selection = selection_of(config)
         self._embedder = embedder
         self._variation = variation
-        self._generator = generator
+        self._given = self._generator = generator
         self._place: Workplace | None = None
         self._population: Population | None = None
         self._careful: Variation | None = None
         self._seeds: list[str] = []
+
+    @property
+    def given_writer(self) -> str | None:
+        """The generator that was given in place of the setting's, by name."""
+        return None if self._given is None else self._given.name
 
     @property
     def writes(self) -> bool:
@@ -264,7 +270,9 @@ class Evolution(Method):
         self._embedder = embedder_of(config, self._embedder)
         if self._asks_generator and self._generator is None:
             self._generator = load_generator(
-                located(config.generator), api_key_env=config.generator_api_key_env
+                located(config.generator),
+                api_key_env=config.generator_api_key_env,
+                **config.server_options,
             )
         if self._variation is None:
             self._variation = self._load_variation()

@@ -262,9 +262,11 @@ class PreferenceRounds:
                     # The end of a text that was cut is no end, and must not be taught as one.
                     ends.append(end if whole.endswith(text) else "")
         if not texts:
+            # A resumed run asks for others: with these it would end here every time.
+            self._rounds.files(number).responses.unlink(missing_ok=True)
             raise GenerationError(
                 f"round {number}: none of the {len(raw)} responses can be used "
-                f"({_counted(dropped)})"
+                f"({_counted(dropped)}); a run that is resumed asks for them again"
             )
         if dropped:
             logger.info(
@@ -414,9 +416,13 @@ class PreferenceRounds:
 
         Returns:
             `synthetic_texts` and `dropped`, for the end of the run.
+
+        Raises:
+            GenerationError: the generator failed, or nothing that it wrote can be kept; a resumed
+                run goes on with what is there.
         """
         from flower_privsyn.generation import Expand, SamplingParameters
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably
+        from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
         config, public = self._config, self._public
         kept = run.path / "expanded.jsonl"
@@ -443,6 +449,12 @@ class PreferenceRounds:
             stage="Write synthetic texts",
             progress=self._progress,
             adapter=self.adapter(round_number),
+        )
+        refuse_nothing(
+            records,
+            dropped,
+            num_samples=config.synthetic_samples,
+            generator=public.generator.name,
         )
         run.write_synthetic(records)
         kept.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from flower_privsyn.generation.api_key import (
     check_generator,
     is_address,
 )
+from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries.kernel_mean import Bandwidth, NumFeatures
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 #: paid for, and these change the memory alone.
 MEMORY_SETTINGS = frozenset({"training-micro-batch-size", "gradient-checkpointing"})
 
-#: How many texts to write at the end, and how a server lets one in.
-FREE_SETTINGS = frozenset({"synthetic-samples", "generator-api-key-env"})
+#: How many texts to write at the end, and how a server is asked for them.
+FREE_SETTINGS = SERVER_SETTINGS | {"synthetic-samples"}
 
 #: What writes the synthetic texts once no release is left to be made.
 WRITING_SETTINGS = frozenset(
@@ -58,7 +59,7 @@ class PreferenceTrainer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(PrivateSumConfig):
+class PreferenceConfig(ServedGenerator, PrivateSumConfig):
     """Settings of every strategy that trains a generator on preferences among its own texts.
 
     References:

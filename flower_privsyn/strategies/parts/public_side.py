@@ -80,7 +80,9 @@ class PublicSide:
         embedder = embedder_of(config, embedder)
         if generator is None:
             generator = load_generator(
-                located(config.generator), api_key_env=config.generator_api_key_env
+                located(config.generator),
+                api_key_env=config.generator_api_key_env,
+                **config.server_options,
             )
         seeds = public_texts(
             located(config.public_text),

@@ -14,6 +14,7 @@ from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.generation.served import ServedGenerator
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.strategies.parts.student import StudentConfig
 
@@ -238,7 +239,7 @@ class SketchedStudentConfig(StudentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointSketchConfig(SketchedStudentConfig):
+class JointSketchConfig(ServedGenerator, SketchedStudentConfig):
     """Settings of `JointSketch`.
 
     `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on

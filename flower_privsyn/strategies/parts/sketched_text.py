@@ -77,6 +77,15 @@ class SketchedText:
         config = self._config
         self.public.long_enough(config.least_row_tokens, source=config.public_text)
 
+    def longest(self, count: int) -> list[str]:
+        """The rows of the most tokens, at most so many: no prompt of others is longer than theirs.
+
+        Args:
+            count: >= 1.
+        """
+        places = np.argsort(-self.public.lengths, kind="stable")[:count]
+        return [self.public.text_of(int(place)) for place in places]
+
     def _broadcast(self) -> dict[str, Any]:
         from flower_privsyn.queries.bigrams import frequent_bigrams
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.files import append_json_lines, read_json_lines
-from flower_privsyn.generation import Expand, Prompt, SamplingParameters, TextGenerator
+from flower_privsyn.generation import Expand
 from flower_privsyn.generation.generators import is_gguf, is_remote
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.host.progress import ProgressReporter
@@ -105,6 +105,41 @@ def expand_resumably(
     return records, dropped
 
 
+def refuse_nothing(
+    records: Sequence[object], dropped: Mapping[str, int], *, num_samples: int, generator: str
+) -> None:
+    """Refuse a corpus that holds no text, and say in the log what is missing of one that does.
+
+    A run that ended without a text would have spent its budget and could not be resumed.
+
+    Args:
+        records: what was kept.
+        dropped: how many texts were not, by reason.
+        num_samples: how many were asked for, >= 0.
+        generator: who was asked, by name.
+
+    Raises:
+        GenerationError: nothing was kept of what was asked for.
+    """
+    if len(records) >= num_samples:
+        return
+    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+    if not records:
+        raise GenerationError(
+            f"the generator {generator} was asked for {num_samples} texts and wrote none that can "
+            f"be kept (dropped: {why or 'none'}): what was released stays, and the run can be "
+            "resumed with another generator, prompt or temperature; the same ones are asked for "
+            "the same texts again"
+        )
+    logger.warning(
+        "the generator %s was asked for %d texts, and %d could be kept (dropped: %s)",
+        generator,
+        num_samples,
+        len(records),
+        why or "none",
+    )
+
+
 def biased_generator(
     name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
 ) -> Path | None:
@@ -136,14 +171,13 @@ def biased_generator(
 
 
 def write_after(
-    generator: TextGenerator,
+    expand: Expand,
     examples: Sequence[str],
     *,
     ids: Sequence[str],
     num_samples: int,
     best_of: int,
-    prompt: Prompt,
-    sampling: SamplingParameters,
+    seed: int,
     score: Callable[[list[str]], npt.NDArray[np.float64]],
     kept: Path,
     progress: ProgressReporter,
@@ -151,13 +185,12 @@ def write_after(
     """Write more texts than are wanted, shown examples, and keep the best.
 
     Args:
-        generator: writes.
+        expand: the generator, its prompt and how it samples.
         examples: the texts that stand in the prompts.
         ids: identifiers of the examples, the parents of a text; there may be more of them.
         num_samples: texts that are kept, >= 1.
         best_of: texts that are written for each of these, >= 1.
-        prompt: the generator's.
-        sampling: how it draws; its seed is that of the first attempt.
+        seed: from which that of every attempt is derived.
         score: of texts, higher for better ones.
         kept: JSON-lines file of what was written so far.
         progress: where the work reports.
@@ -166,20 +199,23 @@ def write_after(
         The best in the order in which they were written, and how many texts were dropped before.
 
     Raises:
-        GenerationError: the generator failed; what it wrote before is in `kept`.
+        GenerationError: the generator failed, or nothing that it wrote can be kept; what it wrote
+            before is in `kept`.
     """
+    wanted = best_of * num_samples
     records, dropped = expand_resumably(
-        Expand(generator, prompt=prompt, sampling=sampling),
+        expand,
         examples,
         ids=ids[: len(examples)],
-        num_samples=best_of * num_samples,
+        num_samples=wanted,
         kept=kept,
-        seed_after=lambda before: derive_seed(sampling.seed, "write", before),
+        seed_after=lambda before: derive_seed(seed, "write", before),
         round_number=1,
         source="written",
         stage="Write synthetic text",
         progress=progress,
     )
+    refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
     scores = score([str(record["text"]) for record in records])
     best = np.argsort(-scores, kind="stable")[:num_samples]
     return [records[index] for index in sorted(best.tolist())], dropped

@@ -30,7 +30,7 @@ GeneratorInterface = Annotated[
     Literal["completions", "chat"],
     'how `generator` is asked by prompts: "completions", it goes on with them, as a base model '
     'does; "chat", they are messages that it answers, as an instruction model does (a server\'s '
-    "/chat/completions, without tools).",
+    "/chat/completions, without tools). Texts are expanded by completions alone.",
 ]
 """The setting `generator-interface`."""
 

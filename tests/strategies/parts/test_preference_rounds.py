@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import load_prompt
+from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.queries import KernelMean, mean_features
 from flower_privsyn.runs.rounds import Rounds
@@ -24,6 +24,7 @@ from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
 from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.ranking import rank_pairs
 from flower_privsyn.testing import HashEmbedder, train_words
+from tests.support.generation_server import Server
 
 END = "\nOriginal Text Sample 5"
 
@@ -198,6 +199,23 @@ class TestCandidates:
     def test_nothing_usable_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(GenerationError, match=r"round 1: none of the 18 responses.*18 empty"):
             rounds(tmp_path, Scripted([" "] * 6)).candidates(1)
+        # A run that is resumed does not end at the same responses again.
+        assert len(rounds(tmp_path, Scripted(list("abcdef"))).candidates(1)) == 18
+
+    def test_prompts_that_a_server_refuses_have_no_candidates(
+        self, tmp_path: Path, server: Server
+    ) -> None:
+        def filtered(path: str, body: dict[str, Any], number: int) -> Any:
+            refused = "number 7\n" in body["prompt"]
+            return (400, {"error": "content filter"}) if refused else None
+
+        server.misbehave = filtered
+        writer = OpenAIGenerator(server.url, "tiny", max_retries=0)
+        made = rounds(tmp_path, writer, num_prompts=20, responses_per_prompt=2)
+        candidates = made.candidates(1)
+        asked = {body["prompt"] for _, body, _ in server.requests}
+        assert len(asked) == 20
+        assert {p for p in asked if "number 7\n" not in p} == set(candidates.prompts) < asked
 
     def test_are_stored_as_they_travel(self, tmp_path: Path) -> None:
         made = rounds(tmp_path, Scripted(list("abcdef")))

@@ -1,0 +1,135 @@
+"""How a server is asked: what the settings say of it reaches it, whatever the method."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.generation.expand import batch_of
+from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
+from flower_privsyn.strategies import (
+    AugPEConfig,
+    JointSketchConfig,
+    KernelSketchConfig,
+    POPriConfig,
+    PrivateEvolutionConfig,
+)
+from flower_privsyn.strategies.aug_pe import EvolutionByClass
+from flower_privsyn.strategies.joint_sketch import AskedOnce
+from flower_privsyn.strategies.kernel_sketch import SketchRefinement
+from flower_privsyn.strategies.more_text import MoreText
+from flower_privsyn.strategies.popri import PreferencesByScores
+from flower_privsyn.strategies.private_evolution import EvolutionByVotes
+from flower_privsyn.testing import HashEmbedder, ShuffleWords
+from tests.support.generation_server import Server
+
+ASKED = {"generator_timeout": 7.5, "generator_retries": 0, "generator_concurrency": 3}
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "private-evolution": lambda **values: EvolutionByVotes(
+        PrivateEvolutionConfig(num_candidates=8, **values),
+        embedder=HashEmbedder(),
+        variation=ShuffleWords(),
+    ),
+    "aug-pe": lambda **values: EvolutionByClass(
+        AugPEConfig(num_candidates=14, **values),
+        embedder=HashEmbedder(),
+        variation=ShuffleWords(),
+    ),
+    "popri": lambda **values: PreferencesByScores(
+        POPriConfig(training_model="privsyn-lm", **values),
+        embedder=HashEmbedder(),
+        trainer=pytest.fail,
+    ),
+    "kernel-sketch": lambda **values: SketchRefinement(
+        KernelSketchConfig(training_model="privsyn-lm", **values),
+        embedder=HashEmbedder(),
+        trainer=pytest.fail,
+    ),
+    "joint-sketch": lambda **values: AskedOnce(
+        JointSketchConfig(synthesis="written", least_row_tokens=1, **values)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_reach_the_server_of_a_method(
+    name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_privsyn.private_path.method import Workplace
+    from flower_privsyn.runs import RunDirectory
+
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    server.misbehave = lambda path, body, number: (503, {"error": "starting"})
+    method = METHODS[name](
+        epsilon=1.0, generator=f"{server.url}#tiny", public_text=str(public_file), **ASKED
+    )
+    run = RunDirectory.create(tmp_path / "run", config={})
+    place = Workplace(run=run, progress=run.progress(), released=lambda number: None)
+    with pytest.raises(GenerationError, match=r"status 503: starting \(tried once\)"):
+        method.prepare(place)
+    assert len(server.requests) == 1
+    run.unlock()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_may_change_them(name: str, tmp_path: Path) -> None:
+    from flower_privsyn.runs import RunDirectory
+
+    run = RunDirectory.create(tmp_path / "run", config={})
+    for begun in ("models", "refinement"):
+        (run.path / begun).mkdir()
+    (run.path / "written.jsonl").touch()
+    free = METHODS[name](epsilon=1.0).free_settings(run, all_released=False)
+    assert free >= SERVER_SETTINGS
+    run.unlock()
+
+
+def test_so_many_requests_are_under_way_at_once(server: Server) -> None:
+    together = threading.Barrier(3)
+
+    def wait(path: str, body: dict[str, Any], number: int) -> None:
+        together.wait(timeout=30)
+
+    server.misbehave = wait
+    options = ServedGenerator(**ASKED).server_options
+    generator = load_generator(f"{server.url}#tiny", **options)
+    generator.generate([str(number) for number in range(9)], sampling=SamplingParameters(seed=0))
+    assert server.most_concurrent == 3
+
+
+def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
+    assert batch_of("privsyn-lm", concurrency=64) == 64
+    assert batch_of("http://a:1/v1#m", concurrency=64) == 256
+    assert batch_of("http://a:1/v1#m", concurrency=1) == 64
+    sizes: list[int] = []
+    settings = MoreText(generator=f"{server.url}#tiny", generator_concurrency=40)
+    result = settings.expansion().run(
+        [f"seed {number}" for number in range(20)],
+        num_samples=150,
+        seed=0,
+        on_batch=lambda texts, parents: sizes.append(len(texts)),
+    )
+    assert len(result.texts) == 150
+    assert sizes == [150]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("generator-timeout", 0.0),
+        ("generator-timeout", 1e6),
+        ("generator-retries", -1),
+        ("generator-concurrency", 0),
+        ("generator-concurrency", 5000),
+    ],
+)
+def test_values_out_of_range_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{key} must be .*, got {value}"):
+        PrivateEvolutionConfig(epsilon=1.0, **{key.replace("-", "_"): value})
