@@ -140,6 +140,8 @@ class TestJudging:
             assert "popri" in advice.unmeasured
             assert "fred" not in advice.unmeasured
             assert "private-evolution" in advice.unmeasured
+            said = "\n".join(advice_lines(advice))
+            assert f"Not measured in these places: {', '.join(advice.unmeasured)}." in said
         cells = collect(place(9, FLOOR, record("pre-text", 1.0, 0.3)))
         advice = advise(MeasuredTable(cells=tuple(cells), setup=()), Need(users=9, epsilon=1.0))
         assert "private-evolution" not in advice.unmeasured  # which pre-text is settings of
@@ -274,7 +276,6 @@ class TestTheCommand:
         said = capsys.readouterr().out
         assert said.startswith("5,000 users, epsilon 1, 1 MB up at most:\n")
         assert "users 5,000 is between those measured" in said
-        assert "Not measured in these places: " in said
         words = ["advise", "--users", "5000", "--epsilon", "1", "--json"]
         assert main(words) == 0
         read = json.loads(capsys.readouterr().out)
