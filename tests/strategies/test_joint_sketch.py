@@ -17,6 +17,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.evaluation.language_model import score_texts
@@ -32,6 +33,7 @@ from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
+from flower_privsyn.training.causal import training_rows
 from tests.support.federation import asked, is_rehearsal, make_users, silent
 from tests.support.generation_server import Server
 from tests.support.probe import Killed
@@ -226,6 +228,24 @@ class TestARun:
         with pytest.raises(ConfigError, match="has a round that would be asked again"):
             copy_released(RunDirectory.open(run.path), tmp_path / "new")
         assert not (tmp_path / "new").exists()
+
+    def test_student_learns_no_ends_where_rows_of_public_text_were_cut(
+        self, config: Builder, topics: Path
+    ) -> None:
+        given = config(max_tokens=8)
+        _, tokenizer = load_pretrained(given.model, kind="causal", dtype="float32", device="cpu")
+        public = PublicRows.of(
+            str(topics),
+            tokenizer=load_tokenizer(given.model)[0],
+            max_tokens=given.max_tokens,
+            setting="public-text",
+        )
+        texts = [public.text_of(row) for row in range(12)]
+        rows = training_rows(
+            tokenizer, texts, settings=given.student_training(), window=given.max_tokens, seed=0
+        )
+        assert len(rows) >= 12
+        assert not any(tokenizer.eos_token_id in row[1:] for row in rows)
 
     def test_student_is_the_plain_one_with_the_release_in_its_logits(
         self, finished: JointSketch

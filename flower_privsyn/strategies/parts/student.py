@@ -30,4 +30,5 @@ class StudentConfig(PrivateSumConfig):
             batch_size=self.student_batch_size,
             learning_rate=self.student_learning_rate,
             max_tokens=self.max_tokens,
+            learn_ends=False,  # rows are pieces of documents, and end where they were cut
         )
