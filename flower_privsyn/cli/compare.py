@@ -150,6 +150,9 @@ def compare(
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
+    training = CausalTraining(
+        learning_rate=learning_rate, batch_size=batch_size, max_steps=steps, learn_ends=learn_ends
+    )
     _check_sizes(users, grid, budget_minutes)
     people = People.read(
         data,
@@ -177,12 +180,7 @@ def compare(
         users=grid or [users],
         delta=delta,
         downstream=downstream,
-        training=CausalTraining(
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            max_steps=steps,
-            learn_ends=learn_ends,
-        ),
+        training=training,
         max_texts=max_texts,
         settings=settings or (),
         distil=distil,

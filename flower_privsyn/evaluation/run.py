@@ -201,8 +201,7 @@ def evaluate_run(
     public, trained = _made(run, samples, seed, shown)
     tuned = None
     if downstream is not None and work is not None:
-        # Held-out texts end where they were cut, and their ends are not predicted, either.
-        settings = training or CausalTraining(learn_ends=False)
+        settings = training or CausalTraining(learn_ends=False)  # as none of held-out text count
         tuned = _fine_tuned(run, downstream, synthetic, samples, settings, work, seed, shown)
     return RunEvaluation(
         run=str(run.path),

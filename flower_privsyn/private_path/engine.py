@@ -186,10 +186,7 @@ class PrivateSumStrategy(Strategy):
         with run.session():
             self._grid = WindowedGrid(grid, window=self.messages_under_way)
             self._rounds = RoundEnds(
-                run=run,
-                method=self.method,
-                total=settings.num_rounds,
-                tracker=tracker,
+                run=run, method=self.method, total=settings.num_rounds, tracker=tracker
             )
             self._federation = Preparation(
                 run=run,

@@ -406,7 +406,7 @@ class TestBeforeSpending:
         ("key", "value", "kind"),
         [
             ("num-rounds", 2.5, "whole number"),
-            ("resume", "yes", "true or false"),
+            ("resume", "yes", 'true, false or "auto"'),
             ("delta", "x", "number"),
         ],
     )
