@@ -173,7 +173,7 @@ def _learned(
         fine_tune(
             located(downstream),
             found.texts,
-            settings=CausalTraining(learning_rate=2e-4, max_steps=200),
+            settings=CausalTraining(learning_rate=2e-4, max_steps=200, learn_ends=False),
             output=folder / "downstream",
             seed=baseline.seed,
             progress=stage.reach,
