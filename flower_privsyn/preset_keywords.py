@@ -42,15 +42,17 @@ class PrivateSumKeywords(TypedDict, total=False):
     tracker: Literal["", "tensorboard", "mlflow", "wandb"]
 
 
-class ServedGeneratorKeywords(TypedDict, total=False):
-    """Settings of `ServedGenerator`."""
+class GeneratorSettingsKeywords(TypedDict, total=False):
+    """Settings of `GeneratorSettings`."""
 
+    generator: str
+    generator_api_key_env: str
     generator_timeout: float
     generator_retries: int
     generator_concurrency: int
 
 
-class EvolutionKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=False):
+class EvolutionKeywords(GeneratorSettingsKeywords, PrivateSumKeywords, total=False):
     """Settings of `EvolutionConfig`."""
 
     sampling: Literal["full", "poisson", "fixed-size"]
@@ -76,15 +78,13 @@ class EvolutionKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=False
     whole_sentences: bool
     likelihood_quantile: float
     likelihood_model: str
-    generator: str
-    generator_api_key_env: str
     generator_interface: Literal["completions", "chat"]
     max_new_tokens: int
     temperature: float
     top_p: float
 
 
-class PreferenceKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=False):
+class PreferenceKeywords(GeneratorSettingsKeywords, PrivateSumKeywords, total=False):
     """Settings of `PreferenceConfig`."""
 
     sampling: Literal["full", "poisson", "fixed-size"]
@@ -107,8 +107,6 @@ class PreferenceKeywords(ServedGeneratorKeywords, PrivateSumKeywords, total=Fals
     top_p: float
     max_new_tokens: int
     prompt: str
-    generator: str
-    generator_api_key_env: str
     training_model: str
     public_text: str
     synthetic_samples: int

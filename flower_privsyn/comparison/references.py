@@ -193,8 +193,8 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         known: texts to show the generator, of which as many as there are candidates are drawn.
         source: what they are called.
     """
-    from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
-    from flower_privsyn.generation.served import ServedGenerator
+    from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+    from flower_privsyn.generation.generator_settings import GeneratorSettings
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"
@@ -207,19 +207,15 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
 
     # Of a comparison that was begun before they were, these have their defaults.
-    served = ServedGenerator(
+    settings = GeneratorSettings(
         **{
             name: values[key]
-            for name in ServedGenerator.declared
+            for name in GeneratorSettings.declared
             if (key := name.replace("_", "-")) in values
         }
     )
     expand = Expand(
-        load_generator(
-            located(str(values["generator"])),
-            api_key_env=str(values["generator-api-key-env"]),
-            **served.server_options,
-        ),
+        settings.load_generator(),
         prompt=load_prompt(located(str(values["prompt"]))),
         sampling=SamplingParameters(
             seed=seed_after(0),

@@ -14,6 +14,7 @@ from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 
 if TYPE_CHECKING:
+    from flower_privsyn.generation import TextGenerator
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
 
@@ -129,17 +130,12 @@ class Method(ABC):
     #: The same once all releases are made.
     changeable_once_released: ClassVar[frozenset[str]] = frozenset()
 
+    #: What an app gave to write in place of the setting `generator`; None where the setting says.
+    given_writer: TextGenerator | None = None
+
     @property
     def stamp(self) -> str | None:
         """What marks every figure of a run whose result the ledger does not cover; else None."""
-        return None
-
-    @property
-    def given_writer(self) -> str | None:
-        """The name of the object that an app gave to write in place of the setting `generator`.
-
-        None where there is none: the setting says what writes.
-        """
         return None
 
     @abstractmethod

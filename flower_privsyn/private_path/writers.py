@@ -43,7 +43,7 @@ def _described(method: Method) -> dict[str, dict[str, Any]]:
     if not names or method.given_writer is None:
         return {name: describe_generator(name) for name in names}
     return {
-        method.given_writer: {
+        method.given_writer.name: {
             "run_by": _BY_THE_APP,
             "deterministic": False,
             "because": "what it makes of seeds is the app's business",

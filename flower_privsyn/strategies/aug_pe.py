@@ -28,7 +28,7 @@ from flower_privsyn.checks import PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
-from flower_privsyn.generation.served import SERVER_SETTINGS
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import need

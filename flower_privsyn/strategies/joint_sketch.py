@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.served import SERVER_SETTINGS
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
@@ -133,13 +133,8 @@ class AskedOnce(AskedAgain):
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
     ) -> None:
         self.config = config
-        self._given = self._generator = generator
+        self.given_writer = self._generator = generator
         self._text: SketchedText | None = None
-
-    @property
-    def given_writer(self) -> str | None:
-        """The generator that was given in place of the setting's, by name."""
-        return None if self._given is None else self._given.name
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -247,8 +242,8 @@ class AskedOnce(AskedAgain):
         from flower_privsyn.strategies.parts.synthesis import biased_generator
 
         config = self.config
-        if self._given is not None:
-            return self._given
+        if self.given_writer is not None:
+            return self.given_writer
         name, made = located(config.generator), None
         if config.generator_steps:
             made = student.trained(
@@ -279,7 +274,7 @@ class AskedOnce(AskedAgain):
         if not config.generator_steps:
             return
         elsewhere = is_remote(config.generator) or is_gguf(config.generator)
-        if elsewhere or self._given is not None:
+        if elsewhere or self.given_writer is not None:
             raise ConfigError(
                 f"generator-steps = {config.generator_steps} trains the generator in this process, "
                 "which an address, vLLM, a GGUF file or an object of one's own cannot be: a "
@@ -289,13 +284,7 @@ class AskedOnce(AskedAgain):
 
     def _load_generator(self) -> TextGenerator:
         if self._generator is None:
-            from flower_privsyn.generation import load_generator
-
-            self._generator = load_generator(
-                located(self.config.generator),
-                api_key_env=self.config.generator_api_key_env,
-                **self.config.server_options,
-            )
+            self._generator = self.config.load_generator()
         return self._generator
 
     def _expansion(self, generator: TextGenerator) -> Expand:

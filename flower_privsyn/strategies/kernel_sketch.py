@@ -193,18 +193,13 @@ class SketchRefinement(AskedAgain):
     ) -> None:
         self.config = config
         self._embedder = embedder
-        self._given = generator
+        self.given_writer = generator
         self._variation = variation
         self._trainer = trainer
         self._public: PublicSide | None = None
         self._rounds: PreferenceRounds | None = None
         self._validation: Sketch | None = None
         self._kernel = kernel_of(config, bandwidth=config.bandwidth or 1.0)
-
-    @property
-    def given_writer(self) -> str | None:
-        """The generator that was given in place of the setting's, by name."""
-        return None if self._given is None else self._given.name
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -251,7 +246,7 @@ class SketchRefinement(AskedAgain):
         public = self._public = PublicSide.load(
             config,
             embedder=self._embedder,
-            generator=self._given,
+            generator=self.given_writer,
             check_training=config.needs_training and self._trainer is None,
         )
         if config.refine == "evolution" and self._variation is None:

@@ -17,8 +17,7 @@ from annotated_types import Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, check_generator
-from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.private_path.changes import same_model_elsewhere
@@ -37,7 +36,7 @@ _PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreText(ServedGenerator):
+class MoreText(GeneratorSettings):
     """How more text is written; the settings of the run under the same names, unless others are.
 
     Raises:
@@ -45,7 +44,6 @@ class MoreText(ServedGenerator):
     """
 
     generator: Annotated[str, "the language model; the run's own unless another is named."]
-    generator_api_key_env: Annotated[str, "where its key is."] = API_KEY_VARIABLE
     prompt: Annotated[str, "a bundled name or a JSON file."] = "pre-text"
     max_new_tokens: Annotated[PositiveInt, "tokens per text."] = 85
     temperature: Annotated[NonNegativeFloat, "of sampling."] = 1.0
@@ -53,11 +51,6 @@ class MoreText(ServedGenerator):
     opening_words: Annotated[NonNegativeInt, "words of a seed that a text begins with."] = 0
     whole_sentences: Annotated[bool, "end texts with a sentence."] = False
     refuse_repetition: Annotated[bool, "drop texts that repeat three words."] = False
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check_generator(self.generator, self.generator_api_key_env)
-        super().__post_init__()
 
     @classmethod
     def of(cls, run: RunDirectory, changed: Mapping[str, Any]) -> Self:
@@ -110,18 +103,12 @@ class MoreText(ServedGenerator):
         from flower_privsyn.generation import (
             Expand,
             SamplingParameters,
-            load_generator,
             load_prompt,
         )
         from flower_privsyn.generation.expand import batch_of
 
         return Expand(
-            generator
-            or load_generator(
-                located(self.generator),
-                api_key_env=self.generator_api_key_env,
-                **self.server_options,
-            ),
+            generator or self.load_generator(),
             prompt=load_prompt(located(self.prompt)),
             opening_words=self.opening_words,
             whole_sentences=self.whole_sentences,

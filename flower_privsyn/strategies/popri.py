@@ -343,7 +343,7 @@ class PreferencesByScores(Method):
         self.config = config
         self._place: Workplace | None = None
         self._embedder = embedder
-        self._given = generator
+        self.given_writer = generator
         self._trainer = trainer
         self._public: PublicSide | None = None
         self._rounds: PreferenceRounds | None = None
@@ -358,11 +358,6 @@ class PreferencesByScores(Method):
     def run(self) -> RunDirectory:
         """The run directory; available from `prepare` on."""
         return self._need_place().run
-
-    @property
-    def given_writer(self) -> str | None:
-        """The generator that was given in place of the setting's, by name."""
-        return None if self._given is None else self._given.name
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -414,7 +409,7 @@ class PreferencesByScores(Method):
         self._public = PublicSide.load(
             config,
             embedder=self._embedder,
-            generator=self._given,
+            generator=self.given_writer,
             check_training=self._trainer is None,
         )
         self._rounds = self._rounds_after(self._public)

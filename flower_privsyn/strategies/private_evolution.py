@@ -34,7 +34,7 @@ import numpy as np
 from flower_privsyn.checks import NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import write_json
-from flower_privsyn.generation.served import SERVER_SETTINGS
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need

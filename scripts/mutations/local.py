@@ -112,8 +112,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a password in the generator's address is written into the run directory",
-        file="flower_privsyn/strategies/parts/evolution.py",
-        function="EvolutionConfig.__post_init__",
+        file="flower_privsyn/generation/generator_settings.py",
+        function="GeneratorSettings.__post_init__",
         before="    check_generator(self.generator, self.generator_api_key_env)\n",
         after="",
         tests=("tests/generation/test_api_key.py",),

@@ -19,8 +19,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
-from flower_privsyn.generation.served import ServedGenerator
+from flower_privsyn.generation.generator_settings import GeneratorSettings
 from flower_privsyn.generation.variation import vary
 from flower_privsyn.private_path.method import (
     Method,
@@ -79,7 +78,7 @@ _OF_THE_GENERATOR: Final = frozenset({"generator", "max-new-tokens"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvolutionConfig(ServedGenerator, PrivateSumConfig):
+class EvolutionConfig(GeneratorSettings, PrivateSumConfig):
     """Settings of a population that users vote on."""
 
     max_samples: Annotated[
@@ -130,12 +129,6 @@ class EvolutionConfig(ServedGenerator, PrivateSumConfig):
     whole_sentences: WholeSentences = False
     likelihood_quantile: LikelihoodQuantile = 0.0
     likelihood_model: LikelihoodModel = "privsyn-lm"
-    generator: Annotated[
-        str,
-        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or '
-        '"http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
-    ] = "privsyn-lm"
-    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     generator_interface: GeneratorInterface = "completions"
     max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
     temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
@@ -143,8 +136,6 @@ class EvolutionConfig(ServedGenerator, PrivateSumConfig):
 
     def __post_init__(self) -> None:
         """Check every value."""
-        # First, because its sentences do not quote what may be a key.
-        check_generator(self.generator, self.generator_api_key_env)
         super().__post_init__()
         several, of = self.num_variations, f"num-variations = {self.num_variations}"
         if self.class_names:
@@ -189,16 +180,11 @@ class Evolution(Method):
         self._selection = selection_of(config)
         self._embedder = embedder
         self._variation = variation
-        self._given = self._generator = generator
+        self.given_writer = self._generator = generator
         self._place: Workplace | None = None
         self._population: Population | None = None
         self._careful: Variation | None = None
         self._seeds: list[str] = []
-
-    @property
-    def given_writer(self) -> str | None:
-        """The generator that was given in place of the setting's, by name."""
-        return None if self._given is None else self._given.name
 
     @property
     def writes(self) -> bool:
@@ -264,16 +250,10 @@ class Evolution(Method):
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
-        from flower_privsyn.generation import load_generator
-
         config, self._place = self.config, place
         self._embedder = embedder_of(config, self._embedder)
         if self._asks_generator and self._generator is None:
-            self._generator = load_generator(
-                located(config.generator),
-                api_key_env=config.generator_api_key_env,
-                **config.server_options,
-            )
+            self._generator = config.load_generator()
         if self._variation is None:
             self._variation = self._load_variation()
         self._prepare_seeds()

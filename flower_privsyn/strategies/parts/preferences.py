@@ -11,13 +11,8 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation.api_key import (
-    API_KEY_VARIABLE,
-    ApiKeyVariable,
-    check_generator,
-    is_address,
-)
-from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries.kernel_mean import Bandwidth, NumFeatures
 
@@ -59,7 +54,7 @@ class PreferenceTrainer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(ServedGenerator, PrivateSumConfig):
+class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
     """Settings of every strategy that trains a generator on preferences among its own texts.
 
     References:
@@ -141,7 +136,6 @@ class PreferenceConfig(ServedGenerator, PrivateSumConfig):
         'no adapters are trained), or "http://host:port/v1#model" for an OpenAI-compatible server '
         "like vLLM's.",
     ] = "privsyn-lm"
-    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     training_model: Annotated[
         str,
         'the same model as a local folder or hub name, to train adapters on; "" for `generator` '
@@ -182,8 +176,6 @@ class PreferenceConfig(ServedGenerator, PrivateSumConfig):
 
     def __post_init__(self) -> None:
         """Check every value."""
-        # First, because its sentences do not quote what may be a key.
-        check_generator(self.generator, self.generator_api_key_env)
         super().__post_init__()
         by_validation = self.checkpoint == "validation"
         if by_validation != self.research or by_validation != bool(self.validation_text):

@@ -60,7 +60,7 @@ class PublicSide:
             PrivsynError: something is missing or unusable.
         """
         from flower_privsyn.data import public_texts
-        from flower_privsyn.generation import load_generator, load_prompt
+        from flower_privsyn.generation import load_prompt
         from flower_privsyn.models import resolve_model
 
         if check_training:
@@ -79,11 +79,7 @@ class PublicSide:
             )
         embedder = embedder_of(config, embedder)
         if generator is None:
-            generator = load_generator(
-                located(config.generator),
-                api_key_env=config.generator_api_key_env,
-                **config.server_options,
-            )
+            generator = config.load_generator()
         seeds = public_texts(
             located(config.public_text),
             tokenizer=embedder.tokenizer,

@@ -13,8 +13,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
-from flower_privsyn.generation.served import ServedGenerator
+from flower_privsyn.generation.generator_settings import GeneratorSettings
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.strategies.parts.student import StudentConfig
 
@@ -239,7 +238,7 @@ class SketchedStudentConfig(StudentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointSketchConfig(ServedGenerator, SketchedStudentConfig):
+class JointSketchConfig(GeneratorSettings, SketchedStudentConfig):
     """Settings of `JointSketch`.
 
     `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on
@@ -275,7 +274,6 @@ class JointSketchConfig(ServedGenerator, SketchedStudentConfig):
         "what is added to the generator's logits, times this, where its tokens are the student's: "
         "how much more often users write each token than it does.",
     ] = 1.0
-    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
     prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
     temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
@@ -283,6 +281,4 @@ class JointSketchConfig(ServedGenerator, SketchedStudentConfig):
 
     def __post_init__(self) -> None:
         """Check every value."""
-        # First, because its sentences do not quote what may be a key.
-        check_generator(self.generator, self.generator_api_key_env)
         super().__post_init__()

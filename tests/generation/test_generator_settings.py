@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.expand import batch_of
-from flower_privsyn.generation.served import SERVER_SETTINGS, ServedGenerator
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.strategies import (
     AugPEConfig,
     JointSketchConfig,
@@ -98,8 +98,8 @@ def test_so_many_requests_are_under_way_at_once(server: Server) -> None:
         together.wait(timeout=30)
 
     server.misbehave = wait
-    options = ServedGenerator(**ASKED).server_options
-    generator = load_generator(f"{server.url}#tiny", **options)
+    options = GeneratorSettings(generator=f"{server.url}#tiny", **ASKED)
+    generator = options.load_generator()
     generator.generate([str(number) for number in range(9)], sampling=SamplingParameters(seed=0))
     assert server.most_concurrent == 3
 

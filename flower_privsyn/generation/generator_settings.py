@@ -1,0 +1,85 @@
+"""Which generator writes, and how a server is asked: settings of every method that has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import Settings
+from flower_privsyn.files import located
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+
+if TYPE_CHECKING:
+    from flower_privsyn.generation.backends import TextGenerator
+
+#: Keys of how a server is asked: no text depends on them, so a resumed run may change them at any
+#: time.
+SERVER_SETTINGS: Final = frozenset(
+    {
+        "generator-api-key-env",
+        "generator-timeout",
+        "generator-retries",
+        "generator-concurrency",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorSettings(Settings):
+    """Which generator writes, and how it is asked where it is a server's.
+
+    Raises:
+        ConfigError: a value is out of range, or the name or the variable may hold a key.
+    """
+
+    generator: Annotated[
+        str,
+        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or '
+        '"http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
+    ] = "privsyn-lm"
+    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
+    generator_timeout: Annotated[
+        float,
+        Gt(0),
+        Le(86_400),
+        "seconds to wait for one answer of the server that `generator` names.",
+    ] = 300.0
+    generator_retries: Annotated[
+        int,
+        Ge(0),
+        Le(1000),
+        "how often a request is repeated that was lost, took too long, or was answered with "
+        "status 429 or 5xx. The waits in between are 0.5 s, doubled each time up to 30: 15.5 s in "
+        "all by default, 10 repetitions outlast two minutes of a restart.",
+    ] = 5
+    generator_concurrency: Annotated[
+        int, Ge(1), Le(4096), "requests that are under way at once at the server."
+    ] = 64
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        # First, because its sentences do not quote what may be a key.
+        check_generator(self.generator, self.generator_api_key_env)
+        super().__post_init__()
+
+    def load_generator(self) -> TextGenerator:
+        """The generator that is named, as `flower_privsyn.generation.load_generator` makes it.
+
+        Raises:
+            PrivsynError: there is none, it cannot be loaded, or its server does not answer.
+        """
+        from flower_privsyn.generation.generators import load_generator
+
+        return load_generator(located(self.generator), **self.server_options)
+
+    @property
+    def server_options(self) -> dict[str, Any]:
+        """How a server is asked, as arguments of `load_generator`."""
+        return {
+            "api_key_env": self.generator_api_key_env,
+            "timeout": self.generator_timeout,
+            "max_retries": self.generator_retries,
+            "max_concurrency": self.generator_concurrency,
+        }
