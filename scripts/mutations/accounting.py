@@ -6,6 +6,7 @@ from mutation import Mutation
 
 PRIVACY = "flower_privsyn/privacy"
 SUM_TESTS = "tests/private_path/test_engine.py"
+KILLED_TESTS = "tests/private_path/test_killed_runs.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
 ACCOUNTING = "tests/privacy/test_accounting.py"
 CORRELATED = "tests/privacy/test_correlated_noise.py"
@@ -59,7 +60,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        for planned in list(ledger._pending.values()):\n",
         after="        ledger._pending.clear()\n"
         "        for planned in list(ledger._pending.values()):\n",
-        tests=(LEDGER_TESTS, f"{SUM_TESTS}::TestResume"),
+        tests=(LEDGER_TESTS, f"{KILLED_TESTS}::TestResume"),
     ),
     Mutation(
         name="the budget is not checked",
@@ -67,7 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="PrivacyLedger._check_budget",
         before="    if cost is None or not self._within_budget(cost):\n",
         after="    if False:\n",
-        tests=(LEDGER_TESTS, f"{SUM_TESTS}::TestResume"),
+        tests=(LEDGER_TESTS, f"{KILLED_TESTS}::TestResume"),
     ),
     Mutation(
         name="the size of a secret cohort is written down",

@@ -156,7 +156,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=(
             f"{RUNS_TESTS}::test_every_later_file_states_the_ledger_s_last_line",
-            "tests/private_path/test_engine.py::TestResume::test_a_lost_ledger_stops_the_run",
+            "tests/private_path/test_killed_runs.py::TestResume::test_a_lost_ledger_stops_the_run",
         ),
     ),
     Mutation(

@@ -85,7 +85,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="first_replies",
         before="        if node in seen:\n",
         after="        if False:\n",
-        tests=("tests/private_path/test_engine.py::TestMisbehavingNodes::test_second_reply",),
+        tests=(
+            "tests/private_path/test_unreliable_nodes.py::TestMisbehavingNodes::test_second_reply",
+        ),
     ),
     Mutation(
         name="settled noise may cost more than the budget",

@@ -235,7 +235,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="chosen_users",
         before="    elif len(user_ids) > announced:\n",
         after="    elif False:\n",
-        tests=("tests/private_path/test_engine.py::TestNodesWhoseDataGrow",),
+        tests=("tests/private_path/test_unreliable_nodes.py::TestNodesWhoseDataGrow",),
     ),
     Mutation(
         name="under secure aggregation all nodes are told how many users the first has announced",
@@ -243,7 +243,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="Secure.messages",
         before=" sample_count=-1, roster_users=-1)",
         after=" sample_count=-1)",
-        tests=("tests/private_path/test_engine.py::TestNodesWhoseDataGrow",),
+        tests=("tests/private_path/test_unreliable_nodes.py::TestNodesWhoseDataGrow",),
     ),
     Mutation(
         name="a refusal tells how many users were drawn",

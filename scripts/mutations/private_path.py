@@ -9,6 +9,7 @@ ROUNDS = "flower_privsyn/private_path/rounds.py"
 HANDLERS = "flower_privsyn/client_apps/handlers.py"
 NODE_USERS = "flower_privsyn/client_apps/node_users.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
+KILLED_TESTS = "tests/private_path/test_killed_runs.py"
 FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
@@ -110,7 +111,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="RoundEnds.go_on",
         before="    self._refuse_missing_lines(ledger)\n",
         after="",
-        tests=(f"{SUM_TESTS}::TestResume",),
+        tests=(f"{KILLED_TESTS}::TestResume",),
     ),
     Mutation(
         name="what was kept for one request answers another",
@@ -237,7 +238,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="changes_of_run",
         before="    if started_by != strategy:\n",
         after="    if False:\n",
-        tests=(f"{SUM_TESTS}::TestResume",),
+        tests=(f"{KILLED_TESTS}::TestResume",),
     ),
     Mutation(
         name="a release is read by a ledger that has grown since",

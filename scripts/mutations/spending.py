@@ -114,7 +114,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    self.run.hold_metrics(asked.number, metrics)\n    if released",
         after="    if released",
         tests=(
-            "tests/private_path/test_engine.py::TestResume::test_killed_at_the_end_of_a_round_it_keeps_its_line",
+            "tests/private_path/test_killed_runs.py::TestResume::test_killed_at_the_end_of_a_round_it_keeps_its_line",
         ),
     ),
     Mutation(
@@ -123,7 +123,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="RoundEnds._settle_lines",
         before='        if line.get("released") and not is_stored(self.run, number):\n',
         after="        if False:\n",
-        tests=("tests/private_path/test_engine.py::TestResume",),
+        tests=("tests/private_path/test_killed_runs.py::TestResume",),
     ),
     Mutation(
         name="a round is open before it is taken back",
@@ -338,7 +338,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="RoundEnds.go_on",
         before="            self._hold_cost(number, ledger)\n",
         after="",
-        tests=("tests/private_path/test_engine.py::TestResume",),
+        tests=("tests/private_path/test_killed_runs.py::TestResume",),
     ),
     Mutation(
         name="a run that another process has finished is done again",
