@@ -50,9 +50,16 @@ class GeneratorSettingsKeywords(TypedDict, total=False):
     generator_timeout: float
     generator_retries: int
     generator_concurrency: int
+    generator_parameters: str
 
 
-class EvolutionKeywords(GeneratorSettingsKeywords, PrivateSumKeywords, total=False):
+class ExpandingSettingsKeywords(GeneratorSettingsKeywords, total=False):
+    """Settings of `ExpandingSettings`."""
+
+    generator_interface: Literal["completions", "chat"]
+
+
+class EvolutionKeywords(ExpandingSettingsKeywords, PrivateSumKeywords, total=False):
     """Settings of `EvolutionConfig`."""
 
     sampling: Literal["full", "poisson", "fixed-size"]
@@ -78,7 +85,6 @@ class EvolutionKeywords(GeneratorSettingsKeywords, PrivateSumKeywords, total=Fal
     whole_sentences: bool
     likelihood_quantile: float
     likelihood_model: str
-    generator_interface: Literal["completions", "chat"]
     max_new_tokens: int
     temperature: float
     top_p: float

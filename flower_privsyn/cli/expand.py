@@ -39,6 +39,15 @@ def expand(
     generator_concurrency: Annotated[
         int | None, option("N", "requests at once at a server (default: the run's)")
     ] = None,
+    generator_interface: Annotated[
+        str | None,
+        option(
+            "HOW", "completions, or chat for a model that answers messages (default: the run's)"
+        ),
+    ] = None,
+    generator_parameters: Annotated[
+        str | None, option("JSON", "sent to a server with every request (default: the run's)")
+    ] = None,
     prompt: Annotated[
         str | None, option("NAME", "a bundled prompt or a JSON file (default: the run's)")
     ] = None,
@@ -75,6 +84,8 @@ def expand(
             "generator_timeout": generator_timeout,
             "generator_retries": generator_retries,
             "generator_concurrency": generator_concurrency,
+            "generator_interface": generator_interface,
+            "generator_parameters": generator_parameters,
             "prompt": prompt,
             "temperature": temperature,
         },

@@ -194,7 +194,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         source: what they are called.
     """
     from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-    from flower_privsyn.generation.generator_settings import GeneratorSettings
+    from flower_privsyn.generation.generator_settings import ExpandingSettings
     from flower_privsyn.strategies.parts.synthesis import expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"
@@ -207,16 +207,17 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
 
     # Of a comparison that was begun before they were, these have their defaults.
-    settings = GeneratorSettings(
+    settings = ExpandingSettings(
         **{
             name: values[key]
-            for name in GeneratorSettings.declared
+            for name in ExpandingSettings.declared
             if (key := name.replace("_", "-")) in values
         }
     )
+    prompt = load_prompt(located(str(values["prompt"])))
     expand = Expand(
-        settings.load_generator(),
-        prompt=load_prompt(located(str(values["prompt"]))),
+        settings.writer(prompt),
+        prompt=prompt,
         sampling=SamplingParameters(
             seed=seed_after(0),
             max_new_tokens=int(values["max-new-tokens"]),

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import Settings
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, ApiKeyVariable, check_generator
+from flower_privsyn.generation.api_key import (
+    API_KEY_VARIABLE,
+    ApiKeyVariable,
+    check_generator,
+    is_address,
+)
+from flower_privsyn.generation.extra_parameters import read_extra_parameters
 
 if TYPE_CHECKING:
     from flower_privsyn.generation.backends import TextGenerator
+    from flower_privsyn.generation.prompts import Prompt
+
+GeneratorInterface = Annotated[
+    Literal["completions", "chat"],
+    'how `generator` is asked: "completions", it goes on with prompts, as a base model does; '
+    '"chat", they are messages that it answers, as an instruction model does (a server\'s '
+    "/chat/completions, without tools).",
+]
+"""The setting `generator-interface`."""
 
 #: Keys of how a server is asked: no text depends on them, so a resumed run may change them at any
 #: time.
@@ -57,12 +73,24 @@ class GeneratorSettings(Settings):
     generator_concurrency: Annotated[
         int, Ge(1), Le(4096), "requests that are under way at once at the server."
     ] = 64
+    generator_parameters: Annotated[
+        str,
+        "a JSON object that is sent to the server with every request, for what it knows beside the "
+        'settings: \'{"chat_template_kwargs": {"enable_thinking": false}}\'; null leaves out what '
+        'would be sent: \'{"seed": null}\'. "" for none.',
+    ] = ""
 
     def __post_init__(self) -> None:
         """Check every value."""
         # First, because its sentences do not quote what may be a key.
         check_generator(self.generator, self.generator_api_key_env)
         super().__post_init__()
+        if self.generator_parameters and not is_address(self.generator):
+            raise ConfigError(
+                "generator-parameters are sent to a server, which generator = "
+                f'"{self.generator}" is not: leave them out'
+            )
+        self._parameters()
 
     def load_generator(self) -> TextGenerator:
         """The generator that is named, as `flower_privsyn.generation.load_generator` makes it.
@@ -79,7 +107,36 @@ class GeneratorSettings(Settings):
         """How a server is asked, as arguments of `load_generator`."""
         return {
             "api_key_env": self.generator_api_key_env,
+            "extra_parameters": self._parameters(),
             "timeout": self.generator_timeout,
             "max_retries": self.generator_retries,
             "max_concurrency": self.generator_concurrency,
         }
+
+    def _parameters(self) -> dict[str, Any]:
+        return read_extra_parameters("generator-parameters", self.generator_parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandingSettings(GeneratorSettings):
+    """The same where the generator goes on with lists of texts, by completions or by messages."""
+
+    generator_interface: GeneratorInterface = "completions"
+
+    def writer(self, prompt: Prompt, generator: TextGenerator | None = None) -> TextGenerator:
+        """What goes on with a prompt.
+
+        Args:
+            prompt: which says what a chat model is told before it.
+            generator: in place of the one that is named.
+
+        Raises:
+            ConfigError: the interface is "chat", and the generator takes no messages.
+            PrivsynError: as `load_generator`.
+        """
+        from flower_privsyn.generation.by_messages import ByMessages
+
+        model = generator or self.load_generator()
+        if self.generator_interface == "completions":
+            return model
+        return ByMessages(model, instruction=prompt.instruction)

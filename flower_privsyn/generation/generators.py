@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ def load_generator(
     timeout: float = 300.0,
     max_retries: int = 5,
     max_concurrency: int = 64,
+    extra_parameters: Mapping[str, Any] | None = None,
 ) -> TextGenerator:
     """Make the text generator that a name stands for.
 
@@ -56,6 +58,7 @@ def load_generator(
         timeout: Of a server, as for `OpenAIGenerator`.
         max_retries: The same.
         max_concurrency: The same.
+        extra_parameters: The same.
 
     Returns:
         The generator.
@@ -79,6 +82,7 @@ def load_generator(
             timeout=timeout,
             max_retries=max_retries,
             max_concurrency=max_concurrency,
+            extra_parameters=extra_parameters,
         )
     if is_gguf(name):
         return GGUFGenerator(file_of(name))

@@ -97,7 +97,8 @@ class OpenAIGenerator:
                 server's ``Retry-After`` counts when it is longer.
             max_concurrency: Requests under way at once, >= 1.
             extra_parameters: Added to every request, for what one server knows beyond OpenAI's
-                interface (vLLM: ``{"top_k": -1}`` where the model's own defaults restrict it).
+                interface (vLLM: ``{"top_k": -1}`` where the model's own defaults restrict it); None
+                leaves out what would be sent, for what a server does not know (``{"seed": None}``).
 
         Raises:
             ConfigError: A setting is out of range.
@@ -337,7 +338,9 @@ class OpenAIGenerator:
 
     def _choices(self, path: str, body: Mapping[str, Any], num_samples: int) -> list[Any]:
         """Send a request; returns its choices, which are as many as were asked for."""
-        answer = self._json(self._request("POST", path, {**body, **self._extra_parameters}))
+        sent = {**body, **self._extra_parameters}
+        sent = {name: value for name, value in sent.items() if value is not None}
+        answer = self._json(self._request("POST", path, sent))
         choices = answer.get("choices") if isinstance(answer, dict) else None
         if not isinstance(choices, list) or len(choices) != num_samples:
             found = len(choices) if isinstance(choices, list) else "no"

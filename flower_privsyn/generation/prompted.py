@@ -11,21 +11,20 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings, check_whole
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
-    ChatGenerator,
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
     check_texts,
 )
+from flower_privsyn.generation.by_messages import chat_of, without_quotes
 from flower_privsyn.generation.instructions import Instruction
 from flower_privsyn.generation.rehearsal import refuse_silence
 
 #: What models say of the length of their answer.
 _COUNT: Final = re.compile(r"\(\s*\d+\s+words?\s*\)")
-_QUOTES: Final = ('"', "\u201c", "\u201d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +72,12 @@ class ByInstruction:
         sampling: SamplingParameters,
         chat: bool,
     ) -> None:
-        if chat and not isinstance(generator, ChatGenerator):
-            raise ConfigError(
-                f"the generator {generator.name} takes no messages: name a server with "
-                "/chat/completions, or have it go on with a beginning "
-                '(generator-interface = "completions")'
-            )
+        self._chat = chat_of(generator) if chat else None
         instruction.render(chat=chat)  # which refuses one that is not for such models
         self.name = f"{instruction.name} by {generator.name}"
         self._generator = generator
         self._instruction = instruction
         self._asking = asking
-        self._chat = chat
         stop = () if chat else instruction.stop
         self._sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *stop))))
 
@@ -173,11 +166,9 @@ class ByInstruction:
             )
         ]
         sampling = replace(self._sampling, seed=streams.derive_seed(seed, "answer"))
-        if self._chat:
-            if not isinstance(self._generator, ChatGenerator):
-                raise TypeError(f"{self._generator.name} takes no messages")
+        if self._chat is not None:
             system = self._instruction.system.replace("{domain}", self._asking.domain)
-            answers = self._generator.answer(
+            answers = self._chat.answer(
                 prompts, system=system, sampling=sampling, progress=progress
             )
         else:
@@ -200,7 +191,7 @@ class ByInstruction:
         styles = self._instruction.styles
         style = styles[int(random.integers(len(styles)))] if styles else ""
         return self._instruction.render(
-            chat=self._chat,
+            chat=self._chat is not None,
             label=label,
             text=" ".join(words),
             blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),
@@ -212,7 +203,5 @@ class ByInstruction:
 
 def _plain(answer: str) -> str:
     """An answer as a text: in one line, without the quotes around it and what it says of itself."""
-    text = " ".join(_COUNT.sub(" ", answer).split())
-    if len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES:
-        text = text[1:-1].strip()
+    text = without_quotes(" ".join(_COUNT.sub(" ", answer).split()))
     return "" if "\ufffd" in text else text

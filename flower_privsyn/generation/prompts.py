@@ -12,7 +12,14 @@ from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation.prompt_files import read_prompt_file
 
 _FOLDER = Path(__file__).with_name("prompts")
-_KEYS = ("name", "description", "reference", "heading", "marker", "num_samples")
+_KEYS = ("name", "description", "reference", "heading", "marker", "num_samples", "instruction")
+
+#: To a chat model, of a prompt that says nothing itself.
+_INSTRUCTION = (
+    "The user shows a list of texts that breaks off where the next one is to stand. You write that "
+    "one text: of the kind of the others, and as different from each of them as they are from one "
+    "another. You answer with the text alone: no heading, no number, no remark, no quotes."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,8 @@ class Prompt:
         heading: One line; ``{num_samples}`` is replaced by the number below.
         marker: One line that holds ``{number}`` once, and some other text.
         num_samples: How many samples the heading announces; more than are given as examples.
+        instruction: What is said, as the system's message, to a chat model that gets the prompt as
+            a message; not said to one that goes on with it.
         description: What the prompt is for.
         reference: Where the format comes from.
 
@@ -54,6 +63,7 @@ class Prompt:
     heading: str
     marker: str
     num_samples: int
+    instruction: str = _INSTRUCTION
     description: str = ""
     reference: str = ""
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -66,6 +76,10 @@ class Prompt:
                     f"prompt setting {key} must be one non-empty line of text, got {value!r}"
                 )
         check_whole("prompt setting num_samples", self.num_samples, ge=2)
+        if not isinstance(self.instruction, str):
+            raise ConfigError(
+                f"prompt setting instruction must be a string, got {self.instruction!r}"
+            )
         before, number, after = self.marker.partition("{number}")
         if not number or "{number}" in after or not (before + after).strip():
             raise ConfigError(
@@ -154,7 +168,7 @@ def load_prompt(name_or_path: str | Path) -> Prompt:
     Args:
         name_or_path: A bundled name (``"pre-text"``) or the path of a ``.json`` file with the
             keys ``name``, ``heading``, ``marker``, ``num_samples`` and, if wanted,
-            ``description`` and ``reference``.
+            ``instruction``, ``description`` and ``reference``.
 
     Returns:
         The prompt.

@@ -9,6 +9,7 @@ from typing import Final
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
+from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 
 #: How often a generator is asked that writes nothing: one text may be empty by chance.
@@ -55,7 +56,8 @@ def rehearse(
             )
         return written[0]
 
-    if not isinstance(generator, OpenAIGenerator):
+    model = generator.model if isinstance(generator, ByMessages) else generator
+    if not isinstance(model, OpenAIGenerator):
         # Whether the new tokens leave room for a prompt is looked at without writing any.
         generator.generate([], sampling=sampling)
         num_samples = 1

@@ -73,6 +73,8 @@ _OF_TEXTS = frozenset(
         "synthesis",
         "synthetic-samples",
         "generator",
+        "generator-interface",
+        "generator-parameters",
         "best-of",
         "generator-steps",
         "generator-bias",
@@ -291,7 +293,8 @@ class AskedOnce(AskedAgain):
         """How a generator writes.
 
         Raises:
-            ConfigError: the prompt cannot be read, or takes too few examples.
+            ConfigError: the prompt cannot be read, or takes too few examples, or the interface is
+                "chat" and the generator takes no messages.
         """
         from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
         from flower_privsyn.generation.expand import USUAL_EXAMPLES, batch_of
@@ -304,7 +307,7 @@ class AskedOnce(AskedAgain):
                 f"{USUAL_EXAMPLES} chosen ones stand in it, so it must announce more"
             )
         return Expand(
-            generator,
+            config.writer(prompt, generator),
             prompt=prompt,
             sampling=SamplingParameters(
                 seed=config.seed,

@@ -17,7 +17,8 @@ from annotated_types import Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, ExpandingSettings
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.private_path.changes import same_model_elsewhere
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
 #: How a server is reached, whatever it writes with.
 _PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
+#: Settings that files of before did not have, which were written as if they had these values.
+_YOUNGER: Final = {"generator_interface": "completions", "generator_parameters": ""}
+
 
 @dataclass(frozen=True, kw_only=True)
-class MoreText(GeneratorSettings):
+class MoreText(ExpandingSettings):
     """How more text is written; the settings of the run under the same names, unless others are.
 
     Raises:
@@ -84,6 +88,8 @@ class MoreText(GeneratorSettings):
             raise ConfigError(
                 f"the run in {run.path} has no setting generator: name one with --generator"
             )
+        if changed.get("generator_parameters") is None and not is_address(values["generator"]):
+            values.pop("generator_parameters", None)  # which were the run's server's
         return cls(**values)
 
     @classmethod
@@ -98,6 +104,7 @@ class MoreText(GeneratorSettings):
             generator: in place of the one that is named.
 
         Raises:
+            ConfigError: the interface is "chat", and the generator takes no messages.
             PrivsynError: the generator or the prompt cannot be loaded.
         """
         from flower_privsyn.generation import (
@@ -107,9 +114,10 @@ class MoreText(GeneratorSettings):
         )
         from flower_privsyn.generation.expand import batch_of
 
+        prompt = load_prompt(located(self.prompt))
         return Expand(
-            generator or self.load_generator(),
-            prompt=load_prompt(located(self.prompt)),
+            self.writer(prompt, generator),
+            prompt=prompt,
             opening_words=self.opening_words,
             whole_sentences=self.whole_sentences,
             refuse_repetition=self.refuse_repetition,
@@ -139,6 +147,7 @@ class MoreText(GeneratorSettings):
             generator: in place of the one that is named.
 
         Raises:
+            ConfigError: the interface is "chat", and the generator takes no messages.
             PrivsynError: the generator cannot be loaded.
         """
         from flower_privsyn.generation import SamplingParameters, load_trained_generator
@@ -439,6 +448,7 @@ def _refuse_other(path: Path, note: Path, used: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     before = read_json(note)
+    before = before and {**_YOUNGER, **before}
     changed = sorted(
         key
         for key in used.keys() - _PLACE

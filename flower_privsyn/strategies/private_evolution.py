@@ -129,13 +129,6 @@ class PrivateEvolutionConfig(EvolutionConfig):
             raise ConfigError(
                 f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
             )
-        if self.output != "survivors" and self.generator_interface == "chat":
-            raise ConfigError(
-                'generator-interface = "chat" asks for variations by messages, and expansion goes '
-                'on with a list, which no message does: set output = "survivors" (`privsyn expand` '
-                "writes more text after them, at no privacy cost), or "
-                'generator-interface = "completions"'
-            )
         if self.survivor_patience and self.survivors_of != "fred":
             raise ConfigError(
                 f'survivor-patience = {self.survivor_patience} needs survivors-of = "fred", got '
@@ -259,6 +252,8 @@ class EvolutionByVotes(Evolution):
     # Nothing but the expansion after the last release reads these, or no text depends on them.
     changeable = SERVER_SETTINGS | {
         "generator",
+        "generator-interface",
+        "generator-parameters",
         "prompt",
         "expand-samples",
         "max-new-tokens",

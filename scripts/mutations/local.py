@@ -119,6 +119,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/generation/test_api_key.py",),
     ),
     Mutation(
+        name="a key among generator-parameters is written into the run directory",
+        file="flower_privsyn/generation/extra_parameters.py",
+        function="read_extra_parameters",
+        before='re.sub(r"[^a-z]", "", name.lower())',
+        after="name",
+        tests=("tests/generation/test_extra_parameters.py",),
+    ),
+    Mutation(
         name="a compressed file expands to whatever it likes",
         file="flower_privsyn/data/bounded.py",
         function="_Expanded.readinto",

@@ -215,8 +215,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a generator is first asked after the last release",
         file="flower_privsyn/generation/rehearsal.py",
         function="rehearse",
-        before="    if not isinstance(generator, OpenAIGenerator):\n",
-        after="    return\n    if not isinstance(generator, OpenAIGenerator):\n",
+        before="    if not isinstance(model, OpenAIGenerator):\n",
+        after="    return\n    if not isinstance(model, OpenAIGenerator):\n",
         tests=(f"{CHANGES_TESTS}::TestTriedBeforeTheFirstRound",),
     ),
     Mutation(
@@ -267,11 +267,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a chat interface is passed over where survivors are expanded",
-        file="flower_privsyn/strategies/private_evolution.py",
-        function="PrivateEvolutionConfig.__post_init__",
-        before='if self.output != "survivors" and self.generator_interface == "chat":',
-        after="if False:",
-        tests=("tests/strategies/test_private_evolution.py::TestRankAndPrompts",),
+        file="flower_privsyn/generation/generator_settings.py",
+        function="ExpandingSettings.writer",
+        before='if self.generator_interface == "completions":',
+        after="if True:",
+        tests=("tests/generation/test_generator_settings.py",),
     ),
     Mutation(
         name="a run without a text is finished",

@@ -26,16 +26,17 @@ from flower_privsyn.strategies.kernel_sketch import SketchRefinement
 from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.strategies.private_evolution import EvolutionByVotes
-from flower_privsyn.testing import HashEmbedder, ShuffleWords
+from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
 from tests.support.generation_server import Server
 
 ASKED = {"generator_timeout": 7.5, "generator_retries": 0, "generator_concurrency": 3}
 
 METHODS: dict[str, Callable[..., Any]] = {
-    "private-evolution": lambda **values: EvolutionByVotes(
+    "private-evolution": lambda parts={}, **values: EvolutionByVotes(
         PrivateEvolutionConfig(num_candidates=8, **values),
         embedder=HashEmbedder(),
         variation=ShuffleWords(),
+        **parts,
     ),
     "aug-pe": lambda **values: EvolutionByClass(
         AugPEConfig(num_candidates=14, **values),
@@ -52,8 +53,8 @@ METHODS: dict[str, Callable[..., Any]] = {
         embedder=HashEmbedder(),
         trainer=pytest.fail,
     ),
-    "joint-sketch": lambda **values: AskedOnce(
-        JointSketchConfig(synthesis="written", least_row_tokens=1, **values)
+    "joint-sketch": lambda parts={}, **values: AskedOnce(
+        JointSketchConfig(synthesis="written", least_row_tokens=1, **values), **parts
     ),
 }
 
@@ -133,3 +134,27 @@ def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
 def test_values_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} must be .*, got {value}"):
         PrivateEvolutionConfig(epsilon=1.0, **{key.replace("-", "_"): value})
+
+
+@pytest.mark.parametrize("name", ["private-evolution", "joint-sketch"])
+def test_what_expands_asks_a_chat_model_by_messages_before_anything_is_spent(
+    name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_privsyn.private_path.method import Workplace
+    from flower_privsyn.runs import RunDirectory
+
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    address = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
+    run = RunDirectory.create(tmp_path / "run", config={})
+    place = Workplace(run=run, progress=run.progress(), released=lambda number: None)
+    METHODS[name](epsilon=1.0, public_text=str(public_file), **address).prepare(place)
+    assert [path for path, _, _ in server.requests] == ["/v1/chat/completions"]
+    silent = METHODS[name](
+        epsilon=1.0,
+        public_text=str(public_file),
+        generator_interface="chat",
+        parts={"generator": EchoGenerator()},
+    )
+    with pytest.raises(ConfigError, match="echo takes no messages"):
+        silent.prepare(place)
+    run.unlock()

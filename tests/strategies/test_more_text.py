@@ -19,6 +19,7 @@ from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
 from flower_privsyn.testing import EchoGenerator
 from tests.support.data_cases import locked
+from tests.support.generation_server import Server
 from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
@@ -153,6 +154,43 @@ def test_a_file_goes_on_with_the_same_model_elsewhere(finished: RunDirectory) ->
             ConfigError, match=r"was written with generator = 'HTTPS://b:2/v1#owner"
         ):
             write(finished, 20, generator=other)
+
+
+def test_a_chat_model_is_asked_by_messages(finished: RunDirectory, server: Server) -> None:
+    chat = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
+    parameters = {"generator_parameters": '{"top_k": 4}'}
+    written = write(finished, 5, writer=None, **chat, **parameters)
+    assert written.texts == 5
+    assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
+    assert {body["top_k"] for _, body, _ in server.requests} == {4}
+    with pytest.raises(ConfigError, match="written with generator_interface = 'chat', not 'compl"):
+        write(finished, 10, writer=None, **{**chat, "generator_interface": "completions"})
+    with pytest.raises(ConfigError, match="takes no messages"):
+        write(finished, 5, generator_interface="chat", seed=2)
+
+
+def test_a_file_of_before_there_were_chat_models_goes_on(finished: RunDirectory) -> None:
+    written = write(finished, 5)
+    note = written.path.with_name(f"{written.path.name}.settings.json")
+    old = json.loads(note.read_text())
+    del old["generator_interface"], old["generator_parameters"]
+    note.write_text(json.dumps(old))
+    assert write(finished, 8).texts == 8
+
+
+def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
+    finished: RunDirectory,
+) -> None:
+    document = json.loads(finished.config_file.read_text())
+    document["config"] |= {"generator-parameters": '{"top_k": 4}', "generator": "http://a:1/v1#m"}
+    del document["generators"]
+    finished.config_file.write_text(json.dumps(document))
+    run = RunDirectory.open(finished.path)
+    assert MoreText.of(run, {}).generator_parameters == '{"top_k": 4}'
+    assert MoreText.of(run, {"generator": "http://b:1/v1#m"}).generator_parameters
+    assert MoreText.of(run, {"generator": "privsyn-lm"}).generator_parameters == ""
+    with pytest.raises(ConfigError, match='which generator = "privsyn-lm" is not'):
+        MoreText.of(run, {"generator": "privsyn-lm", "generator_parameters": "{}"})
 
 
 def test_a_run_that_chose_a_round_gives_its_survivors(finished: RunDirectory) -> None:

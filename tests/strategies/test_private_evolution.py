@@ -19,6 +19,7 @@ from flower_privsyn.strategies.parts.likelihood import Likelihood
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
+from tests.support.generation_server import Server
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -539,6 +540,27 @@ class TestRankAndPrompts:
             assert sorted(row["text"].split()) == sorted(kept[place % 4]["text"].split())
         assert len({row["text"] for row in second}) == 16
 
+    def test_a_chat_model_varies_and_expands_by_messages(
+        self, federation: Builder, settings: Builder, evolution: Builder, server: Server
+    ) -> None:
+        config = settings(
+            variation="prompt",
+            generator=f"{server.url}#tiny",
+            generator_interface="chat",
+            num_rounds=2,
+            output="both",
+            expand_samples=6,
+        )
+        strategy = evolution(config, variation=None, generator=None)
+        strategy.start(federation())
+        assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
+        told = {body["messages"][0]["content"] for _, body, _ in server.requests}
+        assert len(told) == 2  # one for variations, one for expansion
+        texts = lines(strategy.run.synthetic_jsonl)
+        assert sum(row["source"] == "expanded" for row in texts) == 6
+        free = strategy.method.free_settings(strategy.run, all_released=False)
+        assert not free & {"generator-interface", "generator-parameters"}
+
     def test_a_generator_varies_what_survives(
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
@@ -567,7 +589,6 @@ class TestRankAndPrompts:
             ({"selection": "best"}, "selection must be one of"),
             ({"variation": "draw"}, "variation must be one of"),
             ({"generator_interface": "talk"}, "generator-interface must be one of"),
-            ({"generator_interface": "chat"}, 'set output = "survivors" .* or generator-interface'),
         ],
     )
     def test_settings_that_cannot_be_are_refused(

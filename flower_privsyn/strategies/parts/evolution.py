@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.generator_settings import GeneratorSettings
+from flower_privsyn.generation.generator_settings import ExpandingSettings
 from flower_privsyn.generation.variation import vary
 from flower_privsyn.private_path.method import (
     Method,
@@ -52,7 +52,6 @@ from flower_privsyn.strategies.parts.selection import (
 from flower_privsyn.strategies.parts.variation import (
     BlankFraction,
     Domain,
-    GeneratorInterface,
     LeastWords,
     MaskFraction,
     MaskUnitSetting,
@@ -74,11 +73,13 @@ logger = logging.getLogger("flwr.privsyn")
 IntArray = npt.NDArray[np.int64]
 
 #: What is read after the last release alone, unless the generator varies texts before it.
-_OF_THE_GENERATOR: Final = frozenset({"generator", "max-new-tokens"})
+_OF_THE_GENERATOR: Final = frozenset(
+    {"generator", "generator-interface", "generator-parameters", "max-new-tokens"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvolutionConfig(GeneratorSettings, PrivateSumConfig):
+class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     """Settings of a population that users vote on."""
 
     max_samples: Annotated[
@@ -129,7 +130,6 @@ class EvolutionConfig(GeneratorSettings, PrivateSumConfig):
     whole_sentences: WholeSentences = False
     likelihood_quantile: LikelihoodQuantile = 0.0
     likelihood_model: LikelihoodModel = "privsyn-lm"
-    generator_interface: GeneratorInterface = "completions"
     max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
     temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0

@@ -28,7 +28,15 @@ FREE_SETTINGS = SERVER_SETTINGS | {"synthetic-samples"}
 
 #: What writes the synthetic texts once no release is left to be made.
 WRITING_SETTINGS = frozenset(
-    {"generator", "training-model", "prompt", "temperature", "top-p", "max-new-tokens"}
+    {
+        "generator",
+        "generator-parameters",
+        "training-model",
+        "prompt",
+        "temperature",
+        "top-p",
+        "max-new-tokens",
+    }
 )
 
 #: Prompt and response of four samples of `max_tokens` = 64 stay below it with any tokenizer.

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.generator_settings import GeneratorSettings
+from flower_privsyn.generation.generator_settings import ExpandingSettings
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.strategies.parts.student import StudentConfig
 
@@ -238,7 +238,7 @@ class SketchedStudentConfig(StudentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointSketchConfig(GeneratorSettings, SketchedStudentConfig):
+class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Settings of `JointSketch`.
 
     `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on

@@ -26,14 +26,6 @@ VariationPrompt = Annotated[
 ]
 """The setting `variation-prompt`."""
 
-GeneratorInterface = Annotated[
-    Literal["completions", "chat"],
-    'how `generator` is asked by prompts: "completions", it goes on with them, as a base model '
-    'does; "chat", they are messages that it answers, as an instruction model does (a server\'s '
-    "/chat/completions, without tools). Texts are expanded by completions alone.",
-]
-"""The setting `generator-interface`."""
-
 Domain = Annotated[
     str,
     'what the texts are, in public words, for prompts that ask for them: "reviews of restaurants".',
