@@ -13,43 +13,52 @@ if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, Written
 
+# How texts are written: where it is not said, as the run says.
+Generator = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "language model that writes: a name, a folder, gguf:FILE or http://host:port/v1#model "
+        "(default: the run's)",
+    ),
+]
+KeyVariable = Annotated[
+    str | None,
+    option("VARIABLE", "environment variable with the key of a server (default: the run's)"),
+]
+Timeout = Annotated[
+    float | None, option("SECONDS", "to wait for an answer of a server (default: the run's)")
+]
+Retries = Annotated[
+    int | None, option("N", "how often a server is asked again (default: the run's)")
+]
+Concurrency = Annotated[
+    int | None, option("N", "requests at once at a server (default: the run's)")
+]
+Interface = Annotated[
+    str | None,
+    option("HOW", "completions, or chat: messages that it answers (default: the run's)"),
+]
+Parameters = Annotated[
+    str | None, option("JSON", "sent to a server with every request (default: the run's)")
+]
+
 
 def expand(
     run_dir: RunDir,
     samples: Annotated[int, option("N", "texts in the file in the end")] = 1000,
-    generator: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "language model that writes: a name, a folder, gguf:FILE or http://host:port/v1#model "
-            "(default: the run's)",
-        ),
-    ] = None,
-    generator_api_key_env: Annotated[
-        str | None,
-        option("VARIABLE", "environment variable with the key of a server (default: the run's)"),
-    ] = None,
-    generator_timeout: Annotated[
-        float | None,
-        option("SECONDS", "to wait for an answer of a server (default: the run's)"),
-    ] = None,
-    generator_retries: Annotated[
-        int | None, option("N", "how often a server is asked again (default: the run's)")
-    ] = None,
-    generator_concurrency: Annotated[
-        int | None, option("N", "requests at once at a server (default: the run's)")
-    ] = None,
-    generator_interface: Annotated[
-        str | None,
-        option(
-            "HOW", "completions, or chat for a model that answers messages (default: the run's)"
-        ),
-    ] = None,
-    generator_parameters: Annotated[
-        str | None, option("JSON", "sent to a server with every request (default: the run's)")
-    ] = None,
+    generator: Generator = None,
+    generator_api_key_env: KeyVariable = None,
+    generator_timeout: Timeout = None,
+    generator_retries: Retries = None,
+    generator_concurrency: Concurrency = None,
+    generator_interface: Interface = None,
+    generator_parameters: Parameters = None,
     prompt: Annotated[
         str | None, option("NAME", "a bundled prompt or a JSON file (default: the run's)")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, option("N", "tokens per text (default: the run's)")
     ] = None,
     temperature: Annotated[float | None, option("T", "of sampling (default: the run's)")] = None,
     seed: Seed = 0,
@@ -87,6 +96,7 @@ def expand(
             "generator_interface": generator_interface,
             "generator_parameters": generator_parameters,
             "prompt": prompt,
+            "max_new_tokens": max_new_tokens,
             "temperature": temperature,
         },
     )

@@ -262,6 +262,20 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "--samples" in capsys.readouterr().err
 
 
+def test_the_command_asks_a_chat_model(
+    finished: RunDirectory, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["expand", str(finished.path), "--generator", f"{server.url}#tiny", "--samples", "3"]
+    chat = ["--generator-interface", "chat", "--generator-parameters", '{"top_k": 4, "seed": null}']
+    assert main([*words, *chat, "--max-new-tokens", "7"]) == 0
+    for path, body, _ in server.requests:
+        assert path == "/v1/chat/completions"
+        assert (body["top_k"], body["max_tokens"], "seed" in body) == (4, 7, False)
+    assert main([*words, "--generator-parameters", '{"top_k": 5}', "--seed", "1"]) == 0
+    assert main([*words, "--generator-parameters", "top_k=5"]) == 2
+    assert "generator-parameters must be a JSON object" in capsys.readouterr().err
+
+
 class Labelled(EchoGenerator):
     """Writes numbered words after the class of its examples, and keeps its prompts."""
 

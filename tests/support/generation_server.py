@@ -117,7 +117,7 @@ class Server:
         choices = []
         for prompt in prompts:
             for sample in range(body["n"]):
-                key = f"{prompt}|{body['seed'] + sample}|{weights}"
+                key = f"{prompt}|{body.get('seed', 0) + sample}|{weights}"
                 text = f" {weights} {hashlib.sha256(key.encode()).hexdigest()[:10]} end tail"
                 ends = [text.find(stop) for stop in body.get("stop", []) if stop in text]
                 choices.append({"index": len(choices), "text": text[: min(ends, default=None)]})
