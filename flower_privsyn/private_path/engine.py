@@ -492,6 +492,9 @@ class PrivateSumStrategy(Strategy):
     def _open_run(self) -> RunDirectory:
         """The run directory, new or with a run to go on with."""
         settings = self.config
+        # Of an earlier start. Another process may have gone on with the run since, and noise that
+        # takes up other noise than that of the rounds which are out is not what was accounted for.
+        self._noise = self._next = self._asked = None
         path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
             path = user_path(settings.run_dir)
