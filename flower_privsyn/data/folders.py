@@ -8,7 +8,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from flower_privsyn.data import formats, text_files
-from flower_privsyn.data.columns import BETWEEN_LABELS, UNUSABLE, Columns, Rows, parse_date
+from flower_privsyn.data.columns import (
+    BETWEEN_LABELS,
+    UNUSABLE,
+    Columns,
+    Rows,
+    parse_date,
+    typed,
+)
 from flower_privsyn.errors import DataError
 
 ReadFile = Callable[[Path, Columns], Iterator[Rows]]
@@ -60,6 +67,9 @@ def read_folder(
 ) -> Iterator[Rows]:
     """The rows of all files of a folder; a part without rows is passed over.
 
+    Of a part whose folder names its user, whatever is wrong with it but for its columns concerns
+    that user alone, who is on the roster without rows as well.
+
     A folder called `date=2025-03-18` says what stands in that column of all rows below it, as it
     does to Spark, Hive and Arrow: whose they are, of when, of which class.
 
@@ -110,7 +120,8 @@ def _read_part(
                 f"{file} lies in a folder that names no {columns.client!r}, so nobody knows whose "
                 "its rows are."
             )
-    for rows in read(file, columns if client is None else columns.of_one_user()):
+    whole = read(file, columns) if client is None else _of_one(file, columns.of_one_user(), read)
+    for rows in whole:
         if client is not None:
             rows.clients = same(client, pa.large_string(), rows)
         if columns.date in named:
@@ -120,3 +131,29 @@ def _read_part(
             label = None if None in values else BETWEEN_LABELS.join(map(str, values))
             rows.labels = same(label, pa.large_string(), rows)
         yield rows
+
+
+def _of_one(file: Path, columns: Columns, read: ReadFile) -> Iterator[Rows]:
+    """The rows of a file that is one user's; one without a document where it has no readable ones.
+
+    What one user wrote decides what is in such a file, its types and quotes included. Were it
+    refused or passed over, that would decide about a node's other users, and about their number.
+    """
+    try:
+        yield from read(file, columns)
+    except formats.EmptyError:
+        yield _no_document(columns, "")
+    except formats.ColumnError:
+        raise  # of a schema, as of files of several users
+    except DataError:
+        if columns.strict:
+            raise
+        yield _no_document(columns, None)  # which counts as unusable
+
+
+def _no_document(columns: Columns, text: str | None) -> Rows:
+    import pyarrow as pa
+
+    return typed(
+        pa.table({name: pa.array([text], pa.large_string()) for name in columns.texts}), columns
+    )

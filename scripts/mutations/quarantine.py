@@ -10,6 +10,7 @@ LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
 FORMATS = "tests/data/test_formats.py"
 FOLDERS = "tests/data/test_folders.py"
+TABLES = "tests/data/test_tables.py"
 NODES = "tests/privacy/test_several_nodes.py"
 NODES_RUN = "tests/private_path/test_several_nodes.py"
 
@@ -18,9 +19,41 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="rows in one user's folder are another user's",
         file="flower_privsyn/data/folders.py",
         function="_read_part",
-        before="columns if client is None else columns.of_one_user()",
+        before="columns.of_one_user()",
         after="columns",
         tests=(FOLDERS,),
+    ),
+    Mutation(
+        name="one user's own file takes the node along",
+        file="flower_privsyn/data/folders.py",
+        function="_of_one",
+        before="    if columns.strict:\n",
+        after="    if True:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="who wrote nothing into their own file is not on the roster",
+        file="flower_privsyn/data/folders.py",
+        function="_of_one",
+        before='    yield _no_document(columns, "")\n',
+        after="    return\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="a column without a value is of the type that pandas gave it",
+        file="flower_privsyn/data/columns.py",
+        function="_is_nothing",
+        before="    if not pa.types.is_floating(column.type):\n",
+        after="    if True:\n",
+        tests=(f"{TABLES}::TestOneUsersValues",),
+    ),
+    Mutation(
+        name="one user's value says of what type everybody's are",
+        file="flower_privsyn/data/tables.py",
+        function="_arrow",
+        before="if values.dtype != object or _is_usual(made.type, name, columns):",
+        after="if True:",
+        tests=(f"{TABLES}::TestOneUsersValues",),
     ),
     Mutation(
         name="a text that the model fails on takes the node along",
