@@ -24,6 +24,9 @@ ReadFile = Callable[[Path, Columns], Iterator[Rows]]
 #: What Spark and Hive call a folder of rows without a value.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
+#: Where a table says which of its files count, and who writes such ones.
+_JOURNALS: Final = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+
 
 def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
     """The data files of a folder in the order of their names, or else its texts.
@@ -39,9 +42,16 @@ def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
         Data files, and texts as by `text_files`; one of the two is empty.
 
     Raises:
-        DataError: As `text_files`.
+        DataError: As `text_files`; or the folder is a table that keeps rows which were deleted.
         OSError: A folder cannot be read.
     """
+    for name, writer in _JOURNALS.items():
+        if (folder / name).is_dir():
+            # People who had their text deleted would be asked about it.
+            raise DataError(
+                f"{folder} is a table of {writer} ({name}), whose files also hold rows that were "
+                "deleted or changed: write what it holds now as Parquet, and name that folder."
+            )
     if own := [path for path in sorted(folder.iterdir()) if _is_data(path)]:
         return own, []
     texts = text_files.text_files(folder)

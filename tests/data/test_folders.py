@@ -75,6 +75,15 @@ def test_a_broken_part_is_refused_among_good_ones(tmp_path: Path) -> None:
         load_users(tmp_path / "all")
 
 
+@pytest.mark.parametrize("journal", ["_delta_log/0.json", ".hoodie/hoodie.properties"])
+def test_a_table_that_keeps_deleted_rows_is_refused(tmp_path: Path, journal: str) -> None:
+    gone, left = '{"client_id": "ann", "text": "x"}\n', '{"client_id": "ben", "text": "y"}\n'
+    removed = '{"remove": {"path": "1.jsonl"}}\n'
+    folder_of({"all/1.jsonl": gone, "all/2.jsonl": left, f"all/{journal}": removed})(tmp_path)
+    with pytest.raises(DataError, match="hold rows that were deleted or changed"):
+        load_users(tmp_path / "all")
+
+
 class TestWhatOneUserWroteIntoTheirOwnPart:
     """It decides about that user alone, as in a file of everybody's."""
 
