@@ -343,6 +343,22 @@ class TestNodesThatAreGoneForGood:
         assert noise[0] == noise[1] < noise[2] == noise[3]
         assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
 
+    def test_where_its_noise_is_stated_the_ledger_says_what_it_costs(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        """The figures of docs/deployment.md."""
+        settings = {
+            "sampling": "fixed-size",
+            "sample_size": 2,
+            "noise_multiplier": 2.0,
+            "num_rounds": 4,
+        }
+        Probe(config(**settings, run_dir=str(tmp_path / "whole"))).start(federation())
+        self.pay(federation, Probe(config(**settings)))
+        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
+        cost = [releases(tmp_path / run)[-1]["epsilon_release"] for run in ("whole", "run")]
+        assert cost == pytest.approx([4.43, 4.89], abs=0.005)
+
     def test_not_with_fewer_users_than_were_planned(
         self, federation: Builder, left: Builder, config: Builder
     ) -> None:
