@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import clock
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.files import leftovers, user_path
+from flower_privsyn.files import leftovers
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.privacy import (
@@ -50,7 +50,7 @@ from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.runs import RunDirectory, how_to_resume, unnamed_run
+from flower_privsyn.runs import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import Following, Tracker
@@ -497,7 +497,7 @@ class PrivateSumStrategy(Strategy):
         self._noise = self._next = self._asked = None
         path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
-            path = user_path(settings.run_dir)
+            path = named_run(settings.run_dir, resume=settings.resume)
         self._run = RunDirectory.start(
             path,
             config={**settings.to_dict(), **dict(settings.node_settings)},
