@@ -492,9 +492,6 @@ class PrivateSumStrategy(Strategy):
     def _open_run(self) -> RunDirectory:
         """The run directory, new or with a run to go on with."""
         settings = self.config
-        # Of an earlier start. Another process may have gone on with the run since, and noise that
-        # takes up other noise than that of the rounds which are out is not what was accounted for.
-        self._noise = self._next = self._asked = None
         path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
             path = named_run(settings.run_dir, resume=settings.resume)
@@ -504,6 +501,9 @@ class PrivateSumStrategy(Strategy):
             strategy=type(self).__name__,
             resume=settings.resume if settings.run_dir else resume,
         )
+        # Of an earlier start. Another process may have gone on with the run since, and noise that
+        # takes up other noise than that of the rounds which are out is not what was accounted for.
+        self._noise = self._next = self._asked = None
         return self._run
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
