@@ -445,7 +445,8 @@ def parse_date(value: object) -> date | None:
             return value
         text = value.decode() if isinstance(value, bytes) else value
         return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
-    except (ValueError, OverflowError):  # also of pandas' NaT, which is a datetime without a day
+    # Also of pandas: NaT is a datetime without a day, and its years go beyond Python's.
+    except (ValueError, OverflowError, NotImplementedError):
         return None
 
 

@@ -188,6 +188,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{LOAD}::test_a_day_beyond_the_calendar_is_unknown",),
     ),
     Mutation(
+        name="a day beyond Python's years takes everybody along",
+        file="flower_privsyn/data/columns.py",
+        function="parse_date",
+        before="OverflowError, NotImplementedError)",
+        after="OverflowError)",
+        tests=(f"{TABLES}::TestOneUsersValues",),
+    ),
+    Mutation(
         name="a deeply nested line is nobody's",
         file="flower_privsyn/data/json_lines.py",
         function="_parse_line",

@@ -147,6 +147,14 @@ class TestOneUsersValues:
         assert users.user_ids == ("ann", "ben")
         assert users.texts == []
 
+    def test_of_a_day_beyond_the_calendar(self) -> None:
+        beyond = pd.Timestamp(np.datetime64("20000-01-01", "s"))
+        dates = pd.Series([beyond, "2025-03-18"], dtype=object)
+        frame = pd.DataFrame({"client_id": ["ann", "ben"], "text": ["x", "y"], "date": dates})
+        assert load_users(frame).dates == [None, date(2025, 3, 18)]
+        rows = [("ann", "x", beyond), ("ben", "y", "2025-03-18")]
+        assert Users.from_rows(rows).dates == [None, date(2025, 3, 18)]
+
     def test_of_labels(self) -> None:
         """A whole number of more digits than Python writes is no class."""
         labels = pd.Series([10**5000, "news"], dtype=object)
