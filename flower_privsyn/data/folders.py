@@ -31,7 +31,8 @@ _JOURNALS: Final = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
 def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
     """The data files of a folder in the order of their names, or else its texts.
 
-    Where it holds neither, the data files of the folders in it, as Spark writes them. Files that
+    Where it holds neither, the data files of the folders in it, as Spark writes them; those come
+    before texts where a folder says what stands in a column (`read_folder`). Files that
     begin with a dot are passed over, and folders that begin with a dot or an underscore: these are
     what programs leave of their own.
 
@@ -54,8 +55,12 @@ def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
             )
     if own := [path for path in sorted(folder.iterdir()) if _is_data(path)]:
         return own, []
+    below = list(_below(folder))
+    if any(_named(folder, file) for file in below):
+        # A text in one user's folder of a table would else be all that is read, of nobody but them.
+        return below, []
     texts = text_files.text_files(folder)
-    return ([], texts) if texts else (list(_below(folder)), [])
+    return ([], texts) if texts else (below, [])
 
 
 def _is_data(path: Path) -> bool:

@@ -40,6 +40,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
     ),
     Mutation(
+        name="a text in one user's folder is all that is read",
+        file="flower_privsyn/data/folders.py",
+        function="files_of",
+        before="    if any(_named(folder, file) for file in below):\n",
+        after="    if False:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
         name="a column without a value is of the type that pandas gave it",
         file="flower_privsyn/data/columns.py",
         function="_is_nothing",

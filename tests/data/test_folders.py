@@ -128,6 +128,12 @@ class TestWhatOneUserWroteIntoTheirOwnPart:
         assert users.texts == ["hello"]
         assert tally.users == set()
 
+    @pytest.mark.parametrize("name", ["all/client_id=ann/1.txt", "all/README.txt"])
+    def test_a_text_beside_the_parts_is_none(self, tmp_path: Path, name: str) -> None:
+        folder_of({"all/client_id=ben/1.jsonl": self.BEN, name: "a text"})(tmp_path)
+        assert load_users(tmp_path / "all").user_ids == ("ben",)
+        assert kind_of(str(tmp_path / "all")) == "a folder of 1 files"
+
     def test_a_column_that_is_not_there_is_the_fault_of_whoever_made_the_files(
         self, tmp_path: Path
     ) -> None:
