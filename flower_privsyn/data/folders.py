@@ -14,6 +14,7 @@ from flower_privsyn.data.columns import (
     Columns,
     Rows,
     parse_date,
+    parse_label,
     typed,
 )
 from flower_privsyn.errors import DataError
@@ -139,11 +140,17 @@ def _read_part(
     for rows in whole:
         if client is not None:
             rows.clients = same(client, pa.large_string(), rows)
+            # One user's file does not say of a node whether there are dates and labels at all.
+            if rows.dates is None:
+                rows.dates = same(None, pa.date32(), rows)
+            if columns.labels and rows.labels is None:
+                rows.labels = same(None, pa.large_string(), rows)
         if columns.date in named:
             rows.dates = same(parse_date(named[columns.date]), pa.date32(), rows)
         if columns.labels and all(name in named for name in columns.labels):
-            values = [named[name] for name in columns.labels]
-            label = None if None in values else BETWEEN_LABELS.join(map(str, values))
+            values = [parse_label(named[name]) for name in columns.labels]
+            known = [value.strip() for value in values if value is not None]
+            label = BETWEEN_LABELS.join(known) if len(known) == len(values) else None
             rows.labels = same(label, pa.large_string(), rows)
         yield rows
 

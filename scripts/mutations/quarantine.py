@@ -40,6 +40,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
     ),
     Mutation(
+        name="one user's own file says whether a node has dates",
+        file="flower_privsyn/data/folders.py",
+        function="_read_part",
+        before="        if rows.dates is None:\n",
+        after="        if False:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="a folder that names no class takes the node along",
+        file="flower_privsyn/data/folders.py",
+        function="_read_part",
+        before="values = [parse_label(named[name])",
+        after="values = [named[name]",
+        tests=(f"{FOLDERS}::test_a_folder_that_names_no_class_leaves_its_rows_without_one",),
+    ),
+    Mutation(
         name="a text in one user's folder is all that is read",
         file="flower_privsyn/data/folders.py",
         function="files_of",

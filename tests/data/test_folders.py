@@ -75,6 +75,18 @@ def test_a_broken_part_is_refused_among_good_ones(tmp_path: Path) -> None:
         load_users(tmp_path / "all")
 
 
+def test_a_folder_that_names_no_class_leaves_its_rows_without_one(tmp_path: Path) -> None:
+    rows = '{{"client_id": "{}", "text": "x"}}\n'
+    parts = {f"all/kind={kind}/1.jsonl": rows.format(kind) for kind in ("%FF", "news%20", "talk")}
+    folder_of(parts)(tmp_path)
+    users = load_users(tmp_path / "all", label_column="kind")
+    assert dict(zip(users.user_ids, users.labels or [], strict=True)) == {
+        "%FF": None,
+        "news%20": "news",
+        "talk": "talk",
+    }
+
+
 @pytest.mark.parametrize("journal", ["_delta_log/0.json", ".hoodie/hoodie.properties"])
 def test_a_table_that_keeps_deleted_rows_is_refused(tmp_path: Path, journal: str) -> None:
     gone, left = '{"client_id": "ann", "text": "x"}\n', '{"client_id": "ben", "text": "y"}\n'
@@ -133,6 +145,15 @@ class TestWhatOneUserWroteIntoTheirOwnPart:
         folder_of({"all/client_id=ben/1.jsonl": self.BEN, name: "a text"})(tmp_path)
         assert load_users(tmp_path / "all").user_ids == ("ben",)
         assert kind_of(str(tmp_path / "all")) == "a folder of 1 files"
+
+    @pytest.mark.parametrize("content", ["", '"no end', "text,date,kind\nx,2025-03-18,a\n"])
+    def test_nobody_s_file_says_whether_there_are_dates_and_labels(
+        self, tmp_path: Path, content: str
+    ) -> None:
+        folder_of({"all/client_id=ann/1.csv": content})(tmp_path)
+        users = load_users(tmp_path / "all", newer_than="2026-01-01", label_column="kind")
+        assert users.user_ids == ("ann",)
+        assert users.of_classes(["a"]).texts == []
 
     def test_a_column_that_is_not_there_is_the_fault_of_whoever_made_the_files(
         self, tmp_path: Path
