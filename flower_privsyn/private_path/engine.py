@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -492,14 +492,16 @@ class PrivateSumStrategy(Strategy):
     def _open_run(self) -> RunDirectory:
         """The run directory, new or with a run to go on with."""
         settings = self.config
-        path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
-            path = named_run(settings.run_dir, resume=settings.resume)
+            resume: bool | Literal["auto"] = settings.resume
+            path = named_run(settings.run_dir, resume=resume)
+        else:  # which takes a home
+            path, resume = unnamed_run(type(self).__name__)
         self._run = RunDirectory.start(
             path,
             config={**settings.to_dict(), **dict(settings.node_settings)},
             strategy=type(self).__name__,
-            resume=settings.resume if settings.run_dir else resume,
+            resume=resume,
         )
         # Of an earlier start. Another process may have gone on with the run since, and noise that
         # takes up other noise than that of the rounds which are out is not what was accounted for.
