@@ -348,8 +348,8 @@ def _strings(column: Any, name: str, allowed: str, *, integers: bool) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
-    if pa.types.is_null(kind):
-        return column.cast(pa.large_string())
+    if _is_nothing(column):
+        return pa.chunked_array([pa.nulls(len(column), pa.large_string())])
     if integers and pa.types.is_integer(kind):
         column = column.cast(pa.string())
     elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not (
@@ -358,6 +358,22 @@ def _strings(column: Any, name: str, allowed: str, *, integers: bool) -> Any:
         raise Problem(None, f"{name!r} must be {allowed}, but the column holds {kind}")
     # 64-bit offsets: several files together may hold more than 2 GiB of text.
     return column.cast(pa.large_string())
+
+
+def _is_nothing(column: Any) -> bool:
+    """Whether a column holds no value at all.
+
+    pandas stores such a one as floats, NaN all of them, and one user's value is enough for it to
+    have another type: that must not decide whether everybody's rows are read.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_null(column.type):
+        return True
+    if not pa.types.is_floating(column.type):
+        return False
+    return bool(pc.all(pc.is_null(column, nan_is_null=True)).as_py())
 
 
 def _no_unicode(column: Any) -> Any:
@@ -384,8 +400,8 @@ def _dates(column: Any, name: str) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
-    if pa.types.is_null(kind):
-        return column.cast(pa.date32())
+    if _is_nothing(column):
+        return pa.chunked_array([pa.nulls(len(column), pa.date32())])
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return _days(column)
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -429,7 +445,8 @@ def parse_date(value: object) -> date | None:
             return value
         text = value.decode() if isinstance(value, bytes) else value
         return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
-    except (ValueError, OverflowError):  # also of pandas' NaT, which is a datetime without a day
+    # Also of pandas: NaT is a datetime without a day, and its years go beyond Python's.
+    except (ValueError, OverflowError, NotImplementedError):
         return None
 
 
@@ -439,7 +456,10 @@ def parse_label(value: object) -> str | None:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
         return str(int(value))
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:  # of more digits than Python writes
+            return None
     if not isinstance(value, str):
         return None
     try:

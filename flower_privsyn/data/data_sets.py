@@ -13,7 +13,7 @@ from traceback import walk_tb
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
-from flower_privsyn.data.formats import EmptyError
+from flower_privsyn.data.formats import ColumnError, EmptyError
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
 from flower_privsyn.models.hub import hub_unreachable
 
@@ -227,11 +227,11 @@ def check_columns(names: Sequence[str], columns: Columns, where: str) -> None:
     """Refuse a table without the columns that are needed.
 
     Raises:
-        DataError: It has none of a name; the sentence names those it has.
+        ColumnError: It has none of a name; the sentence names those it has.
     """
     for name in columns.required:
         if name not in names:
-            raise DataError(f"{where} {columns.missing(name, names, schema=True)}.")
+            raise ColumnError(f"{where} {columns.missing(name, names, schema=True)}.")
 
 
 def rows_of_table(table: Any, columns: Columns, where: str, *, before: int = 0) -> Rows:

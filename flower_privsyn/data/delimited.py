@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flower_privsyn.data import bounded
 from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, typed
-from flower_privsyn.data.formats import EmptyError
+from flower_privsyn.data.formats import ColumnError, EmptyError
 from flower_privsyn.errors import DataError
 
 _DELIMITERS: Final = (",", "\t", ";", "|")
@@ -33,7 +33,8 @@ def read_delimited(path: Path, columns: Columns) -> Rows:
 
     Raises:
         EmptyError: The file has no rows.
-        DataError: It has no such column, or a row has more or fewer fields than
+        ColumnError: It has no such column, or one twice.
+        DataError: A row has more or fewer fields than
             the first one: then nobody knows whose it is.
         OSError: The file cannot be read.
     """
@@ -91,7 +92,7 @@ def _header(path: Path, columns: Columns) -> tuple[str, list[str]]:
     # That which gives most columns is what was meant.
     _, names = max(found, key=lambda one: len(one[1]))
     absent = next(name for name in columns.required if name not in names)
-    raise DataError(f"{path} {columns.missing(absent, names, schema=False)}.")
+    raise ColumnError(f"{path} {columns.missing(absent, names, schema=False)}.")
 
 
 def _is_tsv(path: Path) -> bool:
@@ -101,7 +102,7 @@ def _is_tsv(path: Path) -> bool:
 def _check_names(names: Sequence[str], path: Path, columns: Columns) -> None:
     for name in columns.wanted:
         if names.count(name) > 1:
-            raise DataError(f"{path} has {names.count(name)} columns {name!r}; one must be left.")
+            raise ColumnError(f"{path} has {names.count(name)} columns {name!r}; one must be left.")
 
 
 def _table(path: Path, delimiter: str, names: Sequence[str], columns: Columns) -> Any:

@@ -8,7 +8,15 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from flower_privsyn.data import formats, text_files
-from flower_privsyn.data.columns import BETWEEN_LABELS, UNUSABLE, Columns, Rows, parse_date
+from flower_privsyn.data.columns import (
+    BETWEEN_LABELS,
+    UNUSABLE,
+    Columns,
+    Rows,
+    parse_date,
+    parse_label,
+    typed,
+)
 from flower_privsyn.errors import DataError
 
 ReadFile = Callable[[Path, Columns], Iterator[Rows]]
@@ -17,11 +25,15 @@ ReadFile = Callable[[Path, Columns], Iterator[Rows]]
 #: What Spark and Hive call a folder of rows without a value.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
+#: Where a table says which of its files count, and who writes such ones.
+_JOURNALS: Final = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+
 
 def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
     """The data files of a folder in the order of their names, or else its texts.
 
-    Where it holds neither, the data files of the folders in it, as Spark writes them. Files that
+    Where it holds neither, the data files of the folders in it, as Spark writes them; those come
+    before texts where a folder says what stands in a column (`read_folder`). Files that
     begin with a dot are passed over, and folders that begin with a dot or an underscore: these are
     what programs leave of their own.
 
@@ -32,13 +44,24 @@ def files_of(folder: Path) -> tuple[list[Path], list[tuple[str, Path]]]:
         Data files, and texts as by `text_files`; one of the two is empty.
 
     Raises:
-        DataError: As `text_files`.
+        DataError: As `text_files`; or the folder is a table that keeps rows which were deleted.
         OSError: A folder cannot be read.
     """
+    for name, writer in _JOURNALS.items():
+        if (folder / name).is_dir():
+            # People who had their text deleted would be asked about it.
+            raise DataError(
+                f"{folder} is a table of {writer} ({name}), whose files also hold rows that were "
+                "deleted or changed: write what it holds now as Parquet, and name that folder."
+            )
     if own := [path for path in sorted(folder.iterdir()) if _is_data(path)]:
         return own, []
+    below = list(_below(folder))
+    if any(_named(folder, file) for file in below):
+        # A text in one user's folder of a table would else be all that is read, of nobody but them.
+        return below, []
     texts = text_files.text_files(folder)
-    return ([], texts) if texts else (list(_below(folder)), [])
+    return ([], texts) if texts else (below, [])
 
 
 def _is_data(path: Path) -> bool:
@@ -59,6 +82,9 @@ def read_folder(
     folder: Path, files: list[Path], columns: Columns, read: ReadFile
 ) -> Iterator[Rows]:
     """The rows of all files of a folder; a part without rows is passed over.
+
+    Of a part whose folder names its user, whatever is wrong with it but for its columns concerns
+    that user alone, who is on the roster without rows as well.
 
     A folder called `date=2025-03-18` says what stands in that column of all rows below it, as it
     does to Spark, Hive and Arrow: whose they are, of when, of which class.
@@ -110,13 +136,46 @@ def _read_part(
                 f"{file} lies in a folder that names no {columns.client!r}, so nobody knows whose "
                 "its rows are."
             )
-    for rows in read(file, columns if client is None else columns.of_one_user()):
+    whole = read(file, columns) if client is None else _of_one(file, columns.of_one_user(), read)
+    for rows in whole:
         if client is not None:
             rows.clients = same(client, pa.large_string(), rows)
+            # One user's file does not say of a node whether there are dates and labels at all.
+            if rows.dates is None:
+                rows.dates = same(None, pa.date32(), rows)
+            if columns.labels and rows.labels is None:
+                rows.labels = same(None, pa.large_string(), rows)
         if columns.date in named:
             rows.dates = same(parse_date(named[columns.date]), pa.date32(), rows)
         if columns.labels and all(name in named for name in columns.labels):
-            values = [named[name] for name in columns.labels]
-            label = None if None in values else BETWEEN_LABELS.join(map(str, values))
+            values = [parse_label(named[name]) for name in columns.labels]
+            known = [value.strip() for value in values if value is not None]
+            label = BETWEEN_LABELS.join(known) if len(known) == len(values) else None
             rows.labels = same(label, pa.large_string(), rows)
         yield rows
+
+
+def _of_one(file: Path, columns: Columns, read: ReadFile) -> Iterator[Rows]:
+    """The rows of a file that is one user's; one without a document where it has no readable ones.
+
+    What one user wrote decides what is in such a file, its types and quotes included. Were it
+    refused or passed over, that would decide about a node's other users, and about their number.
+    """
+    try:
+        yield from read(file, columns)
+    except formats.EmptyError:
+        yield _no_document(columns, "")
+    except formats.ColumnError:
+        raise  # of a schema, as of files of several users
+    except DataError:
+        if columns.strict:
+            raise
+        yield _no_document(columns, None)  # which counts as unusable
+
+
+def _no_document(columns: Columns, text: str | None) -> Rows:
+    import pyarrow as pa
+
+    return typed(
+        pa.table({name: pa.array([text], pa.large_string()) for name in columns.texts}), columns
+    )

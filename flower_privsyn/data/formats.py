@@ -77,6 +77,10 @@ class EmptyError(DataError):
     """A file has no rows: it is refused where it is named, and passed over in a folder."""
 
 
+class ColumnError(DataError):
+    """A file lacks a column, or has it twice: so it was made, whatever users wrote into it."""
+
+
 def suffix_of(path: Path) -> str | None:
     """The ending of a name that says that a file of a folder is data, such as ".csv.gz"."""
     name = path.name.lower()

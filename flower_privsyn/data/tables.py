@@ -58,7 +58,11 @@ def rows_of_memory(source: Any, columns: Columns, *, where: str) -> Rows:
 
 
 def _arrow(values: Any, name: str, columns: Columns, where: str) -> Any:
-    """A column as one of Arrow, value by value where it holds several types, as pandas allows."""
+    """A column as one of Arrow, value by value where it may hold several types, as in pandas.
+
+    Of objects Arrow takes a type that suits them all, bytes for texts among which there are some:
+    one user's value would decide how everybody's are read.
+    """
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
@@ -66,7 +70,9 @@ def _arrow(values: Any, name: str, columns: Columns, where: str) -> Any:
             return values.cast(pa.large_string())
         return values
     try:
-        return pa.array(values, from_pandas=True)
+        made = pa.array(values, from_pandas=True)
+        if values.dtype != object or _is_usual(made.type, name, columns):
+            return made
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         pass  # what Arrow says may quote a value
     known = [
@@ -78,3 +84,14 @@ def _arrow(values: Any, name: str, columns: Columns, where: str) -> Any:
         places = (f"{where} row {number}" for number in range(1, len(known) + 1))
         return pa.array(map(columns.cell, known, places), pa.large_string())
     return pa.array(map(parse_label, known), pa.large_string())
+
+
+def _is_usual(kind: Any, name: str, columns: Columns) -> bool:
+    """Whether a column of this name is read as it is when all of it is of a type."""
+    import pyarrow.types as types
+
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+        return True
+    if name == columns.date:
+        return bool(types.is_date(kind) or types.is_timestamp(kind))
+    return name not in columns.texts and bool(types.is_integer(kind))

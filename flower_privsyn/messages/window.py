@@ -234,6 +234,18 @@ class WindowedGrid(Grid):
         self._late += reply.has_content()
 
 
+def is_of_a_simulation(grid: Grid) -> bool:
+    """Whether Flower simulates the nodes behind a grid, and makes as many as it is told each time.
+
+    Args:
+        grid: Flower's connection to the nodes, or a `WindowedGrid` around it.
+    """
+    inner = grid._grid if isinstance(grid, WindowedGrid) else grid
+    # Whoever has such a grid has loaded it; Ray may be begun only later.
+    kind = getattr(sys.modules.get("flwr.superlink.grid.inmemory_grid"), "InMemoryGrid", None)
+    return kind is not None and isinstance(inner, kind)
+
+
 def _simulator() -> Any | None:
     """Ray, where Flower simulates on it; None elsewhere."""
     ray = sys.modules.get("ray")  # whoever simulates has loaded it, or is about to

@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flwr.serverapp import Grid
+
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
 from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
@@ -30,7 +33,12 @@ _ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "track
 
 
 def changes_of_run(
-    run: RunDirectory, settings: PrivateSumConfig, method: Method, *, strategy: str
+    run: RunDirectory,
+    settings: PrivateSumConfig,
+    method: Method,
+    *,
+    strategy: str,
+    grid: Grid | None = None,
 ) -> dict[str, tuple[Any, Any]]:
     """What a resumed run does otherwise; refused where releases depend on it.
 
@@ -39,6 +47,7 @@ def changes_of_run(
         settings: that it is resumed with.
         method: knows which of its settings are free.
         strategy: that it is resumed by.
+        grid: Flower's connection to the nodes; None where nobody will be asked.
 
     Raises:
         ConfigError: a setting differs that may not, or the strategy does.
@@ -57,7 +66,7 @@ def changes_of_run(
         free |= {"num-rounds"}
     before, known = _without_retired(run), settings.defaults()
     nodes = int(before.get("num-nodes", known["num-nodes"]))
-    if settings.num_nodes < nodes and may_leave_out_nodes(run, settings):
+    if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
     known |= {key: value for key, value in _BEFORE_THEM.items() if key in known}
     return changes_of_resume(
@@ -72,19 +81,22 @@ def changes_of_run(
     )
 
 
-def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig) -> bool:
+def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Grid | None) -> bool:
     """Whether a run may go on without nodes that are gone for good, as one at work goes on.
 
     Noise and turns are those of users, whose number may fall (`settle`), and not of nodes. Not so
-    under secure aggregation, where every node adds its share of the noise. And of a run that
-    `privsyn run` started no node is ever gone: fewer of them would be dealt the same users anew,
-    and an app's own recipe may call a user by the node.
+    under secure aggregation, where every node adds its share of the noise. And of a simulation, and
+    of a run that `privsyn run` started, no node is ever gone: fewer of them would be dealt the same
+    users anew, and an app's own recipe may call a user by the node.
 
     Args:
         run: its directory.
         settings: that it is resumed with.
+        grid: Flower's connection to the nodes; None where nobody will be asked.
     """
-    return not settings.secure_aggregation and not (run.path / LAUNCH_FILE).is_file()
+    if settings.secure_aggregation or (grid is not None and is_of_a_simulation(grid)):
+        return False
+    return not (run.path / LAUNCH_FILE).is_file()
 
 
 def _without_retired(run: RunDirectory) -> dict[str, Any]:

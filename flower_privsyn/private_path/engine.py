@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import clock
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.files import leftovers, user_path
+from flower_privsyn.files import leftovers
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.privacy import (
@@ -50,7 +50,7 @@ from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
 from flower_privsyn.private_path.rounds import RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.runs import RunDirectory, how_to_resume, unnamed_run
+from flower_privsyn.runs import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
 from flower_privsyn.runs.trackers import Following, Tracker
@@ -492,15 +492,20 @@ class PrivateSumStrategy(Strategy):
     def _open_run(self) -> RunDirectory:
         """The run directory, new or with a run to go on with."""
         settings = self.config
-        path, resume = unnamed_run(type(self).__name__)
         if settings.run_dir:
-            path = user_path(settings.run_dir)
+            resume: bool | Literal["auto"] = settings.resume
+            path = named_run(settings.run_dir, resume=resume)
+        else:  # which takes a home
+            path, resume = unnamed_run(type(self).__name__)
         self._run = RunDirectory.start(
             path,
             config={**settings.to_dict(), **dict(settings.node_settings)},
             strategy=type(self).__name__,
-            resume=settings.resume if settings.run_dir else resume,
+            resume=resume,
         )
+        # Of an earlier start. Another process may have gone on with the run since, and noise that
+        # takes up other noise than that of the rounds which are out is not what was accounted for.
+        self._noise = self._next = self._asked = None
         return self._run
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:

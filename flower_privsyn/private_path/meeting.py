@@ -256,7 +256,7 @@ class Meeting:
     def _without_the_others(self, there: int) -> str:
         """How a run goes on whose other nodes do not come back; "" where it cannot."""
         run = self.resumed
-        if run is None or not there or not may_leave_out_nodes(run, self.settings):
+        if run is None or not there or not may_leave_out_nodes(run, self.settings, self.grid):
             return ""
         command = how_to_resume(run.path, num_nodes=there)
         return f"to go on without those that are gone for good: {command}; "

@@ -162,7 +162,9 @@ class Preparation:
     def _changes(self) -> dict[str, tuple[Any, Any]]:
         """What a run that is resumed does otherwise; refused where it may not."""
         self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
-        changes = changes_of_run(self.run, self.settings, self.method, strategy=self.strategy)
+        changes = changes_of_run(
+            self.run, self.settings, self.method, strategy=self.strategy, grid=self.grid
+        )
         refuse_another_writer(self.run, self.method, named="generator" in changes)
         return changes
 

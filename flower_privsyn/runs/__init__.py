@@ -2,7 +2,7 @@
 
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.locks import lock_file, supervisor_lock
-from flower_privsyn.runs.places import default_run_directory, new_run_path, unnamed_run
+from flower_privsyn.runs.places import default_run_directory, named_run, new_run_path, unnamed_run
 from flower_privsyn.runs.run_format import LAUNCH_FILE, RESEARCH_STAMP, how_to_resume
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "default_run_directory",
     "how_to_resume",
     "lock_file",
+    "named_run",
     "new_run_path",
     "supervisor_lock",
     "unnamed_run",

@@ -6,9 +6,11 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
-from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUNS_FOLDER
-from flower_privsyn.files import expanded
+from flower_privsyn.environment import RESUME, RUN_DIRECTORY, RUNS_FOLDER, WORKING_DIRECTORY
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded, user_path
 
 
 def unnamed_run(app_name: str) -> tuple[Path, bool]:
@@ -22,6 +24,28 @@ def unnamed_run(app_name: str) -> tuple[Path, bool]:
     if path := os.environ.get(RUN_DIRECTORY):
         return Path(path), os.environ.get(RESUME) == "1"
     return default_run_directory(app_name), False
+
+
+def named_run(run_dir: str, *, resume: bool | Literal["auto"]) -> Path:
+    """The run directory that a setting names.
+
+    Args:
+        run_dir: the setting, not empty; relative to the folder the command was typed in.
+        resume: whether a run is continued there; "auto": or begun.
+
+    Raises:
+        ConfigError: `resume` is "auto", and where the folder is depends on where Flower was
+            started.
+    """
+    if resume == "auto" and not (
+        expanded(run_dir).is_absolute() or os.environ.get(WORKING_DIRECTORY)
+    ):
+        # With true a run is missing there; here it would be begun, and everybody asked again.
+        raise ConfigError(
+            f'resume = "auto" needs an absolute run-dir, got {run_dir!r}: from another folder it '
+            "would find no run, begin a new one, and charge the same people again"
+        )
+    return user_path(run_dir)
 
 
 def default_run_directory(app_name: str) -> Path:

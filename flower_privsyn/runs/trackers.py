@@ -17,6 +17,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ _ENDS: Final = {"finished": "FINISHED", "failed": "FAILED"}
 
 #: For MLflow between two rounds: a run waits, and what did not arrive is sent at its end.
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+#: Who asks a server, and by which password, in an address.
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]*@")
 
 #: What is no figure of a line: its number, and the digest that it states.
 _NO_FIGURES: Final = frozenset({"round", LEDGER_KEY})
@@ -362,7 +366,9 @@ def tell(tracker: Tracker, run: RunDirectory) -> bool:
         again = "the end of the run tells it again"
         if run.status != "running":
             again = f"`privsyn track {run.path}` tells it again"
-        logger.warning("the tracker was not told: %s: %s (%s)", type(error).__name__, error, again)
+        # The warning is in the run directory, and libraries quote the address that they were given.
+        said = _LOGIN.sub("", str(error))
+        logger.warning("the tracker was not told: %s: %s (%s)", type(error).__name__, said, again)
         return False
     return True
 

@@ -87,6 +87,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{TESTS}::TestNoise",),
     ),
     Mutation(
+        name="a strategy that is started again goes on with the noise that it has in memory",
+        file="flower_privsyn/private_path/engine.py",
+        function="PrivateSumStrategy._open_run",
+        before="self._noise = self._next = self._asked = None",
+        after="self._next = self._asked = None",
+        tests=("tests/strategies/test_dp_ftrl.py::TestRestart",),
+    ),
+    Mutation(
         name="nodes train adapters on the model that was there before the public text",
         file="flower_privsyn/client_apps/training.py",
         function="_Tokens.cohorts",

@@ -10,6 +10,7 @@ LIMITS = "tests/data/test_limits.py"
 LOAD = "tests/data/test_load.py"
 FORMATS = "tests/data/test_formats.py"
 FOLDERS = "tests/data/test_folders.py"
+TABLES = "tests/data/test_tables.py"
 NODES = "tests/privacy/test_several_nodes.py"
 NODES_RUN = "tests/private_path/test_several_nodes.py"
 
@@ -18,9 +19,65 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="rows in one user's folder are another user's",
         file="flower_privsyn/data/folders.py",
         function="_read_part",
-        before="columns if client is None else columns.of_one_user()",
+        before="columns.of_one_user()",
         after="columns",
         tests=(FOLDERS,),
+    ),
+    Mutation(
+        name="one user's own file takes the node along",
+        file="flower_privsyn/data/folders.py",
+        function="_of_one",
+        before="    if columns.strict:\n",
+        after="    if True:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="who wrote nothing into their own file is not on the roster",
+        file="flower_privsyn/data/folders.py",
+        function="_of_one",
+        before='    yield _no_document(columns, "")\n',
+        after="    return\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="one user's own file says whether a node has dates",
+        file="flower_privsyn/data/folders.py",
+        function="_read_part",
+        before="        if rows.dates is None:\n",
+        after="        if False:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="a folder that names no class takes the node along",
+        file="flower_privsyn/data/folders.py",
+        function="_read_part",
+        before="values = [parse_label(named[name])",
+        after="values = [named[name]",
+        tests=(f"{FOLDERS}::test_a_folder_that_names_no_class_leaves_its_rows_without_one",),
+    ),
+    Mutation(
+        name="a text in one user's folder is all that is read",
+        file="flower_privsyn/data/folders.py",
+        function="files_of",
+        before="    if any(_named(folder, file) for file in below):\n",
+        after="    if False:\n",
+        tests=(f"{FOLDERS}::TestWhatOneUserWroteIntoTheirOwnPart",),
+    ),
+    Mutation(
+        name="a column without a value is of the type that pandas gave it",
+        file="flower_privsyn/data/columns.py",
+        function="_is_nothing",
+        before="    if not pa.types.is_floating(column.type):\n",
+        after="    if True:\n",
+        tests=(f"{TABLES}::TestOneUsersValues",),
+    ),
+    Mutation(
+        name="one user's value says of what type everybody's are",
+        file="flower_privsyn/data/tables.py",
+        function="_arrow",
+        before="if values.dtype != object or _is_usual(made.type, name, columns):",
+        after="if True:",
+        tests=(f"{TABLES}::TestOneUsersValues",),
     ),
     Mutation(
         name="a text that the model fails on takes the node along",
@@ -153,6 +210,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    known &= (days >=",
         after="    known | (days >=",
         tests=(f"{LOAD}::test_a_day_beyond_the_calendar_is_unknown",),
+    ),
+    Mutation(
+        name="a day beyond Python's years takes everybody along",
+        file="flower_privsyn/data/columns.py",
+        function="parse_date",
+        before="OverflowError, NotImplementedError)",
+        after="OverflowError)",
+        tests=(f"{TABLES}::TestOneUsersValues",),
     ),
     Mutation(
         name="a deeply nested line is nobody's",

@@ -365,6 +365,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{RESUME_TESTS}::TestResultWithoutNodes",),
     ),
     Mutation(
+        name="a service that was started from another folder begins its run again",
+        file="flower_privsyn/runs/places.py",
+        function="named_run",
+        before="    if resume == ",
+        after="    if False and resume == ",
+        tests=("tests/private_path/test_finished.py",),
+    ),
+    Mutation(
         name="any number of rounds ends a run",
         file=CHANGES,
         function="changes_of_run",

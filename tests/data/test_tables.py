@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,56 @@ def test_columns_that_are_there_twice_are_refused() -> None:
 def test_a_table_is_not_parted() -> None:
     with pytest.raises((DataError, MissingExtraError), match="data-partitioner parts a datasets"):
         load_users(pa.table(COLUMNS), data_partitioner="IidPartitioner(num_partitions=2)")
+
+
+class TestOneUsersValues:
+    """They do not decide whether everybody's are read: pandas and Arrow infer types from them."""
+
+    @pytest.mark.parametrize(
+        ("texts", "kept"),
+        [
+            ([np.nan, np.nan], []),
+            (pd.Series([None, 2.5], dtype=object), []),
+            (["hello", b"bytes"], ["hello"]),
+            (pd.Series([["a"], None], dtype=object), []),
+        ],
+    )
+    def test_of_texts(self, texts: Any, kept: list[str]) -> None:
+        users = load_users(pd.DataFrame({"client_id": ["ann", "ben"], "text": texts}))
+        assert users.user_ids == ("ann", "ben")
+        assert users.texts == kept
+
+    @pytest.mark.parametrize(
+        "dates",
+        [
+            [np.nan, np.nan],
+            pd.Series([7, None], dtype=object),
+            pd.Series([b"?", "2020-03-18"], dtype=object),
+        ],
+    )
+    def test_of_dates(self, dates: Any) -> None:
+        frame = pd.DataFrame({"client_id": ["ann", "ben"], "text": ["x", "y"], "date": dates})
+        users = load_users(frame, newer_than="2025-01-01")
+        assert users.user_ids == ("ann", "ben")
+        assert users.texts == []
+
+    def test_of_a_day_beyond_the_calendar(self) -> None:
+        beyond = pd.Timestamp(np.datetime64("20000-01-01", "s"))
+        dates = pd.Series([beyond, "2025-03-18"], dtype=object)
+        frame = pd.DataFrame({"client_id": ["ann", "ben"], "text": ["x", "y"], "date": dates})
+        assert load_users(frame).dates == [None, date(2025, 3, 18)]
+        rows = [("ann", "x", beyond), ("ben", "y", "2025-03-18")]
+        assert Users.from_rows(rows).dates == [None, date(2025, 3, 18)]
+
+    def test_of_labels(self) -> None:
+        """A whole number of more digits than Python writes is no class."""
+        labels = pd.Series([10**5000, "news"], dtype=object)
+        frame = pd.DataFrame({"client_id": ["ann", "ben"], "text": ["x", "y"], "label": labels})
+        assert load_users(frame, label_column="label").labels == [None, "news"]
+        rows = [("ann", "x", None, 10**5000), ("ben", "y", None, "news")]
+        assert Users.from_rows(rows).labels == [None, "news"]
+
+    def test_a_file_of_nothing_is_read_as_well(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame({"client_id": ["ann"], "text": [np.nan]})
+        frame.to_parquet(tmp_path / "users.parquet")
+        assert load_users(tmp_path / "users.parquet").user_ids == ("ann",)

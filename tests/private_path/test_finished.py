@@ -114,3 +114,35 @@ def test_nothing_else_is_allowed_and_a_folder_is_needed(config: Builder) -> None
         config(resume="yes")
     with pytest.raises(ConfigError, match='resume = "auto" needs run-dir'):
         config(resume="auto", run_dir="")
+
+
+def test_a_folder_that_depends_on_where_flower_was_started_is_refused(
+    federation: Builder, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a service that was started from another folder asks everybody again."""
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        monkeypatch.chdir(folder)
+        grid = federation()
+        with pytest.raises(ConfigError, match=r"needs an absolute run-dir, got 'mine': from"):
+            Probe(config(resume="auto", run_dir="mine")).start(grid)
+        assert grid.requests == []
+    # `privsyn run` says where the command was typed.
+    monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
+    Probe(config(resume="auto", run_dir="mine")).start(federation())
+    assert len(releases(tmp_path / "mine")) == 3
+
+
+def test_a_run_that_is_given_a_folder_takes_no_home(
+    federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a user without a name, whom containers have."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.delenv("PRIVSYN_RUNS", raising=False)
+    strategy = Probe(config(resume="auto"))
+    strategy.start(federation())
+    assert len(releases(strategy.run.path)) == 3

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from flwr.superlink.grid import InMemoryGrid
 
 from flower_privsyn.errors import (
     BudgetExceededError,
@@ -34,6 +35,7 @@ from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, how_to_resume
 from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
+from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
@@ -341,6 +343,22 @@ class TestNodesThatAreGoneForGood:
         assert noise[0] == noise[1] < noise[2] == noise[3]
         assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
 
+    def test_where_its_noise_is_stated_the_ledger_says_what_it_costs(
+        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        """The figures of docs/deployment.md."""
+        settings = {
+            "sampling": "fixed-size",
+            "sample_size": 2,
+            "noise_multiplier": 2.0,
+            "num_rounds": 4,
+        }
+        Probe(config(**settings, run_dir=str(tmp_path / "whole"))).start(federation())
+        self.pay(federation, Probe(config(**settings)))
+        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
+        cost = [releases(tmp_path / run)[-1]["epsilon_release"] for run in ("whole", "run")]
+        assert cost == pytest.approx([4.43, 4.89], abs=0.005)
+
     def test_not_with_fewer_users_than_were_planned(
         self, federation: Builder, left: Builder, config: Builder
     ) -> None:
@@ -365,6 +383,21 @@ class TestNodesThatAreGoneForGood:
         self.pay(federation, Probe(config()))
         with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
             Probe(config(num_nodes=1, resume=True)).start(left())
+
+    def test_nor_in_a_simulation_that_flower_itself_has_started(
+        self, federation: Builder, left: Builder, config: Builder
+    ) -> None:
+        class Simulated(LoopbackGrid, InMemoryGrid):
+            """The nodes of a test behind the grid that Flower's simulation gives a ServerApp."""
+
+        self.pay(federation, Probe(config()))
+        grid = left()
+        grid.__class__ = Simulated
+        with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
+            Probe(config(num_nodes=1, resume=True)).start(grid)
+        with pytest.raises(FederationError, match=r"2 were planned \(num-nodes\); nothing more"):
+            Probe(config(resume=True)).start(grid)
+        assert rounds_asked(grid) == []
 
     def test_not_where_every_node_adds_its_share_of_the_noise(
         self,

@@ -18,6 +18,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
+    CorrelatedNoise,
     CyclicSampling,
     Participation,
     Plan,
@@ -290,6 +291,30 @@ class TestRestart:
         memory.write_bytes(old)
         with pytest.raises(LedgerError, match="does not reach round 4"):
             CorrelatedProbe(votes(resume=True)).start(federation())
+
+    def test_one_that_starts_again_takes_up_what_another_process_has_released(
+        self, federation: Builder, votes: Builder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A ServerApp that catches an error and tries again has old noise in its memory."""
+        settings = votes(resume="auto")
+        strategy = CorrelatedProbe(settings)
+        with pytest.raises(Killed):
+            strategy.start(federation(tamper=self.killing(3)))
+        with pytest.raises(Killed):
+            CorrelatedProbe(settings).start(federation(tamper=self.killing(6)))
+        drawn: list[int] = []
+        innovation = CorrelatedNoise._innovation
+
+        def counted(noise: CorrelatedNoise, size: int) -> Any:
+            drawn.append(size)
+            return innovation(noise, size)
+
+        monkeypatch.setattr(CorrelatedNoise, "_innovation", counted)
+        strategy.start(federation())
+        assert [one.round_number for one in strategy.released] == [1, 2, 7, 8]
+        # Of the lost round 6 and of these two. Those of rounds 4 and 5, drawn a second time, would
+        # be taken back from what is out with other ones.
+        assert len(drawn) == 3
 
     def test_users_may_come_and_go_between_processes(
         self, federation: Builder, votes: Builder
