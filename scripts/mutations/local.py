@@ -127,6 +127,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/generation/test_extra_parameters.py",),
     ),
     Mutation(
+        name="a key that is called no more than token is written into the run directory",
+        file="flower_privsyn/generation/extra_parameters.py",
+        function="read_extra_parameters",
+        before="plain in _NAMES_OF_SECRETS or ",
+        after="",
+        tests=("tests/generation/test_extra_parameters.py",),
+    ),
+    Mutation(
+        name="a model that thinks and never answers is paid for",
+        file="flower_privsyn/generation/by_messages.py",
+        function="without_thoughts",
+        before="answer[thoughts.end() :].strip()",
+        after='answer.replace("</think>", "")',
+        tests=("tests/generation/test_by_messages.py",),
+    ),
+    Mutation(
         name="a compressed file expands to whatever it likes",
         file="flower_privsyn/data/bounded.py",
         function="_Expanded.readinto",
