@@ -258,6 +258,9 @@ class FederatedTraining(Method):
         """Load the model."""
         self._place = place
         config = self.config
+        # Not those of an earlier start: it may have written its result with them, which leaves
+        # the values of that run inside, or have failed between the two.
+        self._model = self._initial = None
         self._load()
         if self.model.encoder_decoder and not self.has_conditions:
             raise ConfigError(
@@ -288,24 +291,22 @@ class FederatedTraining(Method):
             return
         spec = self.config.trained_model()
         on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
-        model = LocalModel(on_disk)
+        self._model = LocalModel(on_disk)
         if self.config.initial_model:
-            self._initial = self._loaded_initial(on_disk, like=model)
-        # Last: where the other one cannot be loaded, both are asked for again.
-        self._model = model
+            self._initial = self._loaded_initial(on_disk)
 
     @property
     def model(self) -> LocalModel:
         """The model at the server; available from `prepare` on."""
         return need(self._model)
 
-    def _loaded_initial(self, spec: TrainableModel, *, like: LocalModel) -> LocalModel:
+    def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
         from flower_privsyn.training.local import LocalModel
 
         config = self.config
         found = LocalModel(replace(spec, name=located(config.initial_model)))
-        tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (like, found))
-        same = found.shapes == like.shapes and len(found.base) == len(like.base)
+        tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, found))
+        same = found.shapes == self.model.shapes and len(found.base) == len(self.model.base)
         if tokens != others or not same:
             raise ConfigError(
                 f'initial-model = "{config.initial_model}" is of another architecture or other '
