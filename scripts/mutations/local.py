@@ -135,6 +135,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/generation/test_extra_parameters.py",),
     ),
     Mutation(
+        name="the first token of a chat model's answer stands for a text of it",
+        file="flower_privsyn/generation/rehearsal.py",
+        function="rehearse",
+        before="not answers and ",
+        after="",
+        tests=("tests/generation/test_by_messages.py",),
+    ),
+    Mutation(
         name="a model that thinks and never answers is paid for",
         file="flower_privsyn/generation/by_messages.py",
         function="without_thoughts",
