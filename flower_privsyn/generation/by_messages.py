@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,19 +17,36 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
 )
 
-_QUOTES: Final = ('"', "\u201c", "\u201d")
+logger = logging.getLogger("flwr.privsyn")
+
+#: A quotation mark that opens, and those that close it.
+_QUOTES: Final = {
+    '"': '"',
+    "\u201c": "\u201d",
+    "\u201e": "\u201c\u201d",
+    "\u00ab": "\u00bb",
+}
 
 #: What models put before a heading that they repeat, and behind it.
-_BEFORE: Final = "*_#> \t\r\n"
-_BEHIND: Final = "*_: \t\r\n"
+_BEFORE: Final = r"[*_#>\s]*"
+_BEHIND: Final = r"[*_:\s]*"
+
+#: Thoughts before an answer: all up to the mark that ends them, as a chat template may have begun
+#: them; or to the end of what never came to an answer.
+_THOUGHTS: Final = re.compile(
+    r".*(?:</think(?:ing)?>|\[/THINK\])|\s*(?:<think(?:ing)?>|\[THINK\]).*",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 class ByMessages:
     """A chat model as a `TextGenerator`: every prompt is a message, and its answer what goes on.
 
-    Models repeat the last line of a prompt before they go on with it, or put quotes around what
-    they write; neither is part of the continuation. What else they say is, as "Sure! Here is" a
-    text: a prompt file's `instruction` is where one tells them not to.
+    Models think before they answer, repeat the last line of a prompt or all of it before they go
+    on with it, write the next heading and more, or put quotes around what they write: none of it is
+    part of the continuation. What else they say is, as "Sure! Here is" a text: a prompt file's
+    `instruction` is where one tells them not to. Stop strings are looked for in the continuation
+    and not sent: they stand in thoughts, and before a heading that is repeated, as well.
 
     Attributes:
         name: The chat model's own.
@@ -76,14 +96,18 @@ class ByMessages:
             )
         messages = [prompt for prompt in prompts for _ in range(num_samples)]
         answers = self._chat.answer(
-            messages, system=self._instruction, sampling=sampling, progress=progress
+            messages,
+            system=self._instruction,
+            sampling=replace(sampling, stop=()),
+            progress=progress,
         )
         if len(answers) != len(messages):
             raise GenerationError(
                 f"the generator {self.name} was sent {len(messages)} messages and answered "
                 f"{len(answers)}"
             )
-        going_on = [_after(*pair) for pair in zip(messages, answers, strict=True)]
+        said = without_thoughts(answers, model=self.name)
+        going_on = [_after(*pair, stop=sampling.stop) for pair in zip(messages, said, strict=True)]
         return [
             going_on[first : first + num_samples] for first in range(0, len(messages), num_samples)
         ]
@@ -103,24 +127,70 @@ def chat_of(model: TextGenerator) -> ChatGenerator:
     return model
 
 
+def without_thoughts(answers: Sequence[str], *, model: str) -> list[str]:
+    """Answers without what a model has thought before them; "" where it came to no answer.
+
+    One warning says how many these are: each stands for a text that is missing, or not varied.
+
+    Args:
+        answers: With thoughts between `<think>` and `</think>`, `<thinking>` or `[THINK]`, as
+            servers give them that do not part them from the answer; or without any.
+        model: Its name.
+    """
+    found, unfinished = [], 0
+    for answer in answers:
+        thoughts = _THOUGHTS.match(answer)
+        found.append(answer if thoughts is None else answer[thoughts.end() :].strip())
+        unfinished += thoughts is not None and not found[-1]
+    if unfinished:
+        logger.warning(
+            "%d of %d answers of the generator %s are all thinking, and no text: it needs more "
+            "max-new-tokens, or not to think",
+            unfinished,
+            len(answers),
+            model,
+        )
+    return found
+
+
 def without_quotes(text: str) -> str:
     """A text without the one pair of quotes that stands around all of it."""
-    if len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES:
-        return text[1:-1].strip()
-    return text
+    if len(text) < 2:
+        return text
+    closing = _QUOTES.get(text[0], "")
+    inside = text[1:-1]
+    if text[-1] not in closing or any(mark in inside for mark in (text[0], *closing)):
+        return text
+    return inside.strip()
 
 
-def _after(prompt: str, answer: str) -> str:
+def _after(prompt: str, answer: str, *, stop: Sequence[str]) -> str:
     """The part of an answer that goes on with a prompt, as a continuation has it."""
-    text = answer.strip()
-    line = prompt.rstrip().rpartition("\n")[2]
-    if prompt.endswith("\n"):
-        # The line is a heading, of which there is nothing in the text below it.
-        repeated = text.lstrip(_BEFORE)
-        if line and repeated.startswith(line):
-            text = repeated.removeprefix(line).lstrip(_BEHIND)
-        return without_quotes(text)
-    text = without_quotes(text)
-    if line and text.startswith(line):
-        return text.removeprefix(line)
-    return f" {text}" if text and (text[0].isalnum() or text[0] in _QUOTES) else text
+    before, _, opening = prompt.rpartition("\n")
+    text = _below(before.rpartition("\n")[2], answer.strip())
+    for end in stop:
+        text = text.partition(end)[0]
+    text = without_quotes(text.strip())
+    if opening and text.startswith(opening):
+        return text.removeprefix(opening)
+    return f" {text}" if opening and (text[:1].isalnum() or text[:1] in _QUOTES) else text
+
+
+def _below(heading: str, text: str) -> str:
+    """The part of an answer below a heading that it repeats, and above the next one.
+
+    Args:
+        heading: the last line of the prompt, "Sample 4"; "" for none.
+        text: with that line, or others of another number, or none.
+    """
+    if not heading:
+        return text
+    own = re.escape(heading)
+    other = re.sub(r"\d+", r"\\d+", own)
+    line = r"(?im)^[*_#> \t]*{}[*_: \t\r]*$"
+    beside = rf"(?i){_BEFORE}{own}(?![\w'\u2019]){_BEHIND}"
+    if found := re.search(line.format(own), text) or re.match(beside, text):
+        text = text[found.end() :]
+    if following := re.search(line.format(other), text):
+        text = text[: following.start()]
+    return text

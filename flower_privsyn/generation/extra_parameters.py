@@ -20,10 +20,24 @@ _BY_SETTINGS: Final = {
 }
 
 #: What a request is nothing without, or is answered otherwise with.
-_OF_A_REQUEST: Final = frozenset({"model", "prompt", "messages", "stream", "tools", "functions"})
+_OF_A_REQUEST: Final = frozenset(
+    {"model", "prompt", "messages", "stream", "tools", "functions", "echo"}
+)
 
 #: What is part of names, without what is between their letters, under which keys are sent.
-_SECRETS: Final = ("apikey", "authorization", "bearer", "password", "secret", "accesstoken")
+_SECRETS: Final = (
+    "apikey",
+    "authorization",
+    "bearer",
+    "password",
+    "secret",
+    "accesstoken",
+    "authtoken",
+    "credential",
+)
+
+#: Whole names of the same.
+_NAMES_OF_SECRETS: Final = frozenset({"key", "token"})
 
 
 def read_extra_parameters(key: str, text: str) -> dict[str, Any]:
@@ -43,7 +57,10 @@ def read_extra_parameters(key: str, text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        found: Any = json.loads(text)
+        found: Any = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:  # quotes what it cannot encode
+        raise ConfigError(f"{key} must be a JSON object: half a character in it") from None
     except (ValueError, RecursionError) as error:
         # It is not quoted, which may be a key.
         raise ConfigError(f"{key} must be a JSON object: {error}") from None
@@ -51,7 +68,7 @@ def read_extra_parameters(key: str, text: str) -> dict[str, Any]:
         raise ConfigError(f"{key} must be a JSON object, got a {type(found).__name__}")
     for name in _names(found):
         plain = re.sub(r"[^a-z]", "", name.lower())
-        if any(secret in plain for secret in _SECRETS):
+        if plain in _NAMES_OF_SECRETS or any(secret in plain for secret in _SECRETS):
             raise ConfigError(
                 f"{key} holds {name!r}, and would be written into the run directory: put a key "
                 "into the environment variable that generator-api-key-env names"
@@ -65,6 +82,10 @@ def read_extra_parameters(key: str, text: str) -> dict[str, Any]:
                 f"{_BY_SETTINGS[name]}"
             )
     return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _names(value: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     check_texts,
 )
-from flower_privsyn.generation.by_messages import chat_of, without_quotes
+from flower_privsyn.generation.by_messages import chat_of, without_quotes, without_thoughts
 from flower_privsyn.generation.instructions import Instruction
 from flower_privsyn.generation.rehearsal import refuse_silence
 
@@ -171,6 +171,7 @@ class ByInstruction:
             answers = self._chat.answer(
                 prompts, system=system, sampling=sampling, progress=progress
             )
+            answers = without_thoughts(answers, model=self._generator.name)
         else:
             answers = [
                 row[0]

@@ -28,7 +28,7 @@ def rehearse(
 
     A server gets one request as the run will send them: its address, its key, the model's name and
     its limits on samples and tokens are tried. A model in this process writes a single token, and
-    a whole text only where that says nothing.
+    a whole text only where that says nothing, or it answers messages.
 
     Args:
         generator: what is to write.
@@ -61,7 +61,9 @@ def rehearse(
         # Whether the new tokens leave room for a prompt is looked at without writing any.
         generator.generate([], sampling=sampling)
         num_samples = 1
-        if any(text.strip() for text in write(0, tokens=1)):
+        # The first token of an answer may be the beginning of thoughts that come to none.
+        answers = isinstance(generator, ByMessages)
+        if not answers and any(text.strip() for text in write(0, tokens=1)):
             return
     refuse_silence(write, name=generator.name)
 

@@ -27,6 +27,7 @@ from flower_privsyn.generation.backends import (
     SamplingParameters,
     check_texts,
 )
+from flower_privsyn.generation.chat_template import chat_prompts, whole_answer
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
@@ -200,30 +201,13 @@ class TransformersGenerator:
             progress: Called with the number of answers just finished.
 
         Raises:
-            GenerationError: The model has no chat template, or as for `generate`.
+            GenerationError: The model has no chat template, the template refuses the messages, or
+                as for `generate`.
         """
         check_texts("messages", messages)
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise GenerationError(
-                f"model {self.name!r} has no chat template: it goes on with beginnings and "
-                "answers no messages"
-            )
-        before = [{"role": "system", "content": system}] if system else []
-        prompts = [
-            str(
-                self._tokenizer.apply_chat_template(
-                    [*before, {"role": "user", "content": message}],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-            )
-            for message in messages
-        ]
-        # Templates write the token that texts begin with, and so does the tokenizer.
-        begin = self._tokenizer.bos_token
-        if begin and self._tokenizer("")["input_ids"]:
-            prompts = [prompt.removeprefix(begin) for prompt in prompts]
-        return [row[0] for row in self.generate(prompts, sampling=sampling, progress=progress)]
+        prompts = chat_prompts(self._tokenizer, messages, system=system, model=self.name)
+        written = self.generate(prompts, sampling=sampling, progress=progress)
+        return [whole_answer(prompt, row[0]) for prompt, row in zip(prompts, written, strict=True)]
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
         """Turn prompts into tokens, cut at the beginning to what the model can still continue."""

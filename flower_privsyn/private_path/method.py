@@ -142,6 +142,10 @@ class Method(ABC):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load and check everything the server needs, before any budget is spent.
 
+        Every start calls it. The one before may have failed, also in here, have had another run
+        directory, or have been followed by another process: nothing that it left in memory may
+        stand for what is in the run directory now.
+
         Args:
             place: where to work from now on.
 

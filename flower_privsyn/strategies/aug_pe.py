@@ -31,7 +31,7 @@ from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import need
+from flower_privsyn.private_path.method import RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Needs
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.strategies.parts.evolution import (
@@ -266,6 +266,11 @@ class EvolutionByClass(Evolution):
     def _reads_public_text(self) -> bool:
         config = self.config
         return not self.writes or config.likelihood_quantile > 0
+
+    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+        """Load the models and the public text."""
+        self._writer = None  # and what it writes with, of an earlier start
+        return super().prepare(place)
 
     def _prepare_seeds(self) -> None:
         """Read the public text where it is needed, by class where texts have classes."""

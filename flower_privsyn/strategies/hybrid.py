@@ -242,6 +242,8 @@ class SketchThenTraining(CorrelatedTraining):
         """Load the model, read the public text, and refuse what could not work later."""
         check_student(self.config, self.config.initial_model or self.config.model)
         sources = super().prepare(place)
+        # Of an earlier start, whose release may be that of another run.
+        self._made = self._begun = self._bias = None
         self._text = SketchedText(self.config, place)
         self._text.refuse_short_rows()
         return (self._text.source, *sources)

@@ -176,6 +176,7 @@ class AskedOnce(AskedAgain):
         """Load tokenizers, check models and read the public text."""
         config, self._place = self.config, place
         check_student(config, config.model)
+        self._generator = self.given_writer  # and not what an earlier start was to write with
         expand: Expand | None = None
         if config.synthesis == "written":
             self._refuse_untrainable()

@@ -243,6 +243,7 @@ class SketchRefinement(AskedAgain):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle the kernel."""
         config, self._place = self.config, place
+        self._public = self._rounds = None  # of an earlier start, before other models take memory
         public = self._public = PublicSide.load(
             config,
             embedder=self._embedder,

@@ -147,7 +147,6 @@ class MoreText(ExpandingSettings):
             generator: in place of the one that is named.
 
         Raises:
-            ConfigError: the interface is "chat", and the generator takes no messages.
             PrivsynError: the generator cannot be loaded.
         """
         from flower_privsyn.generation import SamplingParameters, load_trained_generator
@@ -257,7 +256,8 @@ def write_more(
 
     Raises:
         RunDirectoryError: the run has not finished, or somebody writes to the file.
-        ConfigError: the run holds no texts, or the file is of something else.
+        ConfigError: the run holds no texts, the file is of something else, or a generator that goes
+            on with topics is to answer messages.
         GenerationError: the generator failed; what it wrote before stays.
     """
     if run.status != "finished":
@@ -265,7 +265,7 @@ def write_more(
             f"the run in {run.path} has not finished (it is {run.standing}): "
             f"{how_to_resume(run.path)} finishes it, and its own texts come first"
         )
-    topics = TopicsOfRun.read(run) if settings.generator == _trained(run) else None
+    topics = _topics(run, settings)
     seeds = _seeds(run) if topics is None else _conditions(topics)
     path = output or run.path / f"expanded-{_short(settings.generator)}-{seed}.jsonl"
     _refuse_own_files(run, path)
@@ -374,6 +374,17 @@ def _by_topic(
 def _trained(run: RunDirectory) -> str:
     """The model that a run has trained, as a generator's name."""
     return str(run.path / TRAINED_MODEL)
+
+
+def _topics(run: RunDirectory, settings: MoreText) -> TopicsOfRun | None:
+    """What the generator goes on with that a run has trained to; None for every other one."""
+    topics = TopicsOfRun.read(run) if settings.generator == _trained(run) else None
+    if topics is not None and settings.generator_interface == "chat":
+        raise ConfigError(
+            'generator-interface = "chat" is not for the generator that the run has trained, which '
+            'goes on with its topics: "completions", or another --generator'
+        )
+    return topics
 
 
 def _conditions(topics: TopicsOfRun) -> _Seeds:

@@ -406,6 +406,7 @@ class PreferencesByScores(Method):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle what rounds are to be judged by."""
         config, self._place = self.config, place
+        self._public = self._rounds = None  # of an earlier start, before other models take memory
         self._public = PublicSide.load(
             config,
             embedder=self._embedder,

@@ -169,6 +169,7 @@ class TrainingInHalves(CorrelatedTraining):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
         sources = super().prepare(place)
+        self._taught = None  # of an earlier start, whose result may have been written with it
         if self.config.position != "none":
             self._step = PublicStep(self.config, run=place.run.path, progress=place.progress)
             self._step.check()

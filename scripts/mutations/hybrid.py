@@ -128,4 +128,42 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="pass",
         tests=(f"{TESTS}::TestTheStudent",),
     ),
+    Mutation(
+        name="a hybrid that is started again makes its student of another run's release",
+        file=HYBRID,
+        function="SketchThenTraining.prepare",
+        before="self._made = self._begun = self._bias = None",
+        after="pass",
+        tests=(
+            "tests/strategies/test_started_again.py::test_a_student_is_of_the_run_s_own_release",
+        ),
+    ),
+    Mutation(
+        name="votes choose among candidates that nobody was asked about",
+        file="flower_privsyn/strategies/parts/evolution.py",
+        function="Evolution.prepare",
+        before="self._population = None",
+        after="pass",
+        tests=(
+            "tests/strategies/test_started_again.py::test_votes_are_for_the_candidates_that_another_process_has_asked_about",
+        ),
+    ),
+    Mutation(
+        name="the setting generator stands for the app's object that varies what survives",
+        file="flower_privsyn/strategies/parts/evolution.py",
+        function="Evolution._asks_generator",
+        before="self._given_variation is None",
+        after="self._variation is None",
+        tests=("tests/private_path/test_writers.py",),
+    ),
+    Mutation(
+        name="a second run begins with the model that the first one has trained",
+        file="flower_privsyn/strategies/parts/federated_training.py",
+        function="FederatedTraining.prepare",
+        before="self._model = self._initial = None",
+        after="pass",
+        tests=(
+            "tests/strategies/test_started_again.py::test_another_run_is_as_of_a_new_object[dp-fedavg]",
+        ),
+    ),
 )

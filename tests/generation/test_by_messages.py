@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
+from flower_privsyn.generation import (
+    Asking,
+    ByInstruction,
+    Expand,
+    SamplingParameters,
+    load_generator,
+    load_instruction,
+    load_prompt,
+)
 from flower_privsyn.generation.backends import TextGenerator
-from flower_privsyn.generation.by_messages import ByMessages
+from flower_privsyn.generation.by_messages import ByMessages, without_thoughts
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 
@@ -66,12 +74,26 @@ def test_prompts_are_messages_after_the_instruction() -> None:
         ("\n a new text \n", "a new text"),
         ('"a new text"', "a new text"),
         ("\u201ca new text\u201d", "a new text"),
-        ('"a" and "b"', 'a" and "b'),
+        ("\u201ea new text\u201c", "a new text"),
+        ("\u00aba new text\u00bb", "a new text"),
+        # Quotes around parts of it are its own.
+        ('"a" and "b"', '"a" and "b"'),
+        ("\u201cNo,\u201d she said. \u201cNot yet.\u201d",) * 2,
         ("Sample 4\na new text", "a new text"),
         ("**Sample 4:**\n\na new text", "a new text"),
         ("## Sample 4\n#tagged text", "#tagged text"),
         ('Sample 4: "a new text"', "a new text"),
-        ("a new text\nSample 5\nanother", "a new text\nSample 5\nanother"),
+        ("sample 4:\na new text", "a new text"),
+        ("Sample 4\r\na new text\r\nof two lines", "a new text\r\nof two lines"),
+        ("Sample 40 is a new text", "Sample 40 is a new text"),
+        ("Sample 4's text", "Sample 4's text"),
+        # Models write all of the list again, and go on with it.
+        ("a new text\nSample 5\nanother", "a new text"),
+        ("a new text\n\n**Sample 5:**\nanother", "a new text"),
+        ("### Sample 3\nold\n\n### Sample 4\na new text\n### Sample 5\nx", "a new text"),
+        ("Sure! Here is sample 4:\n\nSample 4\na new text", "a new text"),
+        ("Sample 1\nanother list", ""),
+        ("a first paragraph\n\nand a second", "a first paragraph\n\nand a second"),
         ("- a list\n- of two", "- a list\n- of two"),
         ("", ""),
     ],
@@ -89,6 +111,9 @@ def test_a_heading_that_is_repeated_is_no_part_of_the_text(answer: str, text: st
         ("of appeal held", " of appeal held"),
         ('"The court of appeal held"', " of appeal held"),
         (", which held", ", which held"),
+        ("**Sample 4**\nThe court of appeal held", " of appeal held"),
+        ("<think>The court? Yes.</think>\n\nof appeal held", " of appeal held"),
+        ("<think>The court", ""),
         ("", ""),
     ],
 )
@@ -96,6 +121,72 @@ def test_an_opening_is_gone_on_with_whether_or_not_it_is_repeated(answer: str, t
     generator = ByMessages(Chat(answer), instruction="")
     ((found,),) = generator.generate(["Sample 4\nThe court"], sampling=SAMPLING)
     assert found == text
+
+
+THOUGHT = [
+    ("<think>\nThe user wants a text.\nSample 4\n</think>\n\na new text", "a new text"),
+    ("<think>\n\n</think>\n\na new text", "a new text"),
+    ("The template began this.\n</think>\na new text", "a new text"),
+    ("<thinking>So.</thinking> a new text", "a new text"),
+    ("[THINK]So.[/THINK]a new text", "a new text"),
+    (" <think>The limit was reached before", ""),
+    ("what I think> of it", "what I think> of it"),
+]
+
+
+@pytest.mark.parametrize(("answer", "text"), THOUGHT)
+def test_what_is_thought_before_an_answer_is_no_text(answer: str, text: str) -> None:
+    generator = ByMessages(Chat(answer), instruction="")
+    assert generator.generate(["Sample 3\nold\nSample 4\n"], sampling=SAMPLING) == [[text]]
+    style = load_instruction("style", purpose="variation")
+    varied = ByInstruction(Chat(answer), style, asking=Asking(), sampling=SAMPLING, chat=True)
+    assert varied.vary(["old"], seed=0) == [text or "old"]
+
+
+def test_answers_that_are_all_thinking_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them is a text that is missing, or a survivor that stays as it was."""
+    answers = ["<think>a", "<think>a</think> b", "c", "", "<think>a</think>"]
+    assert without_thoughts(answers, model="m") == ["", "b", "c", "", ""]
+    assert "2 of 5 answers of the generator m are all thinking" in caplog.text
+
+
+def test_one_that_thinks_beyond_the_limit_is_refused_when_it_is_tried() -> None:
+    prompt = load_prompt("pre-text")
+    chat = ByMessages(Chat("<think>\nThe user wants"), instruction=prompt.instruction)
+    with pytest.raises(GenerationError, match="thinks before it answers needs more max-new-tokens"):
+        Expand(chat, prompt=prompt).rehearse(SEEDS)
+
+
+def test_one_of_this_process_is_tried_with_a_whole_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its first token would pass for a text, or be told of as a thought without end."""
+
+    class Thinking(Chat):
+        def answer(self, *args: Any, **kwargs: Any) -> list[str]:
+            self.says = "<" if kwargs["sampling"].max_new_tokens == 1 else self.whole
+            return super().answer(*args, **kwargs)
+
+        whole = "<think>and so on"
+
+    chat, prompt = Thinking(), load_prompt("pre-text")
+    expand = Expand(ByMessages(chat, instruction=""), prompt=prompt)
+    with pytest.raises(GenerationError, match="each time answered without"):
+        expand.rehearse(SEEDS)
+    caplog.clear()
+    chat.whole = "<think>so</think> a text"
+    expand.rehearse(SEEDS)
+    assert not caplog.text
+
+
+def test_what_ends_a_text_is_looked_for_behind_thoughts_and_headings() -> None:
+    answer = "<think>First\nSample 4\n</think>\n\nSample 4\na new text END and more"
+    chat = Chat(answer)
+    sampling = SamplingParameters(seed=3, stop=("\nSample ", "END"))
+    found = ByMessages(chat, instruction="").generate(["Sample 4\n"], sampling=sampling)
+    assert found == [["a new text"]]
+    assert chat.sampling is not None
+    assert chat.sampling.stop == ()
 
 
 def test_what_takes_no_messages_and_adapters_are_refused() -> None:

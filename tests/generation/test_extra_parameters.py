@@ -19,7 +19,7 @@ SETTINGS: tuple[Any, ...] = (PrivateEvolutionConfig, POPriConfig, JointSketchCon
 
 
 def test_an_object_is_read_and_nothing_is_none() -> None:
-    text = '{"top_k": 20, "chat_template_kwargs": {"enable_thinking": false}, "seed": null}'
+    text = '{"stop_token_ids": [2], "chat_template_kwargs": {"thinking": false}, "seed": null}'
     assert read_extra_parameters(KEY, text) == json.loads(text)
     assert read_extra_parameters(KEY, " \n") == {}
 
@@ -34,10 +34,17 @@ def test_an_object_is_read_and_nothing_is_none() -> None:
         ('{"model": "m"}', "must not hold 'model': requests are the package's own"),
         ('{"messages": null}', "must not hold 'messages'"),
         ('{"stream": true}', "must not hold 'stream'"),
+        ('{"echo": true}', "must not hold 'echo'"),
+        ('{"top_k": NaN}', "must be a JSON object: NaN is no number of JSON"),
+        ('{"top_k": 1e999}', "must be a JSON object: Out of range float"),
+        ('{"a": "\\ud800"}', "must be a JSON object: half a character in it"),
         ('{"temperature": 0.5}', "'temperature' but as null.* its value is of temperature"),
         ('{"max_tokens": 5}', "'max_tokens' but as null.* its value is of max-new-tokens"),
         ('{"n": 2}', "'n' but as null.* its value is of the method"),
         ('{"api-key": "hidden0"}', "holds 'api-key', and would be written into the run directory"),
+        ('{"auth_token": "hidden0"}', "holds 'auth_token'"),
+        ('{"token": "hidden0"}', "holds 'token'"),
+        ('{"key": "hidden0"}', "holds 'key'"),
         ('{"a": [{"X_API_Key": "hidden0"}]}', "generator-api-key-env names"),
         ('{"extra_headers": {"Authorization": "hidden0"}}', "holds 'Authorization'"),
     ],

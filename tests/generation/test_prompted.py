@@ -204,6 +204,23 @@ class TestChat:
         prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
         assert answered == [row[0] for row in generator.generate(prompts, sampling=SAMPLING)]
 
+    def test_thoughts_that_a_template_has_begun_are_marked(self) -> None:
+        generator = TransformersGenerator("privsyn-lm")
+        generator._tokenizer.chat_template = "{{ messages[-1]['content'] + '\\n<think>\\n' }}"
+        (answered,) = generator.answer(["hello"], sampling=SAMPLING)
+        ((written,),) = generator.generate(["hello\n<think>\n"], sampling=SAMPLING)
+        assert answered == "<think>" + written
+
+    def test_a_template_that_knows_no_system_is_named(self) -> None:
+        generator = TransformersGenerator("privsyn-lm")
+        generator._tokenizer.chat_template = (
+            "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}"
+            "{% endif %}{{ messages[0]['content'] }}"
+        )
+        assert len(generator.answer(["hello"], sampling=SAMPLING)) == 1
+        with pytest.raises(GenerationError, match=r"refuses the messages \(No system role\): a"):
+            generator.answer(["hello"], system="Be kind.", sampling=SAMPLING)
+
 
 def test_a_model_that_answers_without_a_text_is_found_when_it_is_tried() -> None:
     with pytest.raises(GenerationError, match="the generator echo was asked 4 times for a text"):

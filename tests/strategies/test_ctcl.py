@@ -398,6 +398,8 @@ class TestKilled:
 
         first = write(10)
         assert write(40)[:10] == first
+        with pytest.raises(ConfigError, match='"chat" is not for the generator that the run has'):
+            write(50, generator_interface="chat")
         told = Counter(int(text["parent"][0].removeprefix("topic:")) for text in write(40))
         wanted = quotas(release(run.path, 1), 40)
         assert [told[topic] for topic in range(6)] == wanted.tolist()

@@ -179,7 +179,7 @@ class Evolution(Method):
         self._query: Query = config.histogram()
         self._selection = selection_of(config)
         self._embedder = embedder
-        self._variation = variation
+        self._given_variation = self._variation = variation
         self.given_writer = self._generator = generator
         self._place: Workplace | None = None
         self._population: Population | None = None
@@ -251,6 +251,11 @@ class Evolution(Method):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
         config, self._place = self.config, place
+        # Nothing of an earlier start: another process may have made other candidates since, and
+        # llama.cpp, or a key, may be no more.
+        self._population = None
+        self._variation, self._careful = self._given_variation, None
+        self._generator = self.given_writer
         self._embedder = embedder_of(config, self._embedder)
         if self._asks_generator and self._generator is None:
             self._generator = config.load_generator()
@@ -262,7 +267,7 @@ class Evolution(Method):
 
     @property
     def _asks_generator(self) -> bool:
-        return self.writes or (self.config.variation == "prompt" and self._variation is None)
+        return self.writes or (self.config.variation == "prompt" and self._given_variation is None)
 
     def _load_variation(self) -> Variation:
         config = self.config

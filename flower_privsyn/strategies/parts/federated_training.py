@@ -258,6 +258,9 @@ class FederatedTraining(Method):
         """Load the model."""
         self._place = place
         config = self.config
+        # Not those of an earlier start: it may have written its result with them, which leaves
+        # the values of that run inside, or have failed between the two.
+        self._model = self._initial = None
         self._load()
         if self.model.encoder_decoder and not self.has_conditions:
             raise ConfigError(
