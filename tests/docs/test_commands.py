@@ -114,6 +114,12 @@ RUN_BY = {
     r"python -m scripts.experiments.compared_cells .*": (
         "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
     ),
+    r"python -m scripts.experiments.gap_picture .*": (
+        "tests/scripts/test_gap_picture.py::test_the_picture_says_in_words_what_it_shows"
+    ),
+    r"python -m scripts.experiments.random_teacher .*": (
+        "tests/scripts/test_random_teacher.py::test_a_model_learns_from_rows_that_are_drawn"
+    ),
     r"python -m scripts.experiments.across_places .*": (
         "tests/scripts/test_across_places.py::test_a_column_is_a_place"
     ),
