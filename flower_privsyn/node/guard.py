@@ -117,7 +117,7 @@ class NodeGuard:
         self.server = str(node_config.get("server", ""))
         self.ledger = None
         if policy is not None:
-            data = data_name(node_config)
+            data = unnamed(node_config)
             self.ledger = NodeLedger(dataset_name(node_config, policy), data=data)
 
     @classmethod
@@ -353,7 +353,12 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     named = node_config.get("dataset", "")
     if not isinstance(named, str):
         raise ConfigError(f"node-config dataset must be a name, got {named!r}.")
-    return named or policy.dataset or data_name(node_config) or "default"
+    return named or policy.dataset or unnamed(node_config)
+
+
+def unnamed(node_config: Mapping[str, Any]) -> str:
+    """The data set of a node whose owner gives it no name: its `data`, else "default"."""
+    return data_name(node_config) or "default"
 
 
 def data_name(node_config: Mapping[str, Any]) -> str:

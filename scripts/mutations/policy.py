@@ -53,9 +53,42 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames",),
     ),
     Mutation(
-        name="two accounts of the same data find room for the same answer",
+        name="what the data of an account were called before they were moved is forgotten",
+        file=ACCOUNT,
+        function="_places_in",
+        before="for line in lines if",
+        after="for line in list(lines)[-1:] if",
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_name_whose_data_are_moved_keeps_what_their_path_was_charged",
+        ),
+    ),
+    Mutation(
+        name="an account waits for those of the place that its data have now alone",
         file=ACCOUNT,
         function="NodeLedger._turn",
+        before="sorted(places)",
+        after='sorted({self._data} - {""})',
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_moved_name_and_an_old_path_at_once_find_room_for_one",
+        ),
+    ),
+    Mutation(
+        name="a name for the people of a node without data begins a new account",
+        file=GUARD,
+        function="NodeGuard.__init__",
+        before="data = unnamed(node_config)\n",
+        after="data = data_name(node_config)\n",
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_name_for_people_of_an_apps_own_recipe_begins_no_new_account",
+        ),
+    ),
+    Mutation(
+        name="two accounts of the same data find room for the same answer",
+        file=ACCOUNT,
+        function="NodeLedger._locked",
         before="fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
         after="pass\n",
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames::test_two_at_once_find_room_for_one",),
@@ -176,7 +209,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the path a run names makes a fresh account",
         file=GUARD,
-        function="dataset_name",
+        function="unnamed",
         before=' or "default"\n',
         after=' or str(node_config.get("partition-id", "none"))\n',
         tests=(f"{POLICY_TESTS}::TestDataset", SERVER_TESTS),
