@@ -201,12 +201,17 @@ class NodeUsers:
             ClientError: text or model cannot be had; the node's log says why.
             NotAllowedError: the owner does not allow the model.
         """
+        digests: list[str] = []
         if request.trains is not None:
-            guard.check_model("trained", request.trains.name)
+            digests.append(guard.check_model("trained", request.trains.name))
             if request.conditioned:
-                guard.check_model("embedding", request.embedding_model)
+                digests.append(guard.check_model("embedding", request.embedding_model))
         elif request.reads != "text":
-            guard.check_model(_kind_of(request, guard), request.embedding_model)
+            kind = _kind_of(request, guard)
+            digests.append(guard.check_model(kind, request.embedding_model))
+        # The policy may be edited during a run: other people are read anew, and another model's
+        # files compared.
+        owner = (guard.dataset, *digests)
         key = (
             context.run_id,
             context.node_id,
@@ -214,13 +219,14 @@ class NodeUsers:
             # A run id that somebody wrote down comes again, with other settings.
             tuple(sorted((k, v) for k, v in context.run_config.items())),
             request,
+            owner,
         )
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        prepared = self._prepare(request, context, guard)
+        prepared = self._prepare(request, context, guard, owner)
         with self._lock:
             self._kept[key] = prepared
             self._forget_runs_before(context.run_id)
@@ -242,8 +248,10 @@ class NodeUsers:
         for key in [key for key in self._kept if key[0] not in self._runs]:
             del self._kept[key]
 
-    def _prepare(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
-        ticket = self._ticket(request, context)
+    def _prepare(
+        self, request: wire.DataRequest, context: Context, guard: NodeGuard, owner: Sequence[str]
+    ) -> Prepared:
+        ticket = self._ticket(request, context, owner)
         try:
             store = None if ticket is None else self._store()
             stored = None if ticket is None or store is None else store.recall(ticket)
@@ -310,12 +318,14 @@ class NodeUsers:
                 self._opened = True
             return self._records
 
-    def _ticket(self, request: wire.DataRequest, context: Context) -> str | None:
+    def _ticket(
+        self, request: wire.DataRequest, context: Context, owner: Sequence[str]
+    ) -> str | None:
         """Names what this run asked this node for, in every process of the node.
 
-        A digest of public values. None where nothing is stored, which is all but embeddings, and
-        where the values do not settle whose text it is: for run ids that are used again, and for
-        recipes that no import finds.
+        A digest of the run's values and the owner's. None where nothing is stored, which is all but
+        embeddings, and where the values do not settle whose text it is: for run ids that are used
+        again, and for recipes that no import finds.
         """
         recipe, embedder = _importable(self._load), _importable(self._load_embedder)
         if recipe is None or embedder is None:
@@ -331,6 +341,7 @@ class NodeUsers:
             recipe,
             embedder,
             asdict(request),
+            *owner,
         ]
         return digest(json.dumps(values, default=str).encode())
 

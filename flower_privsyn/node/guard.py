@@ -105,6 +105,7 @@ class NodeGuard:
 
     Attributes:
         server: The name of the server; "" where none is given.
+        dataset: The name of the data set whose account is kept; "" where none is.
         ledger: The account; None where none is kept.
     """
 
@@ -115,10 +116,12 @@ class NodeGuard:
         }
         self._names_labels = bool(node_config.get("label-column"))
         self.server = str(node_config.get("server", ""))
+        self.dataset = ""
         self.ledger = None
         if policy is not None:
             data = unnamed(node_config)
-            self.ledger = NodeLedger(dataset_name(node_config, policy), data=data)
+            self.dataset = dataset_name(node_config, policy)
+            self.ledger = NodeLedger(self.dataset, data=data)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:

@@ -86,6 +86,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="a node finds on its disk what was read before its owner's last word",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._ticket",
+        before="        *owner,\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="a process keeps what was read before its owner's last word",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers.prepared",
+        before="        owner,\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
         name="two accounts of the same data find room for the same answer",
         file=ACCOUNT,
         function="NodeLedger._locked",
@@ -97,8 +113,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node's ledger does not say of which data it is",
         file=GUARD,
         function="NodeGuard.__init__",
-        before="policy), data=data)\n",
-        after="policy))\n",
+        before="NodeLedger(self.dataset, data=data)\n",
+        after="NodeLedger(self.dataset)\n",
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames",),
     ),
     Mutation(

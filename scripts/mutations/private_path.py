@@ -117,8 +117,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="what was kept for one request answers another",
         file=NODE_USERS,
         function="NodeUsers.prepared",
-        before=("        request,\n    )\n"),
-        after="    )\n",
+        before=("        request,\n        owner,\n    )\n"),
+        after="        owner,\n    )\n",
         tests=("tests/client_apps/test_handlers.py::TestHandlers",),
     ),
     Mutation(
