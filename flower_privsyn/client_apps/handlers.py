@@ -209,7 +209,6 @@ class _Node:
         if plan.secure:
             self.secure.check_ready(context, guard)
         prepared = self.users.prepared(data, context, guard)
-        self.users.check_deal(prepared.user_ids, data, context)
         entry = wire.RosterEntry(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,

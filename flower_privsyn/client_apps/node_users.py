@@ -18,8 +18,8 @@ from typing import Final, Literal, Protocol
 from flwr.app import Context
 
 from flower_privsyn import environment
-from flower_privsyn.client_apps.deal import check_deal
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_by, users_of_node
+from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
     FixedRecords,
@@ -46,7 +46,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard
+from flower_privsyn.node import NodeGuard, in_simulation
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -164,17 +164,25 @@ class NodeUsers:
         """Whether models are trained here."""
         return self._trainer is not None
 
-    def check_deal(self, user_ids: Sequence[str], data: wire.DataRequest, context: Context) -> None:
+    def _check_deal(
+        self, user_ids: Sequence[str], data: wire.DataRequest, context: Context
+    ) -> None:
         """In a simulation: refuse a recipe that puts a user on more nodes than declared.
+
+        Whenever a node's users were read: another process may read others than the first one did.
 
         Raises:
             ClientError: it does, or the list that tells cannot be kept.
+            ConfigError: the data are no longer what other nodes were dealt from.
         """
         own = context.node_config
         if "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
             return
         if self._load is users_of_node and "data" not in own:
-            return  # dealt, and each to one
+            # Dealt, and each to one, if all are dealt from the same.
+            if in_simulation():
+                self._check_order(context.run_id)
+            return
         try:
             check_deal(
                 self.cache_directory,
@@ -188,6 +196,15 @@ class NodeUsers:
             several = isinstance(error, ConfigError)
             code = wire.ClientErrorCode
             raise ClientError(code.USER_ON_SEVERAL_NODES if several else code.INTERNAL) from None
+
+    def _check_order(self, run_id: int) -> None:
+        """Refuse to deal from data that have changed since another node was dealt from them."""
+        data, order = dealt.order
+        try:
+            check_order(self.cache_directory, run_id=run_id, data=data, order=order)
+        except DataError as error:
+            # Like the rest of the cache: each node has users of its own while the data stay.
+            logger.warning("%s Leave the data as they are while this run goes on.", error)
 
     def prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
         """The users of a node, ready to be asked about.
@@ -272,6 +289,7 @@ class NodeUsers:
         try:
             cut = request.cut
             users = cut.asked(self._users(context, cut))
+            self._check_deal(users.user_ids, request, context)
             records = self._read(source, users, cut, ticket)
         except ModelError as error:
             logger.error("%s", error)
