@@ -276,8 +276,9 @@ class _Node:
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
         total = sum_of(ask, prepared.records, chosen)
-        # On the node's disk before anything leaves; what never leaves stays charged.
-        guard.charge(charge)
+        # On the node's disk before anything leaves; what never leaves stays charged. Answers may
+        # take hours: the owner's word is that of the moment when one leaves.
+        guard_of(context).charge(charge, begun=guard)
         bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))
         return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 

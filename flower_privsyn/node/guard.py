@@ -330,13 +330,26 @@ class NodeGuard:
         )
         self.ledger.account().check(charge, policy)
 
-    def charge(self, charge: Charge) -> None:
+    def charge(self, charge: Charge, *, begun: NodeGuard | None = None) -> None:
         """Charge an answer; it may leave once this returns.
 
+        Args:
+            charge: The answer.
+            begun: The guard under which it was made; None where that is this one. Where the owner
+                has edited the policy since, the question is checked again.
+
         Raises:
-            NotAllowedError: The owner's limit would be passed.
+            NotAllowedError: The owner's limit would be passed, or the policy that was edited does
+                not allow the question, or names another data set than the answer was made of.
             LedgerError: The account cannot be written.
         """
+        if begun is not None and begun._policy != self._policy:
+            if begun.dataset != self.dataset:
+                raise NotAllowedError(
+                    f'The answer to {charge.query} was made of data set "{begun.dataset}"; by now '
+                    f'the owner has it charged to "{self.dataset}", so it does not leave.'
+                )
+            self.check(charge)
         if self._policy is not None and self.ledger is not None:
             self.ledger.charge(charge, self._policy)
 

@@ -27,7 +27,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         after=(
             "    guard = guard_of(context)\n"
-            "    charge, type(guard).charge = type(guard).charge, lambda *_: None\n"
+            "    charge, type(guard).charge = type(guard).charge, lambda *_, **__: None\n"
             "    answer, bound = self._charged_answer(ask, context)\n"
             "    type(guard).charge = charge\n"
             "    left = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
@@ -99,6 +99,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="NodeUsers.prepared",
         before="        owner,\n",
         after="",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="an answer leaves under the policy there was when it was begun",
+        file=HANDLERS,
+        function="_Node._charged_answer",
+        before="guard_of(context).charge(charge, begun=guard)\n",
+        after="guard.charge(charge)\n",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="a policy that was edited meanwhile is asked for its limit alone",
+        file=GUARD,
+        function="NodeGuard.charge",
+        before="        self.check(charge)\n",
+        after="        pass\n",
         tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
     ),
     Mutation(

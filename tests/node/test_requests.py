@@ -261,6 +261,37 @@ class TestAnEditedPolicy:
             assert reply.has_error() == refused
         assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
 
+    @pytest.mark.parametrize(
+        "edited", ["max-epsilon = 0.1", "queries = []\nmax-epsilon = 9", 'dataset = "b"', "max-"]
+    )
+    def test_an_answer_that_was_being_made_leaves_under_the_word_of_then(
+        self, answers: Answering, tmp_path: Path, edited: str
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = 9.0\n")
+
+        def load(where: Context) -> Any:  # stands for an hour of training
+            policy.write_text(edited if "max" in edited else f"max-epsilon = 9\n{edited}\n")
+            return make_users(12)
+
+        node = {"policy": str(policy)}
+        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
+        assert answers(load, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
+        assert NodeLedger("default").account().every == []
+
+    def test_an_edit_that_still_allows_it_stops_nothing(
+        self, answers: Answering, tmp_path: Path
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = 9.0\n")
+
+        def load(where: Context) -> Any:
+            policy.write_text("max-epsilon = 8.0\n")
+            return make_users(12)
+
+        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
+        assert answers(load, {"policy": str(policy)}, mechanism=noise)[0] == 12
+
 
 class TestWhoIsDrawn:
     def test_a_population_below_the_nodes_own_users_is_refused(self, answers: Answering) -> None:
