@@ -208,7 +208,7 @@ class _Node:
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         if plan.secure:
             self.secure.check_ready(context, guard)
-        prepared = self.users.prepared(data, context, guard)
+        prepared = self.users.prepared(data, context, guard, begins=True)
         entry = wire.RosterEntry(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,

@@ -206,13 +206,22 @@ class NodeUsers:
             # Like the rest of the cache: each node has users of its own while the data stay.
             logger.warning("%s Leave the data as they are while this run goes on.", error)
 
-    def prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
+    def prepared(
+        self,
+        request: wire.DataRequest,
+        context: Context,
+        guard: NodeGuard,
+        *,
+        begins: bool = False,
+    ) -> Prepared:
         """The users of a node, ready to be asked about.
 
         Args:
             request: how their text becomes records.
             context: of the node.
             guard: which models may be named.
+            begins: whether a run begins with it, so that an earlier one of a number that somebody
+                wrote down is over, and what was read for it may have changed.
 
         Raises:
             ClientError: text or model cannot be had; the node's log says why.
@@ -239,6 +248,8 @@ class NodeUsers:
             owner,
         )
         with self._lock:
+            if begins and context.run_id < DRAWN_RUN_IDS:
+                self._kept.pop(key, None)
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)

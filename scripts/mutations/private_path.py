@@ -114,6 +114,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{KILLED_TESTS}::TestResume",),
     ),
     Mutation(
+        name="a run begins with what another one of its number has read",
+        file=NODE_USERS,
+        function="NodeUsers.prepared",
+        before="    if begins and context.run_id < DRAWN_RUN_IDS:\n",
+        after="    if False:\n",
+        tests=("tests/client_apps/test_records.py::TestTickets",),
+    ),
+    Mutation(
         name="what was kept for one request answers another",
         file=NODE_USERS,
         function="NodeUsers.prepared",
