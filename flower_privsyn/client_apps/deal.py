@@ -6,7 +6,9 @@ run on one machine for one owner, so there they can keep one list.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -36,20 +38,13 @@ def check_deal(
         ConfigError: A user is on more nodes than that. The sentence names nobody.
         DataError: The list cannot be kept.
     """
-    folder = directory / "deals"
     key = run_id.to_bytes(16, "big", signed=True)
     hashes = [
         hashlib.blake2b(user.encode(), digest_size=16, key=key, person=b"privsyn-deal").digest()
         for user in user_ids
     ]
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for old in folder.glob("*.sqlite*"):
-            # A journal ends with the transaction of the node that it belongs to.
-            with suppress(FileNotFoundError):
-                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                    old.unlink()
-        path = folder / f"{run_id}.sqlite"
+        path = _swept(directory) / f"{run_id}.sqlite"
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
             # One node after the other: of two that share a user the second one sees the first.
             deal.execute("BEGIN IMMEDIATE")
@@ -68,13 +63,63 @@ def check_deal(
             ).fetchone()
             deal.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
-        raise DataError(
-            f"{folder} cannot be written ({type(error).__name__}), so nobody can tell on how many "
-            "nodes a user is."
-        ) from None
+        raise _untold(directory, error) from None
     if users:
         raise ConfigError(
             f"the app's recipe puts {users} users of this node on {most} nodes, where "
             f"max-nodes-per-user = {max_nodes}: give every node users of its own, or set "
             "max-nodes-per-user, for more noise."
         )
+
+
+def check_order(directory: Path, *, run_id: int, data: str, order: str) -> None:
+    """Note whom the nodes of a run are dealt from, and refuse others, or the same in other order.
+
+    Every process reads the file for itself, whenever it first meets a node. Dealt from what it had
+    become by then, somebody could be on two nodes.
+
+    Args:
+        directory: as for `check_deal`.
+        run_id: of the run.
+        data: digest of what the users are read from, and of how.
+        order: digest of everybody's ids as they are dealt.
+
+    Raises:
+        ConfigError: Other nodes were dealt from others.
+        DataError: What was noted cannot be kept.
+    """
+    try:
+        path = _swept(directory) / f"{run_id}-{data}.order"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            noted = file.read()
+            if not noted:
+                file.write(order)
+                file.flush()
+    except (OSError, ValueError) as error:
+        raise _untold(directory, error) from None
+    if noted not in ("", order):
+        raise ConfigError(
+            "the users in the run's data, or their order, have changed since its first node was "
+            "dealt from them, so that somebody could be on two nodes: begin another run."
+        )
+
+
+def _swept(directory: Path) -> Path:
+    """The folder of what is noted of runs, without those of long ago."""
+    folder = directory / "deals"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for old in (*folder.glob("*.sqlite*"), *folder.glob("*.order")):
+        # A journal ends with the transaction of the node that it belongs to.
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                old.unlink()
+    return folder
+
+
+def _untold(directory: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{directory / 'deals'} cannot be written ({type(error).__name__}), so nobody can tell on "
+        "how many nodes a user is."
+    )

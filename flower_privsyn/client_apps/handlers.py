@@ -208,8 +208,7 @@ class _Node:
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         if plan.secure:
             self.secure.check_ready(context, guard)
-        prepared = self.users.prepared(data, context, guard)
-        self.users.check_deal(prepared.user_ids, data, context)
+        prepared = self.users.prepared(data, context, guard, begins=True)
         entry = wire.RosterEntry(
             num_users=len(prepared.user_ids),
             embedder=prepared.fingerprint,
@@ -277,8 +276,9 @@ class _Node:
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
         total = sum_of(ask, prepared.records, chosen)
-        # On the node's disk before anything leaves; what never leaves stays charged.
-        guard.charge(charge)
+        # On the node's disk before anything leaves; what never leaves stays charged. Answers may
+        # take hours: the owner's word is that of the moment when one leaves.
+        guard_of(context).charge(charge, begun=guard)
         bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))
         return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 

@@ -18,8 +18,8 @@ from typing import Final, Literal, Protocol
 from flwr.app import Context
 
 from flower_privsyn import environment
-from flower_privsyn.client_apps.deal import check_deal
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_by, users_of_node
+from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
     FixedRecords,
@@ -46,7 +46,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard
+from flower_privsyn.node import NodeGuard, in_simulation
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -164,17 +164,25 @@ class NodeUsers:
         """Whether models are trained here."""
         return self._trainer is not None
 
-    def check_deal(self, user_ids: Sequence[str], data: wire.DataRequest, context: Context) -> None:
+    def _check_deal(
+        self, user_ids: Sequence[str], data: wire.DataRequest, context: Context
+    ) -> None:
         """In a simulation: refuse a recipe that puts a user on more nodes than declared.
+
+        Whenever a node's users were read: another process may read others than the first one did.
 
         Raises:
             ClientError: it does, or the list that tells cannot be kept.
+            ConfigError: the data are no longer what other nodes were dealt from.
         """
         own = context.node_config
         if "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
             return
         if self._load is users_of_node and "data" not in own:
-            return  # dealt, and each to one
+            # Dealt, and each to one, if all are dealt from the same.
+            if in_simulation():
+                self._check_order(context.run_id)
+            return
         try:
             check_deal(
                 self.cache_directory,
@@ -189,24 +197,47 @@ class NodeUsers:
             code = wire.ClientErrorCode
             raise ClientError(code.USER_ON_SEVERAL_NODES if several else code.INTERNAL) from None
 
-    def prepared(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
+    def _check_order(self, run_id: int) -> None:
+        """Refuse to deal from data that have changed since another node was dealt from them."""
+        data, order = dealt.order
+        try:
+            check_order(self.cache_directory, run_id=run_id, data=data, order=order)
+        except DataError as error:
+            # Like the rest of the cache: each node has users of its own while the data stay.
+            logger.warning("%s Leave the data as they are while this run goes on.", error)
+
+    def prepared(
+        self,
+        request: wire.DataRequest,
+        context: Context,
+        guard: NodeGuard,
+        *,
+        begins: bool = False,
+    ) -> Prepared:
         """The users of a node, ready to be asked about.
 
         Args:
             request: how their text becomes records.
             context: of the node.
             guard: which models may be named.
+            begins: whether a run begins with it, so that an earlier one of a number that somebody
+                wrote down is over, and what was read for it may have changed.
 
         Raises:
             ClientError: text or model cannot be had; the node's log says why.
             NotAllowedError: the owner does not allow the model.
         """
+        digests: list[str] = []
         if request.trains is not None:
-            guard.check_model("trained", request.trains.name)
+            digests.append(guard.check_model("trained", request.trains.name))
             if request.conditioned:
-                guard.check_model("embedding", request.embedding_model)
+                digests.append(guard.check_model("embedding", request.embedding_model))
         elif request.reads != "text":
-            guard.check_model(_kind_of(request, guard), request.embedding_model)
+            kind = _kind_of(request, guard)
+            digests.append(guard.check_model(kind, request.embedding_model))
+        # The policy may be edited during a run: other people are read anew, and another model's
+        # files compared.
+        owner = (guard.dataset, *digests)
         key = (
             context.run_id,
             context.node_id,
@@ -214,13 +245,16 @@ class NodeUsers:
             # A run id that somebody wrote down comes again, with other settings.
             tuple(sorted((k, v) for k, v in context.run_config.items())),
             request,
+            owner,
         )
         with self._lock:
+            if begins and context.run_id < DRAWN_RUN_IDS:
+                self._kept.pop(key, None)
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        prepared = self._prepare(request, context, guard)
+        prepared = self._prepare(request, context, guard, owner)
         with self._lock:
             self._kept[key] = prepared
             self._forget_runs_before(context.run_id)
@@ -242,8 +276,10 @@ class NodeUsers:
         for key in [key for key in self._kept if key[0] not in self._runs]:
             del self._kept[key]
 
-    def _prepare(self, request: wire.DataRequest, context: Context, guard: NodeGuard) -> Prepared:
-        ticket = self._ticket(request, context)
+    def _prepare(
+        self, request: wire.DataRequest, context: Context, guard: NodeGuard, owner: Sequence[str]
+    ) -> Prepared:
+        ticket = self._ticket(request, context, owner)
         try:
             store = None if ticket is None else self._store()
             stored = None if ticket is None or store is None else store.recall(ticket)
@@ -264,6 +300,7 @@ class NodeUsers:
         try:
             cut = request.cut
             users = cut.asked(self._users(context, cut))
+            self._check_deal(users.user_ids, request, context)
             records = self._read(source, users, cut, ticket)
         except ModelError as error:
             logger.error("%s", error)
@@ -310,12 +347,14 @@ class NodeUsers:
                 self._opened = True
             return self._records
 
-    def _ticket(self, request: wire.DataRequest, context: Context) -> str | None:
+    def _ticket(
+        self, request: wire.DataRequest, context: Context, owner: Sequence[str]
+    ) -> str | None:
         """Names what this run asked this node for, in every process of the node.
 
-        A digest of public values. None where nothing is stored, which is all but embeddings, and
-        where the values do not settle whose text it is: for run ids that are used again, and for
-        recipes that no import finds.
+        A digest of the run's values and the owner's. None where nothing is stored, which is all but
+        embeddings, and where the values do not settle whose text it is: for run ids that are used
+        again, and for recipes that no import finds.
         """
         recipe, embedder = _importable(self._load), _importable(self._load_embedder)
         if recipe is None or embedder is None:
@@ -331,6 +370,7 @@ class NodeUsers:
             recipe,
             embedder,
             asdict(request),
+            *owner,
         ]
         return digest(json.dumps(values, default=str).encode())
 

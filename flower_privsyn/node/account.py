@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,8 @@ class NodeLedger:
     can shorten or delete it, and the account with it.
 
     Whoever gives a name to data that had an account under their path, or takes the name away, does
-    not begin anew: what the one was charged counts in the other. Two names are two accounts.
+    not begin anew: what the one was charged counts in the other, also where the data of that name
+    have been moved since. Two names are two accounts.
 
     Args:
         dataset: Name of the data set.
@@ -272,7 +273,7 @@ class NodeLedger:
         """
         if not self.path.exists():
             account = NodeAccount(self._dataset)
-            self._add_others(account, data=self._data)
+            self._add_others(account, ())
             return account
         return self._account(read_chain(self.path).lines)
 
@@ -321,12 +322,22 @@ class NodeLedger:
     def _turn(self) -> Iterator[None]:
         """Wait until no other account of the same data is at work.
 
-        Two that read each other's lines at once would both find room for the same answer.
+        Two that read each other's lines at once would both find room for the same answer. An
+        account of data that were moved has a turn at each of their places, in one order for all.
         """
-        if not self._data:
-            yield
-            return
-        path = self._folder / f".{_file_name(self._data)}.lock"
+        while True:
+            places = self._places()
+            with contextlib.ExitStack() as turns:
+                for place in sorted(places):
+                    turns.enter_context(self._locked(place))
+                if self._places() <= places:  # else it was charged for another one meanwhile
+                    yield
+                    return
+
+    @contextlib.contextmanager
+    def _locked(self, data: str) -> Iterator[None]:
+        """Keep other accounts of some data waiting."""
+        path = self._folder / f".{_file_name(data)}.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -380,24 +391,41 @@ class NodeLedger:
             )
         account = NodeAccount(self._dataset)
         account.replay(self.path, lines[1:])
-        self._add_others(account, data=self._data or _data_of(lines))
+        self._add_others(account, lines)
         return account
 
-    def _add_others(self, account: NodeAccount, *, data: str) -> None:
-        """Count what was charged for the same data under its path, or under names by their path.
+    def _places(self) -> set[str]:
+        """Where the data of this account are and have been."""
+        lines = read_chain(self.path).lines if self.path.exists() else ()
+        return self._same_data(lines)[0]
 
+    def _same_data(
+        self, lines: Sequence[Mapping[str, Any]]
+    ) -> tuple[set[str], dict[Path, tuple[dict[str, Any], ...]]]:
+        """Where the data of an account are and have been, and the other accounts of them.
+
+        These are, of a name, the ones under each of these paths, and of a path the names that were
+        charged for it, with the other paths of theirs: whoever moves data moves people with them.
         Two names are two groups of people: their owner has said so.
+
+        Args:
+            lines: Of the account.
         """
-        if not data:
-            return
-        if self._dataset == data:
-            others = self._named_for(self._dataset)
-        else:
-            unnamed = NodeLedger(data, folder=self._folder).path
-            others = {unnamed: read_chain(unnamed).lines} if unnamed.exists() else {}
-        for path, lines in others.items():
-            other = NodeAccount(str(lines[0]["dataset"]) if lines else data)
-            other.replay(path, lines[1:])
+        places = _places_in(lines) | ({self._data} if self._data else set())
+        found = self._named_for(self._dataset) if self._dataset in places else {}
+        for own in found.values():
+            places |= _places_in(own)
+        for place in sorted(places - {self._dataset}):
+            path = NodeLedger(place, folder=self._folder).path
+            if path.exists():
+                found[path] = read_chain(path).lines
+        return places, found
+
+    def _add_others(self, account: NodeAccount, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Count what other accounts of the same data were charged."""
+        for path, own in self._same_data(lines)[1].items():
+            other = NodeAccount(str(own[0]["dataset"]) if own else path.stem)
+            other.replay(path, own[1:])
             if other.charges:
                 account.others += other.charges
                 account.also += (other.dataset,)
@@ -419,9 +447,9 @@ class NodeLedger:
         return found
 
 
-def _data_of(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The data that a ledger was last charged for, as its owner named them; "" of an old one."""
-    return next((str(line["data"]) for line in reversed(lines) if line.get("data")), "")
+def _places_in(lines: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The data that a ledger was charged for, as its owner named them; none of an old one."""
+    return {str(line["data"]) for line in lines if line.get("data")}
 
 
 def ledger_folder() -> Path:

@@ -105,6 +105,7 @@ class NodeGuard:
 
     Attributes:
         server: The name of the server; "" where none is given.
+        dataset: The name of the data set whose account is kept; "" where none is.
         ledger: The account; None where none is kept.
     """
 
@@ -115,10 +116,12 @@ class NodeGuard:
         }
         self._names_labels = bool(node_config.get("label-column"))
         self.server = str(node_config.get("server", ""))
+        self.dataset = ""
         self.ledger = None
         if policy is not None:
-            data = data_name(node_config)
-            self.ledger = NodeLedger(dataset_name(node_config, policy), data=data)
+            data = unnamed(node_config)
+            self.dataset = dataset_name(node_config, policy)
+            self.ledger = NodeLedger(self.dataset, data=data)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:
@@ -327,13 +330,26 @@ class NodeGuard:
         )
         self.ledger.account().check(charge, policy)
 
-    def charge(self, charge: Charge) -> None:
+    def charge(self, charge: Charge, *, begun: NodeGuard | None = None) -> None:
         """Charge an answer; it may leave once this returns.
 
+        Args:
+            charge: The answer.
+            begun: The guard under which it was made; None where that is this one. Where the owner
+                has edited the policy since, the question is checked again.
+
         Raises:
-            NotAllowedError: The owner's limit would be passed.
+            NotAllowedError: The owner's limit would be passed, or the policy that was edited does
+                not allow the question, or names another data set than the answer was made of.
             LedgerError: The account cannot be written.
         """
+        if begun is not None and begun._policy != self._policy:
+            if begun.dataset != self.dataset:
+                raise NotAllowedError(
+                    f'The answer to {charge.query} was made of data set "{begun.dataset}"; by now '
+                    f'the owner has it charged to "{self.dataset}", so it does not leave.'
+                )
+            self.check(charge)
         if self._policy is not None and self.ledger is not None:
             self.ledger.charge(charge, self._policy)
 
@@ -353,7 +369,12 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     named = node_config.get("dataset", "")
     if not isinstance(named, str):
         raise ConfigError(f"node-config dataset must be a name, got {named!r}.")
-    return named or policy.dataset or data_name(node_config) or "default"
+    return named or policy.dataset or unnamed(node_config)
+
+
+def unnamed(node_config: Mapping[str, Any]) -> str:
+    """The data set of a node whose owner gives it no name: its `data`, else "default"."""
+    return data_name(node_config) or "default"
 
 
 def data_name(node_config: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         after=(
             "    guard = guard_of(context)\n"
-            "    charge, type(guard).charge = type(guard).charge, lambda *_: None\n"
+            "    charge, type(guard).charge = type(guard).charge, lambda *_, **__: None\n"
             "    answer, bound = self._charged_answer(ask, context)\n"
             "    type(guard).charge = charge\n"
             "    left = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
@@ -53,9 +53,74 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames",),
     ),
     Mutation(
-        name="two accounts of the same data find room for the same answer",
+        name="what the data of an account were called before they were moved is forgotten",
+        file=ACCOUNT,
+        function="_places_in",
+        before="for line in lines if",
+        after="for line in list(lines)[-1:] if",
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_name_whose_data_are_moved_keeps_what_their_path_was_charged",
+        ),
+    ),
+    Mutation(
+        name="an account waits for those of the place that its data have now alone",
         file=ACCOUNT,
         function="NodeLedger._turn",
+        before="sorted(places)",
+        after='sorted({self._data} - {""})',
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_moved_name_and_an_old_path_at_once_find_room_for_one",
+        ),
+    ),
+    Mutation(
+        name="a name for the people of a node without data begins a new account",
+        file=GUARD,
+        function="NodeGuard.__init__",
+        before="data = unnamed(node_config)\n",
+        after="data = data_name(node_config)\n",
+        tests=(
+            f"{ACCOUNT_TESTS}::TestOtherNames"
+            "::test_a_name_for_people_of_an_apps_own_recipe_begins_no_new_account",
+        ),
+    ),
+    Mutation(
+        name="a node finds on its disk what was read before its owner's last word",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._ticket",
+        before="        *owner,\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="a process keeps what was read before its owner's last word",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers.prepared",
+        before="        owner,\n",
+        after="",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="an answer leaves under the policy there was when it was begun",
+        file=HANDLERS,
+        function="_Node._charged_answer",
+        before="guard_of(context).charge(charge, begun=guard)\n",
+        after="guard.charge(charge)\n",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="a policy that was edited meanwhile is asked for its limit alone",
+        file=GUARD,
+        function="NodeGuard.charge",
+        before="        self.check(charge)\n",
+        after="        pass\n",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="two accounts of the same data find room for the same answer",
+        file=ACCOUNT,
+        function="NodeLedger._locked",
         before="fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
         after="pass\n",
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames::test_two_at_once_find_room_for_one",),
@@ -64,8 +129,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node's ledger does not say of which data it is",
         file=GUARD,
         function="NodeGuard.__init__",
-        before="policy), data=data)\n",
-        after="policy))\n",
+        before="NodeLedger(self.dataset, data=data)\n",
+        after="NodeLedger(self.dataset)\n",
         tests=(f"{ACCOUNT_TESTS}::TestOtherNames",),
     ),
     Mutation(
@@ -176,7 +241,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="the path a run names makes a fresh account",
         file=GUARD,
-        function="dataset_name",
+        function="unnamed",
         before=' or "default"\n',
         after=' or str(node_config.get("partition-id", "none"))\n',
         tests=(f"{POLICY_TESTS}::TestDataset", SERVER_TESTS),

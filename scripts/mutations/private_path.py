@@ -114,11 +114,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{KILLED_TESTS}::TestResume",),
     ),
     Mutation(
+        name="a run begins with what another one of its number has read",
+        file=NODE_USERS,
+        function="NodeUsers.prepared",
+        before="    if begins and context.run_id < DRAWN_RUN_IDS:\n",
+        after="    if False:\n",
+        tests=("tests/client_apps/test_records.py::TestTickets",),
+    ),
+    Mutation(
         name="what was kept for one request answers another",
         file=NODE_USERS,
         function="NodeUsers.prepared",
-        before=("        request,\n    )\n"),
-        after="    )\n",
+        before=("        request,\n        owner,\n    )\n"),
+        after="        owner,\n    )\n",
         tests=("tests/client_apps/test_handlers.py::TestHandlers",),
     ),
     Mutation(

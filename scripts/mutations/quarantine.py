@@ -348,6 +348,28 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{NODES}::test_the_ledger_states_and_charges_it",),
     ),
     Mutation(
+        name="nodes of a simulation are dealt from whatever the file has become",
+        file="flower_privsyn/client_apps/deal.py",
+        function="check_order",
+        before='    if noted not in ("", order):\n',
+        after="    if False:\n",
+        tests=(
+            "tests/client_apps/test_deal.py"
+            "::test_a_process_that_meets_a_node_later_is_not_dealt_other_users",
+        ),
+    ),
+    Mutation(
+        name="what a process reads of a node later is not held against the deal",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._prepare",
+        before="        self._check_deal(users.user_ids, request, context)\n",
+        after="",
+        tests=(
+            "tests/client_apps/test_deal.py"
+            "::test_a_recipe_that_deals_otherwise_in_another_process_is_refused",
+        ),
+    ),
+    Mutation(
         name="a simulation's deal is not looked at",
         file="flower_privsyn/client_apps/deal.py",
         function="check_deal",

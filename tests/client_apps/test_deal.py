@@ -16,12 +16,15 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.client_apps.recipe import dealt
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.testing import hash_embedder
 from tests.support.federation import make_users
-from tests.support.questions import DATA
+from tests.support.questions import DATA, ask
+from tests.support.text_lengths import TextLengths
 
 RUN = 2**62 + 11
 DEALS = {1: ["a", "b"], 2: ["c", "shared"], 3: ["shared", "d"]}
@@ -92,7 +95,7 @@ def test_the_default_recipe_deals_every_user_to_one_node(
         context = where(node, nodes=2)
         context.run_config["data"] = str(path)
         assert not prepare(context, to=app).has_error()
-    assert not (tmp_path / "default" / "deals").exists()
+    assert not list((tmp_path / "default" / "deals").glob("*.sqlite"))
     # A file of its own for every node is a recipe like another one.
     own = create_client_app(users_of_node, embedder=hash_embedder, cache_directory=tmp_path / "own")
     answers = []
@@ -101,6 +104,71 @@ def test_the_default_recipe_deals_every_user_to_one_node(
         context.node_config["data"] = str(path)
         answers.append(prepare(context, to=own).has_error())
     assert answers == [False, True]
+
+
+TEXT = replace(DATA, reads="text", held_out_fraction=0.0)
+
+
+def ask_about_text(app: ClientApp, context: Context) -> Message:
+    """A question to a process that was not there when the nodes were prepared."""
+    query = TextLengths()
+    asked = ask(
+        query=query,
+        broadcast={},
+        data=TEXT,
+        sampling=FullParticipation(),
+        mechanism=GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=query.clip_norm),
+        roster_users=3,
+    )
+    record = wire.broadcast_record({}, precision="float32")
+    message = Message(wire.pack_ask(asked, record), context.node_id, wire.message_type(query))
+    return app(message, context)
+
+
+def test_a_process_that_meets_a_node_later_is_not_dealt_other_users(tmp_path: Path) -> None:
+    """Who stands elsewhere in the file by then would answer for two nodes in one round."""
+    path = tmp_path / "users.jsonl"
+    rows = [f'{{"client_id": "user-{n}", "text": "a court"}}\n' for n in range(6)]
+    path.write_text("".join(rows))
+
+    def process() -> ClientApp:
+        dealt.forget()
+        return create_client_app(
+            embedder=hash_embedder, cache_directory=tmp_path / "cache", queries=[TextLengths]
+        )
+
+    def told(node: int, *, run: int = RUN) -> Context:
+        context = where(node, run=run, nodes=2)
+        context.run_config["data"] = str(path)
+        return context
+
+    first = process()
+    for node in (1, 2):
+        message = Message(wire.pack_prepare(TEXT), node, wire.PREPARE)
+        assert not first(message, told(node)).has_error()
+    assert not ask_about_text(process(), told(1)).has_error()
+    path.write_text("".join([rows[5], *rows[:5]]))
+    assert not ask_about_text(first, told(2)).has_error()  # with whom it was dealt at first
+    late = ask_about_text(process(), told(1))
+    assert late.has_error()
+    assert late.error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
+    assert not ask_about_text(process(), told(1, run=RUN + 1)).has_error()
+
+
+def test_a_recipe_that_deals_otherwise_in_another_process_is_refused(tmp_path: Path) -> None:
+    def process(deals: dict[int, list[str]]) -> ClientApp:
+        def load(context: Context) -> Users:
+            return Users.from_rows((user, "a court") for user in deals[context.node_id])
+
+        return create_client_app(load, cache_directory=tmp_path, queries=[TextLengths])
+
+    first = process({1: ["a", "b"], 2: ["c", "d"]})
+    for node in (1, 2):
+        message = Message(wire.pack_prepare(TEXT), node, wire.PREPARE)
+        assert not first(message, where(node, nodes=2)).has_error()
+    late = ask_about_text(process({1: ["a", "c"], 2: ["b", "d"]}), where(1, nodes=2))
+    assert late.has_error()
+    assert late.error.code == wire.ClientErrorCode.USER_ON_SEVERAL_NODES
 
 
 def test_a_list_that_cannot_be_kept_is_no_permission(

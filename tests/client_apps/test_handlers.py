@@ -22,7 +22,7 @@ from tests.support.questions import DATA
 
 def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:
     return Context(
-        run_id=1, node_id=5, node_config=node or {}, state=RecordDict(), run_config=run or {}
+        run_id=2**40, node_id=5, node_config=node or {}, state=RecordDict(), run_config=run or {}
     )
 
 

@@ -267,6 +267,16 @@ class TestTickets:
         ]
         assert [roster.num_users for roster in rosters] == [40, 3]
 
+    def test_nor_kept_in_memory_for_what_a_file_was(self, population: Path, tmp_path: Path) -> None:
+        """Who was taken out of it between two runs of one number is in the first alone."""
+        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        where = context(population, nodes=1, run=1)
+        assert wire.unpack_roster(prepare(app, where)).num_users == 40
+        population.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
+        assert answer(app, where).num_users == 40
+        assert wire.unpack_roster(prepare(app, where)).num_users == 3
+        assert answer(app, where).num_users == 3
+
     def test_not_for_a_run_id_that_somebody_wrote_down(
         self, population: Path, tmp_path: Path
     ) -> None:

@@ -405,6 +405,35 @@ class TestOtherNames:
         for path in (self.PATH, "/srv/moved.jsonl"):
             assert len(NodeLedger(path, data=path).account().every) == 2
 
+    @pytest.mark.parametrize("charged_before_the_move", [False, True])
+    def test_a_name_whose_data_are_moved_keeps_what_their_path_was_charged(
+        self, asked: Asked, charged_before_the_move: bool
+    ) -> None:
+        """A path, then a name for it, then another path: the same people all along."""
+        first, second, third = asked(), asked(run=8), asked(run=9)
+        NodeLedger(self.PATH, data=self.PATH).charge(first, self.OWNER)
+        NodeLedger("people", data=self.PATH).charge(second, self.OWNER)
+        moved = NodeLedger("people", data="/srv/moved.jsonl")
+        assert moved.account().others == [first]
+        with pytest.raises(NotAllowedError, match="would bring the epsilon"):
+            moved.charge(third, self.OWNER)
+        if charged_before_the_move:
+            moved.charge(third, ANY)
+            # The name is taken away, and what is left is the new path.
+            path = NodeLedger("/srv/moved.jsonl", data="/srv/moved.jsonl").account()
+            assert sorted(charge.run for charge in path.every) == [7, 8, 9]
+
+    def test_a_name_for_people_of_an_apps_own_recipe_begins_no_new_account(
+        self, asked: Asked
+    ) -> None:
+        """A node without `data` has an account, too, and it is theirs."""
+        for config, run in (({}, 7), ({"dataset": "people"}, 8)):
+            NodeGuard(self.OWNER, config).charge(asked(run=run))
+        for config in ({}, {"dataset": "people"}):
+            with pytest.raises(NotAllowedError, match="would bring the epsilon"):
+                NodeGuard(self.OWNER, config).charge(asked(run=9))
+        NodeGuard(self.OWNER, {"data": self.PATH}).charge(asked(run=9))
+
     def test_a_copy_of_a_ledger_counts_for_nothing_and_a_damaged_one_stops(
         self, asked: Asked
     ) -> None:
@@ -458,6 +487,32 @@ class TestOtherNames:
 
         with ThreadPoolExecutor(2) as pool:
             assert sum(pool.map(charge, ("people", self.PATH), (8, 9))) == 1
+
+    @pytest.mark.parametrize("data", ["/srv/moved.jsonl", ""])
+    def test_a_moved_name_and_an_old_path_at_once_find_room_for_one(
+        self, asked: Asked, monkeypatch: pytest.MonkeyPatch, data: str
+    ) -> None:
+        """They name different data, or one of them none, and count each other's answers."""
+        NodeLedger("people", data=self.PATH).charge(asked(), self.OWNER)
+        both, real = Barrier(2), NodeAccount.check
+
+        def check(*given: Any) -> dict[str, Any]:
+            with contextlib.suppress(BrokenBarrierError):
+                both.wait(0.5)
+            return real(*given)
+
+        monkeypatch.setattr(NodeAccount, "check", check)
+
+        def charge(name: str, data: str, run: int) -> bool:
+            try:
+                NodeLedger(name, data=data).charge(asked(run=run), self.OWNER)
+            except NotAllowedError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            given = ("people", self.PATH), (data, self.PATH), (8, 9)
+            assert sum(pool.map(charge, *given)) == 1
 
     def test_the_name_of_the_data_is_the_owners(self, tmp_path: Path) -> None:
         file = tmp_path / "people.jsonl"

@@ -217,6 +217,82 @@ class TestWhoChooses:
         assert len(NodeLedger("people").account().charges) == 2
 
 
+class TestAnEditedPolicy:
+    """The owner edits the policy while a run goes on, in this process or between two."""
+
+    @pytest.fixture(params=["one process", "a process for each message"])
+    def prepare(self, request: Any, tmp_path: Path) -> Callable[[dict[str, Any]], Message]:
+        apps: list[Any] = []
+        packed = Message(wire.pack_prepare(REQUEST), dst_node_id=5, message_type=wire.PREPARE)
+
+        def send(node: dict[str, Any]) -> Message:
+            if not apps or request.param != "one process":
+                cache = tmp_path / "cache"
+                apps.append(create_client_app(embedder=hash_embedder, cache_directory=cache))
+            reply: Message = apps[-1](packed, context(node, {}))
+            return reply
+
+        return send
+
+    def test_other_people_are_not_answered_for_with_those_before(
+        self, file: Path, tmp_path: Path, prepare: Callable[[dict[str, Any]], Message]
+    ) -> None:
+        """What they are charged would be told of the others, whose account stays as it is."""
+        policy = tmp_path / "policy.toml"
+        model = f'[embedding-models]\n"{REQUEST.embedding_model}" = ""\n'
+        node = {"data": str(file), "policy": str(policy)}
+        found = []
+        for name, people in (("spring", ["anna"]), ("autumn", ["berta", "carl"])):
+            policy.write_text(f'max-epsilon = 9.0\ndataset = "{name}"\n{model}')
+            file.write_text("".join(f'{{"client_id": "{p}", "text": "hi"}}\n' for p in people))
+            found.append(wire.unpack_roster(prepare(node)).num_users)
+        assert found == [1, 2]
+
+    def test_a_model_that_is_no_longer_allowed_answers_nothing(
+        self, file: Path, tmp_path: Path, prepare: Callable[[dict[str, Any]], Message]
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        node = {"data": str(file), "policy": str(policy)}
+        for digest, refused in (("", False), ("0" * 64, True)):
+            policy.write_text(
+                f'max-epsilon = 9.0\n[embedding-models]\n"{REQUEST.embedding_model}" = "{digest}"\n'
+            )
+            reply = prepare(node)
+            assert reply.has_error() == refused
+        assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
+
+    @pytest.mark.parametrize(
+        "edited", ["max-epsilon = 0.1", "queries = []\nmax-epsilon = 9", 'dataset = "b"', "max-"]
+    )
+    def test_an_answer_that_was_being_made_leaves_under_the_word_of_then(
+        self, answers: Answering, tmp_path: Path, edited: str
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = 9.0\n")
+
+        def load(where: Context) -> Any:  # stands for an hour of training
+            policy.write_text(edited if "max" in edited else f"max-epsilon = 9\n{edited}\n")
+            return make_users(12)
+
+        node = {"policy": str(policy)}
+        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
+        assert answers(load, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
+        assert NodeLedger("default").account().every == []
+
+    def test_an_edit_that_still_allows_it_stops_nothing(
+        self, answers: Answering, tmp_path: Path
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = 9.0\n")
+
+        def load(where: Context) -> Any:
+            policy.write_text("max-epsilon = 8.0\n")
+            return make_users(12)
+
+        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
+        assert answers(load, {"policy": str(policy)}, mechanism=noise)[0] == 12
+
+
 class TestWhoIsDrawn:
     def test_a_population_below_the_nodes_own_users_is_refused(self, answers: Answering) -> None:
         node = {"dataset": "people"}
