@@ -144,6 +144,7 @@ class NodeUsers:
         self._embedders: OrderedDict[tuple[str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._runs: tuple[int, ...] = ()  # the last two
+        self._dealt: tuple[object, ...] = ()  # what was last found to be dealt as before
         self._records: RecordStore | None = None
         self._opened = False
         self._lock = threading.Lock()
@@ -200,8 +201,11 @@ class NodeUsers:
     def _check_order(self, run_id: int) -> None:
         """Refuse to deal from data that have changed since another node was dealt from them."""
         data, order = dealt.order
+        if self._dealt == (run_id, data, order):
+            return  # of another node in this process
         try:
             check_order(self.cache_directory, run_id=run_id, data=data, order=order)
+            self._dealt = (run_id, data, order)
         except DataError as error:
             # Like the rest of the cache: each node has users of its own while the data stay.
             logger.warning("%s Leave the data as they are while this run goes on.", error)
