@@ -177,9 +177,7 @@ def _random_text(
         )
         # Where passes are counted and not steps, they are over all of it.
         read = plan.training.max_steps * plan.training.batch_size or len(public)
-        random = np.random.default_rng([job.cell.seed, 3])
-        drawn = random.choice(len(public), min(read, len(public)), replace=False)
-        texts = [public.text_of(int(index)) for index in drawn]
+        texts = public.drawn(read, np.random.default_rng([job.cell.seed, 3]))
     model = measures.trained(job, texts, distillation)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
     return {"quality": measures.quality(job, model), "texts": None, "costs": costs, "samples": []}

@@ -149,6 +149,16 @@ class PublicRows:
         start = self.ends[index - 1, 1] if index else 0
         return bytes(self.text[start : self.ends[index, 1]]).decode("utf-8", "surrogatepass")
 
+    def drawn(self, count: int, random: np.random.Generator) -> list[str]:
+        """The texts of rows that nobody chose, none twice; of all of them where there are fewer.
+
+        Args:
+            count: how many, >= 0.
+            random: draws them.
+        """
+        places = random.choice(len(self), min(count, len(self)), replace=False)
+        return [self.text_of(int(place)) for place in places]
+
     def chunks(self, size: int = 2**14) -> Iterator[list[IntArray]]:
         """The tokens of all rows, `size` rows at a time."""
         for first in range(0, len(self), size):

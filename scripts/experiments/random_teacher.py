@@ -23,8 +23,8 @@ from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.files import located
+from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,32 +38,27 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(words)
+    # As the teacher of a joint sketch learns from what a release chose.
+    training = JointSketchConfig(epsilon=1.0, student_steps=options.steps).student_training()
     try:
         public = PublicRows.of(
             str(options.public_text),
             tokenizer=load_tokenizer(located(options.tokens_of))[0],
-            max_tokens=64,
+            max_tokens=training.max_tokens,
             setting="public_text",
         )
-        random = np.random.default_rng(options.seed)
-        drawn = random.choice(len(public), min(options.rows, len(public)), replace=False)
+        texts = public.drawn(options.rows, np.random.default_rng(options.seed))
         fine_tune(
             located(options.model),
-            [public.text_of(int(index)) for index in drawn],
-            settings=CausalTraining(  # as the student and the teacher of a joint sketch
-                max_steps=options.steps,
-                batch_size=32,
-                learning_rate=1e-3,
-                max_tokens=64,
-                learn_ends=False,
-            ),
+            texts,
+            settings=training,
             output=options.output,
             seed=options.seed,
         )
     except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    print(f"{options.output}: {options.steps} steps on {len(drawn):,} of {len(public):,} rows")
+    print(f"{options.output}: {options.steps} steps on {len(texts):,} of {len(public):,} rows")
     return 0
 
 

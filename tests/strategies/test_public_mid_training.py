@@ -53,7 +53,7 @@ from tests.support.correlated import worst_deviation
 from tests.support.federation import asked, silent, silent_users, training_nodes
 from tests.support.probe import CorrelatedProbeMethod, Killed, Probe
 from tests.support.run_files import lines, release
-from tests.support.small_runs import small_training
+from tests.support.small_runs import small_mid_training
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
@@ -66,17 +66,11 @@ def config(
     lstm: Path, gpt2: Path, public_file: Path, tmp_path: Path
 ) -> Callable[..., PublicMidTrainingConfig]:
     """Settings of a small run; keyword arguments replace them."""
-    return small_training(
-        PublicMidTrainingConfig,
+    return small_mid_training(
         tmp_path / "run",
-        model=str(lstm),
-        teacher=str(gpt2),
-        public_model=str(gpt2),
-        public_text=str(public_file),
-        select_share=0.5,
-        least_row_tokens=5,
-        student_steps=3,
-        student_batch_size=4,
+        lstm=lstm,
+        gpt2=gpt2,
+        public_file=public_file,
         num_rounds=6,
         min_separation=4,
         delta=DELTA,

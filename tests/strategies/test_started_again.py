@@ -42,7 +42,6 @@ from flower_privsyn.strategies import (
     POPriConfig,
     PrivateEvolution,
     PublicMidTraining,
-    PublicMidTrainingConfig,
 )
 from flower_privsyn.strategies.parts.evolution import Evolution
 from flower_privsyn.testing import (
@@ -58,7 +57,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.federation import WORDS, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import contents, releases
-from tests.support.small_runs import small_training
+from tests.support.small_runs import small_mid_training, small_training
 from tests.support.topics import write_topics
 
 if TYPE_CHECKING:
@@ -279,17 +278,11 @@ def methods(
     public = {"public_text": str(public_file), "noise_multiplier": 0.0, **COMMON}
     sketched = {"sketch_model": str(lstm)}
     trains = small_training(DPFedAvgConfig, Path(), model=str(lstm), num_rounds=3)
-    mid = small_training(
-        PublicMidTrainingConfig,
+    mid = small_mid_training(
         Path(),
-        model=str(lstm),
-        teacher=str(gpt2),
-        public_model=str(gpt2),
-        public_text=str(public_file),
-        select_share=0.5,
-        least_row_tokens=5,
-        student_steps=3,
-        student_batch_size=4,
+        lstm=lstm,
+        gpt2=gpt2,
+        public_file=public_file,
         num_rounds=4,
         min_separation=2,
     )

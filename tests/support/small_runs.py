@@ -6,7 +6,36 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flower_privsyn.strategies import PublicMidTrainingConfig
+
 Config = TypeVar("Config")
+
+
+def small_mid_training(
+    run_dir: Path, *, lstm: Path, gpt2: Path, public_file: Path, **settings: Any
+) -> Callable[..., PublicMidTrainingConfig]:
+    """A builder of settings of public mid-training; keyword arguments replace them.
+
+    Args:
+        run_dir: of the run.
+        lstm: the model that is trained.
+        gpt2: the teacher, and what reads public text.
+        public_file: that text.
+        settings: beside these.
+    """
+    return small_training(
+        PublicMidTrainingConfig,
+        run_dir,
+        model=str(lstm),
+        teacher=str(gpt2),
+        public_model=str(gpt2),
+        public_text=str(public_file),
+        select_share=0.5,
+        least_row_tokens=5,
+        student_steps=3,
+        student_batch_size=4,
+        **settings,
+    )
 
 
 def small_training(
