@@ -138,12 +138,24 @@ class LSTMModel(LSTMPreTrainedModel):
             steps = torch.arange(length, device=input_ids.device)
             first = attention_mask.long().argmax(1, keepdim=True)  # (rows, 1)
             input_ids = input_ids.gather(1, (steps + first) % length)
-        hidden, _ = self.lstm(self.embed_tokens(input_ids))
-        hidden = self.projection(hidden)
+        hidden = self.projection(self._recurrent(self.embed_tokens(input_ids)))
         if first is not None:
             back = (steps - first) % length
             hidden = hidden.gather(1, back[..., None].expand_as(hidden))
         return BaseModelOutput(last_hidden_state=hidden)
+
+    def _recurrent(self, states: torch.Tensor) -> torch.Tensor:
+        """The LSTM layers, in the precision of their weights on a GPU.
+
+        Under autocast cuDNN's layers compute in float16, whatever precision is asked for, and
+        gradients of a mean over many tokens are too small for it.
+        """
+        if states.device.type != "cuda":
+            hidden, _ = self.lstm(states)
+            return cast(torch.Tensor, hidden)
+        with torch.autocast("cuda", enabled=False):
+            hidden, _ = self.lstm(states.to(next(self.lstm.parameters()).dtype))
+        return cast(torch.Tensor, hidden)
 
 
 class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):

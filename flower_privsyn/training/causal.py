@@ -252,7 +252,8 @@ def _train(
     )
     losses: list[float] = []
     if checkpoint is not None:
-        state = torch.load(checkpoint / _STATE, map_location=device, weights_only=True)
+        # To the CPU, where AdamW counts its steps: counts on a GPU would be waited for one by one.
+        state = torch.load(checkpoint / _STATE, map_location="cpu", weights_only=True)
         network.load_state_dict(state["network"])
         optimiser.load_state_dict(state["optimiser"])
         losses = list(state["losses"])

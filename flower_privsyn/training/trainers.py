@@ -19,6 +19,7 @@ from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.models.library import shorten
 from flower_privsyn.training.encoding import EncodedPair
 from flower_privsyn.training.log_probabilities import accepts, sequence_log_probabilities
+from flower_privsyn.training.output_layer import is_last
 from flower_privsyn.training.preference_settings import PreferenceTraining
 from flower_privsyn.training.storage import mark_complete, write_adapter
 
@@ -115,7 +116,7 @@ class PreferenceTrainer(_LocalTrainer, trl.DPOTrainer):  # type: ignore[misc]
     On a CPU the two losses are computed here, from the logits of the responses alone: TRL's
     portable form scores every prompt and padding position and gathers statistics nobody reads,
     which takes most of the time of a small model. With a GPU its fused kernel does better, and
-    is used.
+    is used, unless the model does something to the logits that the kernel does not know of.
     """
 
     train_dataset: Any
@@ -280,7 +281,8 @@ def build_trainer(
         seed: 0 <= seed < 2**32.
         bfloat16: Whether to compute in bfloat16.
         progress: Called with the number of pairs just passed.
-        fused: Whether TRL computes the loss; None for on a GPU.
+        fused: Whether TRL computes the loss; None for on a GPU, where nothing comes behind the
+            model's output layer.
 
     Returns:
         A `transformers.Trainer`.
@@ -319,7 +321,8 @@ def build_trainer(
             settings=settings,
             options=options,
             arguments=arguments,
-            fused=not on_cpu if fused is None else fused,
+            # The kernel takes what goes into the output layer, and nothing that is done behind it.
+            fused=not on_cpu and is_last(model) if fused is None else fused,
         )
     trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
     return trainer

