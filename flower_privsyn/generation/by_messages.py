@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.backends import (
     ChatGenerator,
     ProgressCallback,
@@ -51,6 +52,7 @@ class ByMessages:
     Attributes:
         name: The chat model's own.
         model: The chat model.
+        at_once: The chat model's own.
     """
 
     def __init__(self, model: TextGenerator, *, instruction: str) -> None:
@@ -65,6 +67,7 @@ class ByMessages:
         """
         self.name = model.name
         self.model = model
+        self.at_once = at_once(model)
         self._chat = chat_of(model)
         self._instruction = instruction
 

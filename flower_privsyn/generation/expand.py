@@ -12,13 +12,13 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.data.sentences import is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
+from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
     check_texts,
 )
-from flower_privsyn.generation.generators import is_remote
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 
@@ -31,23 +31,7 @@ USUAL_EXAMPLES: Final = 3
 #: Whole sentences of fewer words besides the opening ones are dropped as fragments.
 _LEAST_WORDS = 8
 
-#: Continuations asked of a generator at a time: little enough that an interruption costs a minute.
-_BATCH: Final = 64
-
-#: Of a server, so many times the requests that are under way: it waits for the slowest of a batch.
-_TIMES_AT_A_SERVER: Final = 4
-
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
-
-
-def batch_of(generator: str, *, concurrency: int) -> int:
-    """How many continuations `Expand` is to ask of a generator at a time.
-
-    Args:
-        generator: Its name, as `load_generator` takes it.
-        concurrency: Requests that are under way at once, where it is a server.
-    """
-    return max(_BATCH, _TIMES_AT_A_SERVER * concurrency) if is_remote(generator) else _BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +86,7 @@ class Expand:
         opening_words: int = 0,
         whole_sentences: bool = False,
         refuse_repetition: bool = False,
-        batch_size: int = _BATCH,
+        batch_size: int | None = None,
         max_attempts_per_sample: float = 4.0,
     ) -> None:
         """Choose how to expand.
@@ -119,7 +103,8 @@ class Expand:
                 none, or fewer than eight words besides the opening ones.
             refuse_repetition: Drop a text that says the same three words twice.
             batch_size: Continuations asked of the generator at a time, >= 1; after each such
-                batch the kept texts are handed out. A server with a GPU is kept busy by more.
+                batch the kept texts are handed out. None takes the generator's own number
+                (`flower_privsyn.generation.at_once`).
             max_attempts_per_sample: Generate at most this many continuations per text asked
                 for, >= 1.
 
@@ -132,7 +117,8 @@ class Expand:
             "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
         )
         check_whole("generation setting opening_words", opening_words, ge=0)
-        check_whole("generation setting batch_size", batch_size, ge=1)
+        if batch_size is not None:
+            check_whole("generation setting batch_size", batch_size, ge=1)
         check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
         self._num_examples = num_examples
         self._opening_words = opening_words
@@ -140,7 +126,7 @@ class Expand:
             least_words=opening_words + _LEAST_WORDS if whole_sentences else 0,
             repetition=refuse_repetition,
         )
-        self._batch_size = batch_size
+        self._batch_size = at_once(generator) if batch_size is None else batch_size
         self._max_attempts_per_sample = max_attempts_per_sample
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         stop = dict.fromkeys((*sampling.stop, self._prompt.stop))

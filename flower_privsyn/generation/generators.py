@@ -29,7 +29,7 @@ _IN_VLLM: Final = "vllm:"
 def load_generator(
     name: str,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     dtype: Precision = "auto",
     device: str | None = None,
     api_key_env: str = "",
@@ -50,7 +50,8 @@ def load_generator(
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
               such as ``vllm serve``; without ``#model`` the one model it serves;
             * ``"vllm:<folder or hub name>"``: vLLM in this process.
-        batch_size: Samples per forward pass of a model in this process.
+        batch_size: Samples per forward pass of a model in this process; None as for
+            `TransformersGenerator`.
         dtype: As for `TransformersGenerator`; a server has its own.
         device: As for `TransformersGenerator`.
         api_key_env: The environment variable that holds a server's key (see `read_key`), sent as a

@@ -21,6 +21,7 @@ from flower_privsyn import environment
 from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
 from flower_privsyn.files import user_path
 from flower_privsyn.generation import streams
+from flower_privsyn.generation.at_once import USUAL
 from flower_privsyn.generation.backends import SamplingParameters
 from flower_privsyn.generation.llama_server import LlamaSettings
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
@@ -143,6 +144,7 @@ class GGUFGenerator(OpenAIGenerator):
             extra_parameters=_PLAIN_SAMPLING,
         )
         self.name = path.name
+        self.at_once = USUAL  # what computes is this machine
 
     def close(self) -> None:
         """End the server."""

@@ -14,6 +14,7 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
+from flower_privsyn.generation.at_once import USUAL
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: Samples to ask for at a time, of each request under way: a batch waits for its slowest.
+_TIMES_AT_ONCE = 4
 
 _MAX_WAIT_SECONDS = 30.0
 _MAX_MESSAGE_LETTERS = 300
@@ -63,6 +67,7 @@ class OpenAIGenerator:
 
     Attributes:
         name: The model's name and the server's address.
+        at_once: Samples to ask for at a time.
     """
 
     #: Seeds that a server knows; all that are derived here are below this.
@@ -132,6 +137,7 @@ class OpenAIGenerator:
         self._max_retries = max_retries
         self._backoff = backoff
         self._max_concurrency = max_concurrency
+        self.at_once = max(USUAL, _TIMES_AT_ONCE * max_concurrency)
         self._extra_parameters = dict(extra_parameters or {})
         self._has_written = False
         self._loaded: set[str] = set()

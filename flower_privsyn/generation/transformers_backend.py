@@ -22,6 +22,7 @@ import numpy as np
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import attention, streams
+from flower_privsyn.generation.at_once import samples_of_device
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
@@ -58,6 +59,7 @@ class TransformersGenerator:
 
     Attributes:
         name: The model's name or path as given.
+        at_once: Samples per forward pass.
         truncated_prompts: How many prompts so far were cut at their beginning because they did
             not fit into the model's context together with the new tokens.
     """
@@ -68,7 +70,7 @@ class TransformersGenerator:
         *,
         device: str | None = None,
         dtype: Precision = "auto",
-        batch_size: int = 64,
+        batch_size: int | None = None,
         begins_texts: bool = False,
     ) -> None:
         """Load the model.
@@ -77,7 +79,8 @@ class TransformersGenerator:
             model: A bundled short name, a folder, or a hub name.
             device: As PyTorch names it; None takes the first GPU, else the CPU.
             dtype: ``"auto"`` takes bfloat16 where the hardware multiplies it natively.
-            batch_size: Samples per forward pass, >= 1.
+            batch_size: Samples per forward pass, >= 1; None takes 64 on a CPU, and on a GPU up to
+                1,024, as its memory allows (`flower_privsyn.generation.at_once`).
             begins_texts: Put the token that texts begin with before every prompt, and nothing else,
                 as the training on nodes reads texts; False leaves it to the tokenizer, and that of
                 a GPT-2 puts none.
@@ -87,13 +90,14 @@ class TransformersGenerator:
             ModelError: The model cannot be found or is no causal language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
-        check_whole("generation setting batch_size", batch_size, ge=1)
+        if batch_size is not None:
+            check_whole("generation setting batch_size", batch_size, ge=1)
         self.name = str(model)
         self.truncated_prompts = 0
-        self._batch_size = batch_size
         self._model, self._tokenizer = load_pretrained(
             model, kind="causal or encoder-decoder", dtype=dtype, device=device
         )
+        self.at_once = samples_of_device(self._model) if batch_size is None else batch_size
         self._reads_apart = is_encoder_decoder(self._model)
         self._begins_texts = begins_texts or self._reads_apart
         self._adapters = AdapterSwitch(self._model, self.name)
@@ -153,7 +157,7 @@ class TransformersGenerator:
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
         prompt_seeds = streams.text_seeds(sampling.seed, prompts)
-        size = self._batch_size
+        size = self.at_once
         if self._is_small:
             # So that every thread has some of them.
             size = max(1, min(size, math.ceil(len(rows) * num_samples / computing())))

@@ -32,6 +32,7 @@ class VLLMGenerator:
 
     Attributes:
         name: The model's name or path as given.
+        at_once: Prompts handed to the engine at a time.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class VLLMGenerator:
 
         self.name = str(model)
         self._enable_lora = enable_lora
-        self._batch_size = batch_size
+        self.at_once = batch_size
         self._numbers: dict[str, int] = {}
         options: dict[str, Any] = {"enable_lora": enable_lora, "seed": 0, **engine_options}
         if enable_lora:
@@ -123,7 +124,7 @@ class VLLMGenerator:
         request = None if adapter is None else self._lora_request(Path(adapter))
         seeds = streams.text_seeds(sampling.seed, prompts)
         results: list[list[str]] = []
-        for batch in streams.chunks(range(len(prompts)), self._batch_size):
+        for batch in streams.chunks(range(len(prompts)), self.at_once):
             parameters = [
                 self._vllm.SamplingParams(
                     n=num_samples,

@@ -298,7 +298,7 @@ class AskedOnce(AskedAgain):
                 "chat" and the generator takes no messages.
         """
         from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-        from flower_privsyn.generation.expand import USUAL_EXAMPLES, batch_of
+        from flower_privsyn.generation.expand import USUAL_EXAMPLES
 
         config = self.config
         prompt = load_prompt(located(config.prompt))
@@ -316,7 +316,6 @@ class AskedOnce(AskedAgain):
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-            batch_size=batch_of(config.generator, concurrency=config.generator_concurrency),
         )
 
     def _need_text(self) -> SketchedText:

@@ -112,7 +112,6 @@ class MoreText(ExpandingSettings):
             SamplingParameters,
             load_prompt,
         )
-        from flower_privsyn.generation.expand import batch_of
 
         prompt = load_prompt(located(self.prompt))
         return Expand(
@@ -127,7 +126,6 @@ class MoreText(ExpandingSettings):
                 temperature=self.temperature,
                 top_p=self.top_p,
             ),
-            batch_size=batch_of(self.generator, concurrency=self.generator_concurrency),
         )
 
     def topic_writer(

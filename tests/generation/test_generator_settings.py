@@ -11,7 +11,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.generation.expand import batch_of
+from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.strategies import (
     AugPEConfig,
@@ -106,9 +106,9 @@ def test_so_many_requests_are_under_way_at_once(server: Server) -> None:
 
 
 def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
-    assert batch_of("privsyn-lm", concurrency=64) == 64
-    assert batch_of("http://a:1/v1#m", concurrency=64) == 256
-    assert batch_of("http://a:1/v1#m", concurrency=1) == 64
+    for requests, expected in ((64, 256), (1, 64)):
+        asked = GeneratorSettings(generator=f"{server.url}#tiny", generator_concurrency=requests)
+        assert at_once(asked.load_generator()) == expected
     sizes: list[int] = []
     settings = MoreText(generator=f"{server.url}#tiny", generator_concurrency=40)
     result = settings.expansion().run(

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: Responses asked of the generator at a time, after which they are written down: little enough
-#: that an interruption costs a minute, of a real writer on two cores too; enough that a server with
-#: a GPU is kept busy.
-_LOCAL_BATCH, _SERVER_BATCH = 64, 4096
+#: Responses asked of a server at a time, after which they are written down: of many requests the
+#: slowest ends much later than most.
+_SERVER_BATCH = 4096
 
 
 class PreferenceRounds:
@@ -150,7 +149,10 @@ class PreferenceRounds:
 
     @property
     def _batch_size(self) -> int:
-        return _SERVER_BATCH if is_remote(self._config.generator) else _LOCAL_BATCH
+        from flower_privsyn.generation.at_once import at_once
+
+        remote = is_remote(self._config.generator)
+        return _SERVER_BATCH if remote else at_once(self._public.generator)
 
     # ------------------------------------------------------------------ writing
 
