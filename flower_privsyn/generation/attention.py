@@ -8,7 +8,9 @@ products for a single query in bfloat16 on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -24,6 +26,25 @@ def register() -> None:
     masks: Any = importlib.import_module("transformers.masking_utils")
     utils.ALL_ATTENTION_FUNCTIONS.register(SINGLE_QUERIES, attend)
     masks.ALL_MASK_ATTENTION_FUNCTIONS.register(SINGLE_QUERIES, masks.eager_mask)
+
+
+@contextlib.contextmanager
+def for_growing_texts(device: torch.device) -> Iterator[None]:
+    """PyTorch's attention without cuDNN's kernels, which are planned anew for every length.
+
+    A text that grows by a token has a length of its own in every step: on an H100 planning took
+    most of each, whatever the batch. Elsewhere than on a GPU this does nothing.
+
+    Args:
+        device: Where the model is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 def suits(model: Any) -> bool:

@@ -116,7 +116,9 @@ def sample_tokens(
             [_draw(row, uniform, temperature=temperature, top_p=top_p) for row, uniform in rows],
             dtype=torch.int64,
         )
-    probabilities = torch.softmax(logits.float() / temperature, dim=-1)  # (b, v)
+    # The same numbers as of float32 logits, which are as large again as the rest.
+    scaled = logits if temperature == 1 else logits.float() / temperature
+    probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)  # (b, v)
     order = None
     if top_p < 1:
         probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)

@@ -29,6 +29,7 @@ from flower_privsyn.generation.backends import (
     check_texts,
 )
 from flower_privsyn.generation.chat_template import chat_prompts, whole_answer
+from flower_privsyn.generation.stops import Stops
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
@@ -101,6 +102,7 @@ class TransformersGenerator:
         self._reads_apart = is_encoder_decoder(self._model)
         self._begins_texts = begins_texts or self._reads_apart
         self._adapters = AdapterSwitch(self._model, self.name)
+        self._stops: dict[tuple[str, ...], Stops] = {}
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
@@ -277,12 +279,12 @@ class TransformersGenerator:
         padding = self._tokenizer.pad_token_id
         padding = padding if padding is not None else next(iter(self._end_tokens), 0)
         tokens = np.full((len(rows), width), padding, dtype=np.int64)  # (p, t)
-        attention = np.zeros((len(rows), width), dtype=np.int64)  # (p, t)
+        seen = np.zeros((len(rows), width), dtype=np.int64)  # (p, t)
         for index, row in enumerate(rows):
             # An encoder counts positions from the left, padding included.
             begin = 0 if self._reads_apart else width - len(row)
             tokens[index, begin : begin + len(row)] = row
-            attention[index, begin : begin + len(row)] = 1
+            seen[index, begin : begin + len(row)] = 1
         uniforms = np.stack(
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
@@ -290,10 +292,10 @@ class TransformersGenerator:
         loop = self._loop if self._own_loop else self._library_loop
         loop = self._decoder_loop if self._reads_apart else loop
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), attention.for_growing_texts(device):
                 return loop(
                     torch.from_numpy(tokens).to(device),
-                    torch.from_numpy(attention).to(device),
+                    torch.from_numpy(seen).to(device),
                     torch.from_numpy(uniforms).to(device),
                     num_samples,
                     sampling,
@@ -515,18 +517,12 @@ class TransformersGenerator:
         """Mark the samples whose last tokens complete a stop string."""
         if not stop:
             return
-        # A token is at least one byte, so the stop string lies in this many last tokens.
-        reach = max(len(text.encode()) for text in stop) + 1
+        if stop not in self._stops:
+            self._stops[stop] = Stops(self._tokenizer, stop)
         places = [place for place, going in enumerate(running) if going]
-        if not places:  # of no texts the tokenizer makes one
-            return
-        tails = self._tokenizer.batch_decode(
-            [written[alive[place]][-reach:] for place in places],
-            skip_special_tokens=True,
-        )
-        for place, tail in zip(places, tails, strict=True):
-            if any(text in tail for text in stop):
-                running[place] = False
+        ended = self._stops[stop].completed([written[alive[place]] for place in places])
+        for place, has_ended in zip(places, ended, strict=True):
+            running[place] = not has_ended
 
     def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
         """Turn tokens into text as it follows the prompt, and cut it at a stop string."""

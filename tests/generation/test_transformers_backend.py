@@ -172,9 +172,14 @@ def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGen
 
 def test_a_stop_string_of_several_tokens_with_a_newline(generator: TransformersGenerator):
     tokens = generator._tokenizer("river waits\nOriginal Text Sample 5\nmore")["input_ids"]
-    running = [True, True]
-    generator._note_stops([tokens, tokens[:3]], [0, 1], running, ("\nOriginal Text Sample ",))
-    assert running == [False, True]
+    stop, ended = ("\nOriginal Text Sample ",), []
+    for end in range(1, len(tokens) + 1):
+        running = [True, True]
+        generator._note_stops([tokens[:end], tokens[:3]], [0, 1], running, stop)
+        assert running[1]
+        ended.append(not running[0])
+    text = generator._tokenizer.decode(tokens[: ended.index(True) + 1])
+    assert text.endswith("\nOriginal Text Sample ") or text.endswith("Sample 5")
     text = generator._decode([1, 2], tokens, ("\nOriginal Text Sample ",))
     assert text == "river waits"
 

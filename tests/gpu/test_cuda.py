@@ -120,7 +120,8 @@ class TestGeneration:
     @pytest.mark.parametrize("size", [8192, 262_144])
     def test_draws_are_those_of_the_cpu(self, size: int, top_p: float, rows: int) -> None:
         random = torch.Generator().manual_seed(0)
-        logits = 3 * torch.randn((rows, size), generator=random)
+        # Few tokens have nearly all of it: with thousands that are alike, rounding decides.
+        logits = 12 * torch.randn((rows, size), generator=random)
         logits[:, ::7] = float("-inf")
         uniforms = torch.rand(rows, generator=random)
         found, expected = (
