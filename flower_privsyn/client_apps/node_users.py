@@ -141,7 +141,7 @@ class NodeUsers:
         self._cache_directory = cache_directory
         self._trainer = trainer
         self._name = uuid.uuid4().hex
-        self._embedders: OrderedDict[tuple[str, str], Embedder] = OrderedDict()
+        self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._runs: tuple[int, ...] = ()  # the last two
         self._dealt: tuple[object, ...] = ()  # what was last found to be dealt as before
@@ -401,11 +401,13 @@ class NodeUsers:
     def _embeddings(self, request: wire.DataRequest, guard: NodeGuard) -> EmbeddingSource:
         """The embedding model of a request, loaded once, with the node's cache and store."""
         name = guard.check_files("embedding", request.embedding_model)
-        key = (name, request.embedding_precision)
+        # Files are replaced under one name, and what was loaded of the old ones has their digest.
+        digest_of_files = guard.check_model("embedding", request.embedding_model)
+        key = (name, request.embedding_precision, digest_of_files)
         with self._loading:
             embedder = self._embedders.pop(key, None)
             if embedder is None:
-                embedder = self._load_embedder(*key)
+                embedder = self._load_embedder(name, request.embedding_precision)
             self._embedders[key] = embedder  # the last, where it was
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
