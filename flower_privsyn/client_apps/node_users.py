@@ -231,14 +231,7 @@ class NodeUsers:
             ClientError: text or model cannot be had; the node's log says why.
             NotAllowedError: the owner does not allow the model.
         """
-        digests: list[str] = []
-        if request.trains is not None:
-            digests.append(guard.check_model("trained", request.trains.name))
-            if request.conditioned:
-                digests.append(guard.check_model("embedding", request.embedding_model))
-        elif request.reads != "text":
-            kind = _kind_of(request, guard)
-            digests.append(guard.check_model(kind, request.embedding_model))
+        digests = models_of(request, guard)
         # The policy may be edited during a run: other people are read anew, and another model's
         # files compared.
         owner = (guard.dataset, *digests)
@@ -412,6 +405,22 @@ class NodeUsers:
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
         return EmbeddingSource(embedder, self.cache_directory, self._store())
+
+
+def models_of(request: wire.DataRequest, guard: NodeGuard) -> tuple[str, ...]:
+    """The digests that a node's owner states of a request's models; "" for any files.
+
+    Raises:
+        NotAllowedError: the owner does not allow one of them.
+    """
+    if request.trains is not None:
+        trained = guard.check_model("trained", request.trains.name)
+        if not request.conditioned:
+            return (trained,)
+        return trained, guard.check_model("embedding", request.embedding_model)
+    if request.reads == "text":
+        return ()
+    return (guard.check_model(_kind_of(request, guard), request.embedding_model),)
 
 
 def digest(data: bytes) -> str:

@@ -102,6 +102,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
     ),
     Mutation(
+        name="which models may answer is the owner's word of before the work",
+        file=HANDLERS,
+        function="_Node._charged_answer",
+        before="if models_of(ask.data, now) != models:",
+        after="if False:",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
         name="an embedding model in memory has whatever digest the owner states",
         file="flower_privsyn/client_apps/node_users.py",
         function="NodeUsers._embeddings",
@@ -124,8 +132,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="an answer leaves under the policy there was when it was begun",
         file=HANDLERS,
         function="_Node._charged_answer",
-        before="guard_of(context).charge(charge, begun=guard)\n",
-        after="guard.charge(charge)\n",
+        before="now = guard_of(context)\n",
+        after="now = guard\n",
         tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
     ),
     Mutation(

@@ -262,7 +262,15 @@ class TestAnEditedPolicy:
         assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
 
     @pytest.mark.parametrize(
-        "edited", ["max-epsilon = 0.1", "queries = []\nmax-epsilon = 9", 'dataset = "b"', "max-"]
+        "edited",
+        [
+            "max-epsilon = 0.1",
+            "queries = []\nmax-epsilon = 9",
+            'dataset = "b"',
+            "max-",
+            "max-epsilon = 9\n[embedding-models]",
+            f'max-epsilon = 9\n[embedding-models]\n"{REQUEST.embedding_model}" = "{"0" * 64}"',
+        ],
     )
     def test_an_answer_that_was_being_made_leaves_under_the_word_of_then(
         self, answers: Answering, tmp_path: Path, edited: str
