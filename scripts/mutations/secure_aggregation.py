@@ -331,4 +331,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="noise",
         tests=(f"{OWNERS}::test_a_roster_that_the_owner_no_longer_allows_gets_no_answer",),
     ),
+    Mutation(
+        name="a node's mask key is the same in every round and run",
+        file=NODE,
+        function="advertise",
+        before="mask_secret, mask_key = new_agreement()\n",
+        after=(
+            "from flower_privsyn.secure_aggregation.keys import public_of\n"
+            '    mask_secret = derive(key.secret, "mask", b"")\n'
+            "    mask_key = public_of(mask_secret)\n"
+        ),
+        tests=(f"{PATH}::TestLosses::test_no_secret_serves_in_two_rounds_or_two_runs",),
+    ),
 )
