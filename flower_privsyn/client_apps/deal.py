@@ -44,7 +44,7 @@ def check_deal(
         for user in user_ids
     ]
     try:
-        path = _swept(directory) / f"{run_id}.sqlite"
+        path = _looked_at(_swept(directory, run_id) / f"{run_id}.sqlite")
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
             # One node after the other: of two that share a user the second one sees the first.
             deal.execute("BEGIN IMMEDIATE")
@@ -89,7 +89,7 @@ def check_order(directory: Path, *, run_id: int, data: str, order: str) -> None:
         DataError: What was noted cannot be kept.
     """
     try:
-        path = _swept(directory) / f"{run_id}-{data}.order"
+        path = _looked_at(_swept(directory, run_id) / f"{run_id}-{data}.order")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+", encoding="ascii") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -106,16 +106,25 @@ def check_order(directory: Path, *, run_id: int, data: str, order: str) -> None:
         )
 
 
-def _swept(directory: Path) -> Path:
+def _swept(directory: Path, run_id: int) -> Path:
     """The folder of what is noted of runs, without those of long ago."""
     folder = directory / "deals"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for old in (*folder.glob("*.sqlite*"), *folder.glob("*.order")):
+        if old.name.startswith((f"{run_id}.", f"{run_id}-")):
+            continue  # a run may take longer: without it every deal would be its first
         # A journal ends with the transaction of the node that it belongs to.
         with suppress(FileNotFoundError):
             if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
                 old.unlink()
     return folder
+
+
+def _looked_at(path: Path) -> Path:
+    """What is noted of a run, kept from other runs for as long as from now on."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+    return path
 
 
 def _untold(directory: Path, error: Exception) -> DataError:

@@ -28,6 +28,7 @@ from flower_privsyn.client_apps.node_users import (
     Trainer,
     UserLoader,
     default_embedder,
+    models_of,
 )
 from flower_privsyn.client_apps.policy import charge_of, guard_of
 from flower_privsyn.client_apps.recipe import dealt, users_of_node
@@ -267,6 +268,7 @@ class _Node:
         guard.check_classes(ask.data.classes)
         charge = charge_of(ask, context, guard)
         guard.check(charge)
+        models = models_of(ask.data, guard)
         prepared = self.users.prepared(ask.data, context, guard)
         dealt.forget()
         try:
@@ -278,7 +280,13 @@ class _Node:
         total = sum_of(ask, prepared.records, chosen)
         # On the node's disk before anything leaves; what never leaves stays charged. Answers may
         # take hours: the owner's word is that of the moment when one leaves.
-        guard_of(context).charge(charge, begun=guard)
+        now = guard_of(context)
+        if models_of(ask.data, now) != models:
+            raise NotAllowedError(
+                f"The answer to {ask.query.name} was made with other files of a model than the "
+                "owner allows by now, so it does not leave."
+            )
+        now.charge(charge, begun=guard)
         bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))
         return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 

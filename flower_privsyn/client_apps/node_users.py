@@ -141,7 +141,7 @@ class NodeUsers:
         self._cache_directory = cache_directory
         self._trainer = trainer
         self._name = uuid.uuid4().hex
-        self._embedders: OrderedDict[tuple[str, str], Embedder] = OrderedDict()
+        self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._runs: tuple[int, ...] = ()  # the last two
         self._dealt: tuple[object, ...] = ()  # what was last found to be dealt as before
@@ -231,14 +231,7 @@ class NodeUsers:
             ClientError: text or model cannot be had; the node's log says why.
             NotAllowedError: the owner does not allow the model.
         """
-        digests: list[str] = []
-        if request.trains is not None:
-            digests.append(guard.check_model("trained", request.trains.name))
-            if request.conditioned:
-                digests.append(guard.check_model("embedding", request.embedding_model))
-        elif request.reads != "text":
-            kind = _kind_of(request, guard)
-            digests.append(guard.check_model(kind, request.embedding_model))
+        digests = models_of(request, guard)
         # The policy may be edited during a run: other people are read anew, and another model's
         # files compared.
         owner = (guard.dataset, *digests)
@@ -401,15 +394,33 @@ class NodeUsers:
     def _embeddings(self, request: wire.DataRequest, guard: NodeGuard) -> EmbeddingSource:
         """The embedding model of a request, loaded once, with the node's cache and store."""
         name = guard.check_files("embedding", request.embedding_model)
-        key = (name, request.embedding_precision)
+        # Files are replaced under one name, and what was loaded of the old ones has their digest.
+        digest_of_files = guard.check_model("embedding", request.embedding_model)
+        key = (name, request.embedding_precision, digest_of_files)
         with self._loading:
             embedder = self._embedders.pop(key, None)
             if embedder is None:
-                embedder = self._load_embedder(*key)
+                embedder = self._load_embedder(name, request.embedding_precision)
             self._embedders[key] = embedder  # the last, where it was
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
         return EmbeddingSource(embedder, self.cache_directory, self._store())
+
+
+def models_of(request: wire.DataRequest, guard: NodeGuard) -> tuple[str, ...]:
+    """The digests that a node's owner states of a request's models; "" for any files.
+
+    Raises:
+        NotAllowedError: the owner does not allow one of them.
+    """
+    if request.trains is not None:
+        trained = guard.check_model("trained", request.trains.name)
+        if not request.conditioned:
+            return (trained,)
+        return trained, guard.check_model("embedding", request.embedding_model)
+    if request.reads == "text":
+        return ()
+    return (guard.check_model(_kind_of(request, guard), request.embedding_model),)
 
 
 def digest(data: bytes) -> str:

@@ -113,12 +113,15 @@ class SecureRounds:
                 raise ProtocolError("the question is for other terms than the roster")
             deviation = noise_steps(ask)
             key = store.key() or _key(context)
+            _check_roster(state.roster, guard_of(context), key)
             ready = receive(state, active=mail.active, letters=mail.letters)
             # A question that fails is not put again, nor another in its place.
             store.begin_step()
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
             total = self._answer(drawn, context)[0].total
+            # It may have taken hours: who may be in the sum is the owner's word of now.
+            _check_roster(state.roster, guard_of(context), key)
             noise = SecureRandom().rounded_normal(deviation, len(total))
             values: Vector = (total + noise).view(np.uint64)
             kept, masked, signature = mask(
@@ -187,6 +190,18 @@ def _own_key(context: Context, guard: NodeGuard) -> NodeKey:
     guard.allowed_nodes(own)
     check_state_folder()
     return own
+
+
+def _check_roster(roster: Roster, guard: NodeGuard, own: NodeKey) -> None:
+    """Refuse a roster, or its terms, that the node's owner has come not to allow.
+
+    Raises:
+        NotAllowedError: the terms, or the node's own key.
+        ProtocolError: another node's key.
+    """
+    guard.check_terms(roster.terms, len(roster.cards))
+    if not in_simulation():
+        roster.check_allowed(guard.allowed_nodes(own))
 
 
 def _key(context: Context) -> NodeKey:

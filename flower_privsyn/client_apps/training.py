@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,8 @@ def create_training_app(
 #: Models that a process keeps: a server says which, run after run, and a node lives for months.
 _MOST_MODELS: Final = 2
 
+_Files: TypeAlias = tuple[tuple[str, int, int], ...]
+
 
 class LocalTraining:
     """Trains models on this node. One copy of a model serves all users of a process.
@@ -89,7 +91,7 @@ class LocalTraining:
 
     def __init__(self, *, device: str | None = None) -> None:
         self._device = device
-        self._sources: OrderedDict[TrainableModel, _Updates] = OrderedDict()
+        self._sources: OrderedDict[tuple[TrainableModel, _Files], _Updates] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -101,6 +103,8 @@ class LocalTraining:
     ) -> _Updates:
         """The model, loaded once while it is among the last that were asked for.
 
+        Where its files have been replaced it is another one: their owner may have stated a digest.
+
         Args:
             model: which, and what of it.
             embeddings: finds the conditions that documents are trained on after; None where they
@@ -109,17 +113,25 @@ class LocalTraining:
         Raises:
             PrivsynError: it cannot be loaded.
         """
+        # A bundled model is meant by its name, whatever lies in the folder one is in.
+        name = model.name if model.name in BUNDLED_MODELS else located(model.name)
+        key = (model, _files_of(name))
         with self._lock:
-            if model not in self._sources:
-                # A bundled model is meant by its name, whatever lies in the folder one is in.
-                name = model.name if model.name in BUNDLED_MODELS else located(model.name)
+            if key not in self._sources:
                 found = TrainableModel.from_dict({**model.to_dict(), "name": name})
-                self._sources[model] = _Updates(LocalModel(found, device=self._device))
+                self._sources[key] = _Updates(LocalModel(found, device=self._device))
                 if len(self._sources) > _MOST_MODELS:
                     self._sources.popitem(last=False)
-            self._sources.move_to_end(model)
-            plain = self._sources[model]
+            self._sources.move_to_end(key)
+            plain = self._sources[key]
             return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)
+
+
+def _files_of(name: str) -> _Files:
+    """Name, size and time of the files of a model's folder; none of a name."""
+    found = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
+    stats = ((file.name, file.stat()) for file in found if file.is_file())
+    return tuple((called, stat.st_size, stat.st_mtime_ns) for called, stat in stats)
 
 
 def _rebuild(device: str | None) -> LocalTraining:

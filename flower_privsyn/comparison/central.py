@@ -194,14 +194,8 @@ class CentralRun:
             hierarchy.check_embedder(self._embedder, setting=f'topics = "{baseline.topics}"')
             # A record moves the histogram by its own topic alone, and no other record's.
             require_company(self._embedder, default_cache_directory())
-        self._model = RecordModel(
-            TrainableModel(
-                name=located(baseline.model),
-                trainable=baseline.trainable,
-                lora_rank=baseline.lora_rank,
-                lora_alpha=2 * baseline.lora_rank,
-            )
-        )
+        self._model = self._public_model()
+        self._asked = False  # whether records may have moved it
         if self._model.encoder_decoder and self._writes_nothing:
             raise ModelError(
                 f"model {baseline.model!r} is an encoder-decoder, which has no next token of a "
@@ -222,6 +216,18 @@ class CentralRun:
                 Example(tokens=tuple(row), given=min(given, len(row) - 1))
                 for given, row in enumerate(self._model.encode(_PROBES), start=1)
             ]
+        )
+
+    def _public_model(self) -> RecordModel:
+        """The model as it is before any record is seen."""
+        baseline = self.baseline
+        return RecordModel(
+            TrainableModel(
+                name=located(baseline.model),
+                trainable=baseline.trainable,
+                lora_rank=baseline.lora_rank,
+                lora_alpha=2 * baseline.lora_rank,
+            )
         )
 
     def _refuse_other_topics(self, topics: Topics) -> None:
@@ -253,10 +259,19 @@ class CentralRun:
 
         Raises:
             DataError: there are fewer than two, or the folder was begun with others.
-            ConfigError: no noise keeps the budget.
+            ConfigError: no noise keeps the budget, or the folder was begun with other settings
+                since this object was made.
         """
         if len(documents) < 2:
             raise DataError(f"there must be at least 2 records, got {len(documents)}")
+        self._refuse_other(documents)
+        return self.baseline.plan(len(documents))
+
+    def _refuse_other(self, documents: Sequence[str]) -> None:
+        """Refuse a folder that was begun otherwise, or whose model is gone."""
+        self._refuse_other_settings()
+        if self._topics is not None:
+            self._refuse_other_topics(self._topics)
         begun = read_json(self._output / _BEGUN)
         if begun and begun["digest"] != digest_of_texts(documents):
             raise DataError(f"--output {self._output} was begun with other records")
@@ -265,7 +280,6 @@ class CentralRun:
                 f"{self._trained} is gone: another model of these records would cost as much "
                 "again, and what is said of the first would be said of both; name another folder"
             )
-        return self.baseline.plan(len(documents))
 
     def run(self, documents: Sequence[str]) -> CentralResult:
         """Train on the records and write what is to be written.
@@ -288,7 +302,8 @@ class CentralRun:
         Raises:
             DataError: fewer than two have any text, or the folder was begun with others, or its
                 model is gone.
-            ConfigError: no noise keeps the budget.
+            ConfigError: no noise keeps the budget, or another process has begun in the folder with
+                other settings since this object was made.
             RunDirectoryError: another process is at work in the folder.
             GenerationError: the model writes nothing that can be kept; what it wrote is.
         """
@@ -296,6 +311,8 @@ class CentralRun:
         model = self._trained
         self._output.mkdir(parents=True, exist_ok=True)
         with lock_file(self._output / _LOCK, what=f"the folder {self._output}"):
+            # Nobody held it until now: another process may have begun here with other settings.
+            self._refuse_other(documents)
             if not model.exists() and not self._has_texts:
                 self._train(plan, documents)
             begun = {**read_json(self._output / _BEGUN), "trained": True}
@@ -332,6 +349,10 @@ class CentralRun:
         if self._topics is not None and not counted.exists():
             histogram = self._histogram(of_records, noise["topics"], size=len(self._topics))
             write_json(counted, {"counts": histogram.tolist()}, for_the_owner=True)
+        if self._asked:
+            # Of an attempt that failed: its steps would be in the model, and in no account.
+            self._model = self._public_model()
+        self._asked = True
         title = "Train by DP-Adam, at record level"
         with self._progress.stage(title, optimiser.steps) as stage:
             self._model.fit(

@@ -200,12 +200,8 @@ def share(
         raise ProtocolError("the roster is that of another round")
     if roster.cards.get(own.name) != own:
         raise ProtocolError("the roster does not hold the keys that this node has shown")
+    roster.check_allowed(allowed)
     for card in roster.cards.values():
-        if allowed is not None and card.node_key not in allowed:
-            raise ProtocolError(
-                f"node {card.name} shows the key {card.node_key.hex()}, which this node's owner "
-                "does not allow"
-            )
         card.check(state.session)
     seed = os.urandom(KEY_BYTES)
     neighbours = roster.neighbours(own.name)

@@ -186,6 +186,22 @@ class Roster:
         found = self.graph.neighbours(self._order, self._places[name])
         return sorted(self._names[index] for index in found)
 
+    def check_allowed(self, allowed: Collection[bytes] | None) -> None:
+        """Refuse a node that the owner of this one does not allow.
+
+        Args:
+            allowed: The keys that are; None where one person owns all nodes.
+
+        Raises:
+            ProtocolError: One shows another key.
+        """
+        for card in self.cards.values():
+            if allowed is not None and card.node_key not in allowed:
+                raise ProtocolError(
+                    f"node {card.name} shows the key {card.node_key.hex()}, which this node's "
+                    "owner does not allow"
+                )
+
     def check_enough(self, nodes: Collection[int], *, what: str) -> None:
         """Refuse a set of nodes among which an answer would not be hidden.
 

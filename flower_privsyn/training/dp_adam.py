@@ -314,6 +314,9 @@ class RecordModel(LocalModel):
     ) -> None:
         """Train on records by DP-Adam; the parameters are those of the last step.
 
+        It begins with the parameters that the model was loaded with, those of `start_from`, or
+        those that training ended with before.
+
         Formal guarantee:
             Unit: RECORD; relation: zero-out, with the number of records public. In every step each
             record takes part by a coin of its own, its whole gradient is clipped to
@@ -337,6 +340,8 @@ class RecordModel(LocalModel):
         mechanism = GaussianMechanism(
             noise_multiplier=noise_multiplier, l2_sensitivity=query.clip_norm
         )
+        # Not where training that was interrupted has come to: its steps are in no account.
+        self._begin_anew()
         flat = torch.nn.Parameter(self._weights)
         optimiser = torch.optim.AdamW(
             [flat], lr=settings.learning_rate, weight_decay=settings.weight_decay

@@ -102,11 +102,38 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
     ),
     Mutation(
+        name="which models may answer is the owner's word of before the work",
+        file=HANDLERS,
+        function="_Node._charged_answer",
+        before="if models_of(ask.data, now) != models:",
+        after="if False:",
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="an embedding model in memory has whatever digest the owner states",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._embeddings",
+        before="request.embedding_precision, digest_of_files)",
+        after='request.embedding_precision, "")',
+        tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
+    ),
+    Mutation(
+        name="a trained model in memory is that of whatever files there are now",
+        file="flower_privsyn/client_apps/training.py",
+        function="LocalTraining.source",
+        before="key = (model, _files_of(name))",
+        after="key = (model, ())",
+        tests=(
+            "tests/client_apps/test_training.py"
+            "::test_a_model_whose_files_were_replaced_is_loaded_again",
+        ),
+    ),
+    Mutation(
         name="an answer leaves under the policy there was when it was begun",
         file=HANDLERS,
         function="_Node._charged_answer",
-        before="guard_of(context).charge(charge, begun=guard)\n",
-        after="guard.charge(charge)\n",
+        before="now = guard_of(context)\n",
+        after="now = guard\n",
         tests=(f"{REQUEST_TESTS}::TestAnEditedPolicy",),
     ),
     Mutation(

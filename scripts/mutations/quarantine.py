@@ -377,4 +377,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="    if False:\n",
         tests=("tests/client_apps/test_deal.py",),
     ),
+    Mutation(
+        name="a run that takes longer than a week sweeps its own deal",
+        file="flower_privsyn/client_apps/deal.py",
+        function="_swept",
+        before='if old.name.startswith((f"{run_id}.", f"{run_id}-")):',
+        after="if False:",
+        tests=(
+            "tests/client_apps/test_deal.py::test_what_is_noted_of_a_run_that_takes_longer_stays",
+        ),
+    ),
+    Mutation(
+        name="a deal that is looked at is as old as it was",
+        file="flower_privsyn/client_apps/deal.py",
+        function="_looked_at",
+        before="os.utime(path)",
+        after="pass",
+        tests=(
+            "tests/client_apps/test_deal.py::test_what_is_noted_of_a_run_that_takes_longer_stays",
+        ),
+    ),
 )

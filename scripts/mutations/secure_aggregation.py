@@ -61,8 +61,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="nodes that the server has invented count",
-        file=NODE,
-        function="share",
+        file=ROSTER,
+        function="Roster.check_allowed",
         before="if allowed is not None and card.node_key not in allowed:",
         after="if False:",
         tests=(f"{MALICIOUS}::TestRosters",),
@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="keys that a node did not sign are taken for its own",
         file=NODE,
         function="share",
-        before="        card.check(state.session)\n",
-        after="",
+        before="card.check(state.session)",
+        after="pass",
         tests=(f"{MALICIOUS}::TestRosters",),
     ),
     Mutation(
@@ -314,5 +314,33 @@ MUTATIONS: tuple[Mutation, ...] = (
             "    return reply\n"
         ),
         tests=(f"{PATH}::TestSums",),
+    ),
+    Mutation(
+        name="who may be in a sum is the owner's word of two messages ago",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="_check_roster(state.roster, guard_of(context), key)\n        ready",
+        after="ready",
+        tests=(f"{OWNERS}::test_a_roster_that_the_owner_no_longer_allows_gets_no_answer",),
+    ),
+    Mutation(
+        name="who may be in a sum is the owner's word of before the work",
+        file=CLIENT,
+        function="SecureRounds.answer",
+        before="_check_roster(state.roster, guard_of(context), key)\n        noise",
+        after="noise",
+        tests=(f"{OWNERS}::test_a_roster_that_the_owner_no_longer_allows_gets_no_answer",),
+    ),
+    Mutation(
+        name="a node's mask key is the same in every round and run",
+        file=NODE,
+        function="advertise",
+        before="mask_secret, mask_key = new_agreement()\n",
+        after=(
+            "from flower_privsyn.secure_aggregation.keys import public_of\n"
+            '    mask_secret = derive(key.secret, "mask", b"")\n'
+            "    mask_key = public_of(mask_secret)\n"
+        ),
+        tests=(f"{PATH}::TestLosses::test_no_secret_serves_in_two_rounds_or_two_runs",),
     ),
 )

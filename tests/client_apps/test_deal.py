@@ -15,10 +15,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
-from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.client_apps.deal import check_deal, check_order
 from flower_privsyn.client_apps.recipe import dealt
 from flower_privsyn.data import Users
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.testing import hash_embedder
@@ -202,3 +202,23 @@ def test_a_list_of_last_week_is_swept(tmp_path: Path) -> None:
         os.utime(tmp_path / "deals" / f"{run}.sqlite", (then, then))
     check_deal(tmp_path, run_id=3, node_id=1, user_ids=["a"], max_nodes=1)
     assert sorted(path.name for path in (tmp_path / "deals").iterdir()) == ["2.sqlite", "3.sqlite"]
+
+
+def test_what_is_noted_of_a_run_that_takes_longer_stays(tmp_path: Path) -> None:
+    """Its own processes swept it, and looked at nothing but what they had read themselves."""
+
+    def a_week_later() -> None:
+        then = time.time() - 8 * 24 * 3600
+        for path in (tmp_path / "deals").iterdir():
+            os.utime(path, (then, then))
+
+    check_deal(tmp_path, run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
+    check_order(tmp_path, run_id=RUN, data="d", order="first")
+    a_week_later()
+    with pytest.raises(ConfigError, match="puts 1 users of this node on 2 nodes"):
+        check_deal(tmp_path, run_id=RUN, node_id=2, user_ids=["a"], max_nodes=1)
+    with pytest.raises(ConfigError, match="have changed since"):
+        check_order(tmp_path, run_id=RUN, data="d", order="second")
+    # Nor does another run sweep what was looked at since.
+    check_deal(tmp_path, run_id=RUN + 1, node_id=1, user_ids=["a"], max_nodes=1)
+    assert len(list((tmp_path / "deals").iterdir())) == 3

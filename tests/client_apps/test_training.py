@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import shutil
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from ray import cloudpickle
@@ -20,6 +22,7 @@ from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, quarantine
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
@@ -439,3 +442,20 @@ class TestFailures:
         monkeypatch.setattr(LocalModel, "update", broken)
         reply = ask(app_of(Users.from_rows([("a", texts[0])])), data, parameters)
         assert reply.error.code == wire.ClientErrorCode.INTERNAL
+
+
+def test_a_model_whose_files_were_replaced_is_loaded_again(lstm: Path, tmp_path: Path) -> None:
+    """What a node's owner states the digest of is what it trains."""
+    folder = tmp_path / "model"
+    shutil.copytree(lstm, folder)
+    trainer, model = LocalTraining(), TrainableModel(name=str(folder), trainable="lora")
+    first = trainer.source(model)
+    assert trainer.source(model) is first
+    network, _ = load_pretrained(str(folder), kind="causal", dtype="float32", device="cpu")
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(0.5)
+    network.save_pretrained(folder)
+    again = trainer.source(model)
+    assert again is not first
+    assert again.fingerprint == LocalModel(model).fingerprint != first.fingerprint

@@ -247,6 +247,76 @@ class TestKilled:
         write_topics(tmp_path)
         assert len(run(asked, tmp_path / "out").texts) == 12
 
+    @pytest.mark.parametrize("change", ["settings", "topics", "records"])
+    def test_what_another_process_began_meanwhile_is_not_gone_on_with(
+        self, change: str, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its histogram has other noise, and what is said would be said of the later settings."""
+
+        def save(self: Any, folder: Path, parameters: Any) -> None:
+            raise Killed
+
+        asked = baseline("ctcl", histogram_noise_multiplier=20.0)
+        late = CentralRun(
+            asked, tmp_path / "out", progress=NullProgress(), embedder=HashEmbedder()
+        )  # which looks into a folder that is not there
+        if change == "settings":
+            asked = baseline("ctcl", histogram_noise_multiplier=5.0)
+        elif change == "topics":
+            write_topics(tmp_path, seed=9)
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordModel, "save", save)
+            with pytest.raises(Killed):
+                run(asked, tmp_path / "out", RECORDS[change == "records" :])
+        said = (tmp_path / "out" / "privacy.json").read_bytes()
+        told = "other records" if change == "records" else "with (--histogram-noise|other topics)"
+        with pytest.raises((ConfigError, DataError), match=told):
+            late.run(RECORDS)
+        assert (tmp_path / "out" / "privacy.json").read_bytes() == said
+
+    def test_what_is_begun_while_it_waits_for_the_folder_is_looked_at(
+        self, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Noise takes long to find: until then nobody holds the folder."""
+        late = CentralRun(baseline("vanilla"), tmp_path / "out", progress=NullProgress())
+        planned = CentralBaseline.plan
+
+        def plan(self: Any, records: int) -> Any:
+            found = planned(self, records)
+            with monkeypatch.context() as patch:
+                patch.setattr(CentralBaseline, "plan", planned)
+                run(baseline("vanilla"), tmp_path / "out", RECORDS[1:])
+            return found
+
+        monkeypatch.setattr(CentralBaseline, "plan", plan)
+        with pytest.raises(DataError, match="was begun with other records"):
+            late.run(RECORDS)
+
+    @pytest.mark.parametrize("fails", ["clipped_sum", "save"])
+    def test_what_an_attempt_learned_that_failed_is_not_gone_on_with(
+        self, fails: str, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a notebook, by Ctrl-C or a full disk: its steps would be in no account."""
+        asked = baseline("downstream", epsilon=math.inf)
+        whole = run(asked, tmp_path / "whole")
+        work = CentralRun(asked, tmp_path / "out", progress=NullProgress())
+        right, calls = getattr(RecordModel, fails), []
+
+        def failing(self: Any, *arguments: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == (2 if fails == "clipped_sum" else 1):
+                raise KeyboardInterrupt
+            return right(self, *arguments)
+
+        monkeypatch.setattr(RecordModel, fails, failing)
+        with pytest.raises(KeyboardInterrupt):
+            work.run(RECORDS)
+        assert _weights(work.run(RECORDS)) == _weights(whole)
+
+
+def _weights(found: CentralResult) -> bytes:
+    return (found.model / "model.safetensors").read_bytes()
+
 
 def test_adapters_of_an_encoder_decoder(
     baseline: Any, bart: Path, t5: Path, tmp_path: Path

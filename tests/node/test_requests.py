@@ -262,7 +262,15 @@ class TestAnEditedPolicy:
         assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
 
     @pytest.mark.parametrize(
-        "edited", ["max-epsilon = 0.1", "queries = []\nmax-epsilon = 9", 'dataset = "b"', "max-"]
+        "edited",
+        [
+            "max-epsilon = 0.1",
+            "queries = []\nmax-epsilon = 9",
+            'dataset = "b"',
+            "max-",
+            "max-epsilon = 9\n[embedding-models]",
+            f'max-epsilon = 9\n[embedding-models]\n"{REQUEST.embedding_model}" = "{"0" * 64}"',
+        ],
     )
     def test_an_answer_that_was_being_made_leaves_under_the_word_of_then(
         self, answers: Answering, tmp_path: Path, edited: str
@@ -291,6 +299,28 @@ class TestAnEditedPolicy:
 
         noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
         assert answers(load, {"policy": str(policy)}, mechanism=noise)[0] == 12
+
+    def test_files_that_the_owner_replaced_are_what_is_loaded(
+        self, file: Path, tmp_path: Path
+    ) -> None:
+        """The digest was that of the new ones, and the process answered by the old ones."""
+        folder, policy = tmp_path / "model", tmp_path / "policy.toml"
+        folder.mkdir()
+
+        def load(name: str, precision: str) -> HashEmbedder:
+            found = HashEmbedder()
+            found.fingerprint = (Path(name) / "weights").read_text()
+            return found
+
+        app = create_client_app(embedder=load, cache_directory=tmp_path / "cache")
+        data = replace(REQUEST, embedding_model=str(folder))
+        packed = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
+        node = {"data": str(file), "policy": str(policy)}
+        for weights in ("spring", "autumn", "spring"):
+            (folder / "weights").write_text(weights)
+            stated = f'[embedding-models]\n"{folder}" = "{model_digest(folder)}"\n'
+            policy.write_text(f"max-epsilon = 9.0\n{stated}")
+            assert wire.unpack_roster(app(packed, context(node, {}))).embedder == weights
 
 
 class TestWhoIsDrawn:

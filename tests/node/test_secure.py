@@ -158,6 +158,41 @@ def test_an_owner_may_require_secure_aggregation(
     assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
 
 
+@pytest.mark.parametrize("when", ["before the question", "while the answer is made"])
+@pytest.mark.parametrize("edited", ["min-honest-nodes = 3", "a key"])
+def test_a_roster_that_the_owner_no_longer_allows_gets_no_answer(
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], owner: Path,
+    monkeypatch: pytest.MonkeyPatch, when: str, edited: str,
+) -> None:  # fmt: skip
+    """Training may take hours, in which an owner hears of a node that colludes."""
+    policy, summed = owner / "policy-0.toml", handlers.sum_of
+
+    def edit() -> None:
+        text = policy.read_text()
+        gone = read_node_key(owner / "key-3").public.hex()
+        policy.write_text(
+            text.replace(f', "{gone}"', "") if edited == "a key" else f"{edited}\n{text}"
+        )
+
+    def at_shares(request: Message, reply: Message) -> list[Message]:
+        kind, node = request.metadata.message_type, reply.metadata.src_node_id
+        if (kind, node, when) == (secure_wire.SHARES, 1, "before the question"):
+            edit()
+        return [reply]
+
+    def at_work(*arguments: Any) -> Any:
+        if when == "while the answer is made" and "min-honest" not in policy.read_text():
+            edit()
+        return summed(*arguments)
+
+    monkeypatch.setattr(handlers, "sum_of", at_work)
+    strategy = probe(least_nodes=3, colluding_nodes=1)
+    strategy.start(owners(tamper=at_shares))
+    assert [one.num_users for one in strategy.released] == [9]  # of the other three nodes
+    if when == "before the question":
+        assert not NodeLedger("people-0").path.exists()
+
+
 class TestMaliciousServers:
     """What a server changes on the way to one node, and what that node says."""
 

@@ -374,6 +374,34 @@ class TestLosses:
         strategy.start(federation(make_users(18), num_nodes=NODES, tamper=copy))
         assert [released.num_users for released in strategy.released] == [15]
 
+    @pytest.mark.usefixtures("node_keys")
+    def test_no_secret_serves_in_two_rounds_or_two_runs(
+        self, federation: Builder, probe: Builder, tmp_path: Path
+    ) -> None:
+        """Rounds that are lost and asked again, and another Flower run, whatever was out before."""
+        kept: list[bytes] = []
+        for run in (7, 8):
+            strategy = probe(num_rounds=2, run_dir=str(tmp_path / f"run-{run}"))
+            lost = losing(secure_wire.INPUT, 2, rounds=1)
+            grid = federation(make_users(18), num_nodes=NODES, tamper=lost, run_id=run)
+            strategy.start(grid)
+            assert [one.num_users for one in strategy.released] == [15, 18]
+            for reply in grid.replies:
+                for key, value in reply.content.config_records.get("privsyn.secure", {}).items():
+                    if key == "card":
+                        card = KeyCard.from_bytes(bytes(value))
+                        kept += [card.seal_key, card.mask_key]
+                    elif key in ("commitment", "letters", "seeds", "mask-keys"):
+                        kept += [
+                            bytes(one) for one in (value if isinstance(value, list) else [value])
+                        ]
+                if "privsyn.masked" in reply.content:
+                    kept.append(reply.content["privsyn.masked"]["masked"].numpy().tobytes())
+        rounds, pairs = 4, NODES * (NODES - 1)
+        masked, shares = rounds * NODES - 2, 2 * (pairs - 5 + pairs)
+        assert len(kept) == rounds * (3 * NODES + pairs) + masked + shares
+        assert len(set(kept)) == len(kept)
+
     @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
     def test_a_server_that_is_killed_in_a_round(
         self, federation: Builder, probe: Builder, state: Path, step: str

@@ -227,6 +227,25 @@ class TestTraining:
             assert np.std(noise * unit) == pytest.approx(2.0 * SMALL.clip_norm, rel=error)
         assert abs(np.corrcoef(noises[0], noises[1])[0, 1]) < 0.03
 
+    def test_it_begins_where_no_interrupted_training_has_been(
+        self, llama: Path, texts: list[str]
+    ) -> None:
+        """More steps would be in the parameters than were accounted for."""
+        found = []
+        for interrupted in (False, True):
+            model = RecordModel(TrainableModel(name=str(llama)))
+            examples = examples_of(model, texts[:4])
+
+            def interrupt(step: int) -> None:
+                raise KeyboardInterrupt
+
+            if interrupted:
+                with pytest.raises(KeyboardInterrupt):
+                    model.fit(examples, SMALL, noise_multiplier=0.0, progress=interrupt)
+            model.fit(examples, SMALL, noise_multiplier=0.0)
+            found.append(model.parameters)
+        assert np.array_equal(*found)
+
     def test_a_plan_keeps_its_budget_with_the_histogram_in_it(self) -> None:
         settings = DPAdam(steps=20, batch_size=1000)
         alone = settings.plan(1000, delta=1e-5, epsilon=2.0)
