@@ -7,7 +7,8 @@ Each benchmark runs in a process of its own, one after the other, at a size of a
 its own output is shown with `--details` alone: `python -m benchmarks.NAME` gives it at any size.
 A floor is what nobody can do without, a peer how others do the same; below 1 the package is faster.
 Peers whose libraries are not installed are named below the table. `secure_rounds`, which waits for
-processes of Flower and has neither floor nor peer, is run by itself.
+processes of Flower, and `growing_texts`, which needs a GPU, have neither floor nor peer and are run
+by themselves.
 """
 
 from __future__ import annotations

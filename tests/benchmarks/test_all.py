@@ -14,8 +14,9 @@ from benchmarks import all as together
 FOLDER = Path(benchmarks.__file__).parent
 #: Parts that benchmarks are made of.
 PARTS = {"__init__", "all", "other_frameworks", "runtimes", "scale_table"}
-#: A federation of processes, minutes for every size: it has neither a floor nor a peer.
-ALONE = {"secure_rounds"}
+#: A federation of processes, minutes for every size; what only a GPU does. Neither has a floor or a
+#: peer.
+ALONE = {"secure_rounds", "growing_texts"}
 
 
 def test_every_module_is_run() -> None:
