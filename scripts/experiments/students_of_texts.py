@@ -6,7 +6,9 @@ r"""Other students of texts that are there: larger ones, or trained for longer.
 COMPARISON is the folder of a comparison, whose users they are measured on and whose training they
 have, but for its steps; FILE is JSON lines with `text`, as a run's `synthetic.jsonl` or a cell's
 `expanded.jsonl`; the name "private" without a file is all text of the users who took part, and
-"none" the student as it is. What is in the results already is not done again.
+"none" the student as it is. With `--teacher privsyn-lm` that model learns from the texts first, for
+`--teacher-steps`, and then teaches the student on them: a writer with other tokens, as any real one,
+cannot do that itself. What is in the results already is not done again.
 
 Everything it writes is computed from private text outside the privacy budget.
 """
@@ -30,6 +32,7 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.distillation import Distillation
 
 
 class Students:
@@ -72,7 +75,15 @@ class Students:
         return found
 
     def measured(
-        self, student: str, texts: Sequence[str], *, steps: int, rate: float, seed: int
+        self,
+        student: str,
+        texts: Sequence[str],
+        *,
+        steps: int,
+        rate: float,
+        seed: int,
+        teacher: str = "",
+        teacher_steps: int = 0,
     ) -> dict[str, Any]:
         """What a student of the texts predicts; of none, the student as it is."""
         begun = time.monotonic()
@@ -80,8 +91,21 @@ class Students:
             model: str | Path = located(student)
             if texts:
                 settings = replace(self.training, max_steps=steps, learning_rate=rate)
+                teaches = None
+                if teacher:
+                    read = replace(settings, max_steps=teacher_steps)
+                    learnt = Path(folder) / "teacher"
+                    fine_tune(located(teacher), texts, settings=read, output=learnt, seed=seed)
+                    teaches = Distillation(learnt)
                 model = Path(folder) / "student"
-                fine_tune(located(student), texts, settings=settings, output=model, seed=seed)
+                fine_tune(
+                    located(student),
+                    texts,
+                    settings=settings,
+                    output=model,
+                    seed=seed,
+                    distillation=teaches,
+                )
             found = evaluate_language_model(
                 model,
                 self._held_out.texts,
@@ -108,6 +132,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, nargs="+", default=[200])
     parser.add_argument("--rate", type=float, help="of learning; the comparison's")
     parser.add_argument("--most", type=int, help="texts, the first ones")
+    parser.add_argument("--teacher", default="", help="that learns from the texts first")
+    parser.add_argument("--teacher-steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="float32", help="in which held-out text is read")
     parser.add_argument("--results", type=Path, required=True)
@@ -126,12 +152,20 @@ def main(words: Sequence[str] | None = None) -> int:
                         "rate": rate,
                         "most": options.most,
                         "seed": options.seed,
+                        "teacher": options.teacher,
+                        "teacher_steps": options.teacher_steps if options.teacher else 0,
                     }
-                    if any(asked.items() <= line.items() for line in done):
+                    if any(all(line.get(key) == asked[key] for key in asked) for line in done):
                         continue
                     texts = students.texts(name, file)[: options.most]
                     found = students.measured(
-                        student, texts, steps=steps, rate=rate, seed=options.seed
+                        student,
+                        texts,
+                        steps=steps,
+                        rate=rate,
+                        seed=options.seed,
+                        teacher=options.teacher,
+                        teacher_steps=options.teacher_steps,
                     )
                     line = asked | found
                     done.append(line)
