@@ -7,8 +7,8 @@ COMPARISON is the folder of a comparison, whose users they are measured on and w
 have, but for its steps; FILE is JSON lines with `text`, as a run's `synthetic.jsonl` or a cell's
 `expanded.jsonl`; the name "private" without a file is all text of the users who took part, and
 "none" the student as it is. With `--teacher privsyn-lm` that model learns from the texts first, for
-`--teacher-steps`, and then teaches the student on them: a writer with other tokens, as any real one,
-cannot do that itself. What is in the results already is not done again.
+`--teacher-steps`, and then teaches the student on them: a writer with other tokens, as any real
+one, cannot do that itself. What is in the results already is not done again.
 
 Everything it writes is computed from private text outside the privacy budget.
 """
