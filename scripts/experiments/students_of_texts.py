@@ -28,6 +28,7 @@ from flower_privsyn.data import load_users
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
 from flower_privsyn.training.causal import fine_tune
@@ -53,6 +54,7 @@ class Students:
         self._cut = Cut(max_tokens=64)
         self._tokenizer = load_tokenizer(located(embedding_model))[0]
         self._held_out = self._samples("held_out")
+        self._private = self._samples("private").texts
 
     def _samples(self, group: str) -> Any:
         users = load_users(self._folder / "data" / f"{group}.jsonl")
@@ -67,7 +69,7 @@ class Students:
         if file:
             found = [str(row["text"]) for row in read_json_lines(Path(file))]
         else:
-            found = list(self._samples("private").texts) if name == "private" else []
+            found = list(self._private) if name == "private" else []
         if not found and name != "none":
             raise ConfigError(
                 f'--texts {name}={file} has no texts, and is neither "private" nor "none"'
@@ -119,6 +121,7 @@ class Students:
             "interval": [accuracy.low, accuracy.high],
             "bits_per_byte": None if bits is None else bits.value,
             "rows": len(texts),
+            "copies": copy_rates(texts, self._private).any if texts else None,
             "minutes": round((time.monotonic() - begun) / 60, 2),
         }
 
