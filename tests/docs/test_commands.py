@@ -120,6 +120,12 @@ RUN_BY = {
     r"python -m scripts.experiments.random_teacher .*": (
         "tests/scripts/test_random_teacher.py::test_a_model_learns_from_rows_that_are_drawn"
     ),
+    r"python -m scripts.experiments.text_after_round .*": (
+        "tests/scripts/test_text_after_round.py::test_each_round_writes_its_own"
+    ),
+    r"python -m scripts.experiments.students_of_texts .*": (
+        "tests/scripts/test_students_of_texts.py::test_students_learn_what_they_are_given"
+    ),
     r"python -m scripts.experiments.across_places .*": (
         "tests/scripts/test_across_places.py::test_a_column_is_a_place"
     ),
