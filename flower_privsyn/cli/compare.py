@@ -225,6 +225,7 @@ def _follow(
 ) -> int:
     """Run what is left of comparisons, and show what they found."""
     from flower_privsyn.host.terminal import follower
+    from flower_privsyn.models.pretrained import choose_device
 
     for comparison in comparisons:
         plan = comparison.plan
@@ -234,6 +235,11 @@ def _follow(
             f"{comparison.folder}; about {comparison.expected_seconds() / 60:,.0f} min, to a "
             "factor of two or three (--budget-minutes runs the cheap ones)\n"
         )
+        if choose_device(None).type == "cuda":
+            sys.stderr.write(
+                "That is counted for the CPU: with the GPU that is here, what writes and what "
+                "fine-tunes takes a small part of it\n"
+            )
         if plan.left_alone:
             sys.stderr.write(
                 f"{plan.left_alone:,} more users are sealed, for a last table, and on neither side "
