@@ -16,10 +16,9 @@ from pathlib import Path
 
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.files import append_json_lines, read_json
-from flower_privsyn.generation import Expand, SamplingParameters
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.strategies import POPriConfig
-from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES, PublicSide
+from flower_privsyn.strategies.parts.public_side import PublicSide
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -52,17 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         public = PublicSide.load(config, check_training=False)
         adapter = options.run / "rounds" / f"{options.round:04}" / "adapter"
-        result = Expand(
-            public.generator,
-            prompt=public.prompt,
-            num_examples=NUM_EXAMPLES,
-            sampling=SamplingParameters(
-                seed=0,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
-        ).run(
+        result = public.expansion(config).run(
             public.seeds,
             num_samples=options.samples,
             seed=derive_seed(config.seed, "corpus", 0),

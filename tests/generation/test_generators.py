@@ -24,7 +24,7 @@ from flower_privsyn.training.local import LocalModel
 def test_a_folder(llama: Path):
     generator = load_generator(str(llama), dtype="float32", batch_size=3)
     assert isinstance(generator, TransformersGenerator)
-    assert generator._batch_size == 3
+    assert generator.at_once == 3
 
 
 @pytest.mark.parametrize("template", [False, True])

@@ -295,9 +295,7 @@ class TestKilledAndResumed:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from flower_privsyn.strategies.parts import preference_rounds
-
-        monkeypatch.setattr(preference_rounds, "_LOCAL_BATCH", 10)
+        monkeypatch.setattr(WordGenerator, "at_once", 10, raising=False)
         whole = self.reference(federation, config, tmp_path)
 
         class Dying(WordGenerator):

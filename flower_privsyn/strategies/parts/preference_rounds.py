@@ -423,24 +423,12 @@ class PreferenceRounds:
             GenerationError: the generator failed, or nothing that it wrote can be kept; a resumed
                 run goes on with what is there.
         """
-        from flower_privsyn.generation import Expand, SamplingParameters
         from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
         config, public = self._config, self._public
         kept = run.path / "expanded.jsonl"
         records, dropped = expand_resumably(
-            Expand(
-                public.generator,
-                prompt=public.prompt,
-                num_examples=NUM_EXAMPLES,
-                sampling=SamplingParameters(
-                    seed=0,
-                    max_new_tokens=config.max_new_tokens,
-                    temperature=config.temperature,
-                    top_p=config.top_p,
-                ),
-                batch_size=self._batch_size,
-            ),
+            public.expansion(config, batch_size=self._batch_size),
             public.seeds if seeds is None else seeds,
             ids=public.seed_ids if ids is None else ids,
             num_samples=config.synthetic_samples,

@@ -15,7 +15,7 @@ from flower_privsyn.strategies.parts.preferences import PreferenceConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import Prompt, TextGenerator
+    from flower_privsyn.generation import Expand, Prompt, TextGenerator
 
 #: Public samples in a prompt, as in figure 5 of POPri (Hou et al. 2025).
 NUM_EXAMPLES: Final = 3
@@ -109,6 +109,28 @@ class PublicSide:
             libraries=tuple(libraries),
             public_text=config.public_text,
             prompt=config.prompt,
+        )
+
+    def expansion(self, config: PreferenceConfig, *, batch_size: int | None = None) -> Expand:
+        """How the generator writes more text, after prompts of public samples.
+
+        Args:
+            config: the settings.
+            batch_size: continuations asked of it at a time; None for its own number.
+        """
+        from flower_privsyn.generation import Expand, SamplingParameters
+
+        return Expand(
+            self.generator,
+            prompt=self.prompt,
+            num_examples=NUM_EXAMPLES,
+            sampling=SamplingParameters(
+                seed=0,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+            batch_size=batch_size,
         )
 
     @property

@@ -239,10 +239,9 @@ class TestCandidates:
 
 class TestResponsesOfAnInterruptedRound:
     def test_are_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flower_privsyn.strategies.parts import preference_rounds
         from flower_privsyn.testing import WordGenerator
 
-        monkeypatch.setattr(preference_rounds, "_LOCAL_BATCH", 12)
+        monkeypatch.setattr(WordGenerator, "at_once", 12, raising=False)
 
         class Failing(WordGenerator):
             calls = 0
