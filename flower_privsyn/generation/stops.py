@@ -24,11 +24,13 @@ class Stops:
         self._stop = tuple(stop)
         # A token is at least one byte, so the string lies in this many last tokens.
         self._reach = max((len(text.encode()) for text in self._stop), default=0) + 1
+        # A token is read behind this one: the blank that it begins with is lost at the beginning.
+        self._before: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][:1]
         # A letter of several bytes may be of several tokens, none of which shows it; and where
         # decoding takes blanks away, a text is not what its tokens say one by one.
         plain = all(text.isascii() for text in self._stop)
-        self._by_tokens = plain and not getattr(tokenizer, "clean_up_tokenization_spaces", False)
-        self._before: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"][:1]
+        cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+        self._by_tokens = bool(self._before) and plain and not cleans
         self._says: dict[int, str] = {}
 
     def completed(self, written: Sequence[Sequence[int]]) -> list[bool]:

@@ -81,6 +81,20 @@ def test_few_texts_are_decoded(tokenizer: Any) -> None:
     assert sum(length > 2 for length in calls) < len(tokens) / 3
 
 
+def test_without_a_letter_to_read_behind_every_text_is_decoded(tokenizer: Any) -> None:
+    class Letterless:
+        clean_up_tokenization_spaces = False
+        batch_decode = tokenizer.batch_decode
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            return {"input_ids": []}
+
+    tokens = tokenizer("The river waits here", add_special_tokens=False)["input_ids"]
+    stops = Stops(Letterless(), ("river ",))
+    found = [stops.completed([tokens[:end]])[0] for end in range(1, len(tokens) + 1)]
+    assert found.index(True) + 1 == first_end(tokenizer, ("river ",), tokens)
+
+
 def test_nothing_ends_where_nothing_is_written(tokenizer: Any) -> None:
     assert Stops(tokenizer, ("x",)).completed([[], []]) == [False, False]
     assert Stops(tokenizer, ("x",)).completed([]) == []
