@@ -16,6 +16,7 @@ Everything it writes is computed from private text outside the privacy budget.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -145,38 +146,37 @@ def main(words: Sequence[str] | None = None) -> int:
         students = Students(options.comparison, precision=options.precision)
         rate = options.rate or students.training.learning_rate
         done = list(read_json_lines(options.results))
-        for student in options.students:
-            for steps in options.steps:
-                for name, _, file in (word.partition("=") for word in options.texts):
-                    asked = {
-                        "student": student,
-                        "texts": name,
-                        "steps": 0 if name == "none" else steps,
-                        "rate": rate,
-                        "most": options.most,
-                        "seed": options.seed,
-                        "teacher": options.teacher,
-                        "teacher_steps": options.teacher_steps if options.teacher else 0,
-                    }
-                    if any(all(line.get(key) == asked[key] for key in asked) for line in done):
-                        continue
-                    texts = students.texts(name, file)[: options.most]
-                    found = students.measured(
-                        student,
-                        texts,
-                        steps=steps,
-                        rate=rate,
-                        seed=options.seed,
-                        teacher=options.teacher,
-                        teacher_steps=options.teacher_steps,
-                    )
-                    line = asked | found
-                    done.append(line)
-                    append_json_lines(options.results, [line])
-                    print(
-                        f"{student}, {name}, {steps} steps: {100 * found['accuracy']:.2f} %, "
-                        f"{found['bits_per_byte']:.4f} bits per byte"
-                    )
+        every = itertools.product(options.students, options.steps, options.texts)
+        for student, steps, word in every:
+            name, _, file = word.partition("=")
+            asked = {
+                "student": student,
+                "texts": name,
+                "steps": 0 if name == "none" else steps,
+                "rate": rate,
+                "most": options.most,
+                "seed": options.seed,
+                "teacher": options.teacher,
+                "teacher_steps": options.teacher_steps if options.teacher else 0,
+            }
+            if any(asked.items() <= line.items() for line in done):
+                continue
+            found = students.measured(
+                student,
+                students.texts(name, file)[: options.most],
+                steps=steps,
+                rate=rate,
+                seed=options.seed,
+                teacher=options.teacher,
+                teacher_steps=options.teacher_steps,
+            )
+            done.append(asked | found)
+            append_json_lines(options.results, done[-1:])
+            bits = found["bits_per_byte"]
+            print(
+                f"{student}, {name}, {steps} steps: {100 * found['accuracy']:.2f} %"
+                + ("" if bits is None else f", {bits:.4f} bits per byte")
+            )
     except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
