@@ -275,7 +275,8 @@ class CentralRun:
         begun = read_json(self._output / _BEGUN)
         if begun and begun["digest"] != digest_of_texts(documents):
             raise DataError(f"--output {self._output} was begun with other records")
-        if begun.get("trained") and not self._trained.exists() and not self._has_texts:
+        there = self._trained.exists() or self._waiting.exists() or self._has_texts
+        if begun.get("trained") and not there:
             raise DataError(
                 f"{self._trained} is gone: another model of these records would cost as much "
                 "again, and what is said of the first would be said of both; name another folder"
@@ -313,10 +314,14 @@ class CentralRun:
         with lock_file(self._output / _LOCK, what=f"the folder {self._output}"):
             # Nobody held it until now: another process may have begun here with other settings.
             self._refuse_other(documents)
-            if not model.exists() and not self._has_texts:
+            begun = read_json(self._output / _BEGUN)
+            if not (begun.get("trained") or model.exists() or self._has_texts):
                 self._train(plan, documents)
-            begun = {**read_json(self._output / _BEGUN), "trained": True}
-            write_json(self._output / _BEGUN, begun, for_the_owner=True)
+                begun = read_json(self._output / _BEGUN)
+            # Noted before the model is where somebody may take it: whoever trains again must know.
+            write_json(self._output / _BEGUN, {**begun, "trained": True}, for_the_owner=True)
+            if self._waiting.exists() and not model.exists():
+                self._waiting.rename(model)
             texts = self._write(model)
         privacy = read_json(self._output / "privacy.json")
         return CentralResult(model=model, texts=tuple(texts), privacy=privacy)
@@ -330,6 +335,11 @@ class CentralRun:
     def _trained(self) -> Path:
         """The model; once it is there, the records have been asked."""
         return self._output / "model"
+
+    @property
+    def _waiting(self) -> Path:
+        """The same until it is noted that they have been."""
+        return self._output / ".model"
 
     def _train(self, plan: Plan, documents: Sequence[str]) -> None:
         """Say what it costs, then ask the records for each part once; the model comes last."""
@@ -362,7 +372,7 @@ class CentralRun:
                 random=self._random,
                 progress=stage.update,
             )
-        self._model.save(self._trained, self._model.parameters)
+        self._model.save(self._waiting, self._model.parameters)
 
     def _said(self, plan: Plan, records: int) -> dict[str, Any]:
         epsilon = plan.epsilon()

@@ -201,6 +201,28 @@ class TestKilled:
         assert len(run(baseline(method), tmp_path / "out").texts) == 12
         assert (histogram.read_bytes() if method == "ctcl" else b"") == counted
 
+    def test_a_model_is_noted_before_anybody_can_take_it(
+        self, baseline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed between note and name, the one that waits is taken; nothing is trained again."""
+        whole, out = run(baseline("vanilla"), tmp_path / "whole"), tmp_path / "out"
+        rename = Path.rename
+
+        def killed(self: Path, target: Path) -> Path:
+            if target == out / "model":
+                raise Killed
+            return rename(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killed)
+            with pytest.raises(Killed):
+                run(baseline("vanilla"), out)
+        assert not (out / "model").exists()
+        assert json.loads((out / "begun.json").read_text())["trained"]
+        monkeypatch.setattr(CentralRun, "_train", None)
+        assert run(baseline("vanilla"), out).texts == whole.texts
+        assert not (out / ".model").exists()
+
     def test_no_second_model_is_trained_where_the_first_is_gone(
         self, baseline: Any, tmp_path: Path
     ) -> None:
