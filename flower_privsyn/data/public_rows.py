@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -214,12 +214,9 @@ def _store(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> N
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "text.bin").open("wb") as text:
         waiting = corpus.documents()
         while documents := list(itertools.islice(waiting, _DOCUMENTS)):
-            pieces = cut.pieces(documents, tokenizer=tokenizer)
-            texts = [piece for found in pieces for piece in found]
-            owners = np.repeat(np.arange(len(pieces)), [len(found) for found in pieces]) + first
+            pieces, texts, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
+            owners = np.repeat(np.arange(len(pieces)), pieces) + first
             first += len(pieces)
-            # A piece of a document may have more tokens than it had inside it.
-            rows = [row[: cut.max_tokens] for row in token_ids(tokenizer, texts)]
             encoded = [piece.encode("utf-8", "surrogatepass") for piece in texts]
             tokens.write(b"".join(np.array(row, dtype=dtype).tobytes() for row in rows))
             text.write(b"".join(encoded))
@@ -231,3 +228,33 @@ def _store(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> N
             ends.append(np.column_stack((found, owners)))
             place = found[-1] if len(found) else place
     np.save(folder / "rows.npy", np.concatenate([np.zeros((0, 3), dtype=np.int64), *ends]))
+
+
+def _cut(
+    documents: Sequence[str], *, tokenizer: Any, cut: Cut
+) -> tuple[list[int], list[str], list[list[int]]]:
+    """How many rows each document has, and of every row the text and the tokens."""
+    pieces = cut.pieces(documents, tokenizer=tokenizer)
+    texts = [piece for found in pieces for piece in found]
+    # A piece of a document may have more tokens than it had inside it.
+    rows = [list(row[: cut.max_tokens]) for row in token_ids(tokenizer, texts)]
+    return [len(found) for found in pieces], texts, rows
+
+
+def count_long_rows(
+    corpus: PublicCorpus, *, tokenizer: Any, max_tokens: int, least: int, enough: int
+) -> int:
+    """How many rows of a corpus have so many tokens; nothing is stored.
+
+    Args:
+        corpus: the public text.
+        tokenizer: whose tokens rows are cut by.
+        max_tokens: of a row, at most.
+        least: tokens of a row that counts.
+        enough: rows that count, from which on no more are read.
+    """
+    found, waiting, cut = 0, corpus.documents(), Cut(max_tokens=max_tokens)
+    while found < enough and (documents := list(itertools.islice(waiting, _DOCUMENTS))):
+        _, _, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
+        found += sum(len(row) >= least for row in rows)
+    return found

@@ -18,7 +18,7 @@ from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens,
 from flower_privsyn.dry_run import cpu_time
 from flower_privsyn.dry_run.libraries import is_installed, require
 from flower_privsyn.dry_run.people import People, read_people
-from flower_privsyn.dry_run.public_text import check_public_text
+from flower_privsyn.dry_run.public_text import check_public_text, check_rows
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.dry_run.shelf import NotHereError, Shelf
 from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
@@ -38,7 +38,7 @@ from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.privacy import accounting, quarantine
 from flower_privsyn.private_path.method import Method
-from flower_privsyn.private_path.needs import NeededModel, Needs
+from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
 from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
 from flower_privsyn.private_path.outline import planned_traffic
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -154,6 +154,8 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
             corpus = PublicCorpus.find(needs.public_text, setting="public-text")
             if corpus.path is not None:
                 next(corpus.documents(), None)  # says what the file holds in place of text
+            if needs.rows is not None:
+                _rows(needs.public_text, needs.rows, report, shelf)
 
 
 # ---- one after the other -----------------------------------------------------------------------
@@ -286,6 +288,15 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise ModelError(f"{model.setting}: {folder} holds no weights")
         report.say("models", f"{model.setting} = {name}: {folder}")
+
+
+def _rows(public_text: str, rows: ChosenRows, report: Report, shelf: Shelf) -> None:
+    try:
+        tokenizer = shelf.tokenizer(rows.model)
+    except (ModelError, MissingExtraError):
+        return  # said where models are
+    if said := check_rows(public_text, rows, tokenizer=tokenizer):
+        report.say("public text", said, level="warning")
 
 
 def _gemma(model: NeededModel, report: Report) -> None:

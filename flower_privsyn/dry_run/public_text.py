@@ -13,12 +13,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flower_privsyn.data import Users
 from flower_privsyn.data.public_corpus import PublicCorpus
+from flower_privsyn.data.public_rows import count_long_rows
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, located
+from flower_privsyn.private_path.needs import ChosenRows
 
 #: The public text that comes with the package, which is nobody's.
 BUNDLED: Final = "bundled"
@@ -31,6 +33,9 @@ _FEW: Final = 3
 
 #: Share of the users' texts, and of the public ones, from which on they are no quotations.
 _MOST_SHARED: Final = 0.01
+
+#: Rows to choose from for each that is chosen, below which there is little choice.
+_LEAST_CHOICE: Final = 2
 
 #: Documents of public text that are looked at.
 _MOST_DOCUMENTS: Final = 1_000_000
@@ -84,6 +89,47 @@ def check_public_text(source: str, written: frozenset[int], *, data: str) -> str
     if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):
         raise ConfigError(said)
     return said
+
+
+def check_rows(source: str, rows: ChosenRows, *, tokenizer: Any) -> str | None:
+    """Refuse public text of which nothing can be chosen.
+
+    Args:
+        source: the setting `public-text`.
+        rows: which of its rows may be chosen, and how many are.
+        tokenizer: of the model whose tokens they are cut by.
+
+    Returns:
+        A sentence where the users' answers leave out hardly any row; None elsewhere. A data set of
+        the hub is not read.
+
+    Raises:
+        ConfigError: no row is long enough.
+        DataError: it cannot be read.
+    """
+    corpus = PublicCorpus.find(source, setting="public-text")
+    if corpus.path is None and source != BUNDLED:
+        return None
+    enough = _LEAST_CHOICE * rows.fewest
+    found = count_long_rows(
+        corpus,
+        tokenizer=tokenizer,
+        max_tokens=rows.max_tokens,
+        least=rows.least_tokens,
+        enough=enough,
+    )
+    if not found:
+        raise ConfigError(
+            f'public-text = "{source}" has no row of least-row-tokens = {rows.least_tokens} tokens'
+        )
+    if found >= enough:
+        return None
+    several = "" if found == 1 else "s"
+    return (
+        f'public-text = "{source}" has {found:,} row{several} of least-row-tokens = '
+        f"{rows.least_tokens} tokens or more, of which {min(found, rows.fewest):,} are chosen at "
+        "least: the users' answers leave out few or none; give more public text"
+    )
 
 
 def _same_file(path: Path | None, data: str) -> bool:

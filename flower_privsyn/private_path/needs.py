@@ -26,6 +26,23 @@ class NeededModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChosenRows:
+    """Rows of public text of which a run chooses some.
+
+    Attributes:
+        model: the setting `model`, whose tokens they are cut by.
+        max_tokens: of a row, at most.
+        least_tokens: of a row that may be chosen.
+        fewest: rows that are chosen at least, where there are so many.
+    """
+
+    model: str
+    max_tokens: int
+    least_tokens: int
+    fewest: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What a run uses at the server besides the nodes.
 
@@ -33,6 +50,7 @@ class Needs:
         models: that are loaded or asked.
         libraries: names under which they are imported.
         public_text: the setting `public-text`; "" where none is read.
+        rows: of it, where rows of public text are chosen; None elsewhere.
         prompt: the setting `prompt`; "" where none is read.
         variation_prompt: the setting `variation-prompt`; "" where none is read.
         initial_prompt: the setting `initial-prompt`; "" where none is read.
@@ -41,6 +59,7 @@ class Needs:
     models: tuple[NeededModel, ...] = ()
     libraries: tuple[str, ...] = ()
     public_text: str = ""
+    rows: ChosenRows | None = None
     prompt: str = ""
     variation_prompt: str = ""
     initial_prompt: str = ""

@@ -200,6 +200,7 @@ class SketchThenTraining(CorrelatedTraining):
             teacher=config.teacher if config.teacher_weight else "",
             generator="",
             public_text=config.public_text,
+            rows=config.chosen_rows(),
             prompt="",
         )
         return replace(

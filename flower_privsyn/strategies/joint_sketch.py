@@ -151,6 +151,7 @@ class AskedOnce(AskedAgain):
             teacher=config.teacher if config.teacher_weight else "",
             generator=config.generator if config.synthesis == "written" else "",
             public_text=config.public_text,
+            rows=config.chosen_rows(),
             prompt=config.prompt,
         )
 

@@ -26,7 +26,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import RecordSource, Workplace, need
-from flower_privsyn.private_path.needs import NeededModel, Needs
+from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.federated_training import ServerState
 from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
@@ -164,6 +164,12 @@ class TrainingInHalves(CorrelatedTraining):
             ),
             libraries=(*needs.libraries, "tokenizers"),
             public_text=config.public_text,
+            rows=ChosenRows(
+                model=config.model,
+                max_tokens=config.max_tokens,
+                least_tokens=config.least_row_tokens,
+                fewest=config.student_batch_size,
+            ),
         )
 
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:

@@ -34,6 +34,8 @@ from tests.support.traffic import Sizes
 ROOT = Path(__file__).parents[2]
 OWN_DATA = ROOT / "examples" / "own-data"
 ASK_ONCE = ROOT / "examples" / "ask-once"
+HYBRID = ROOT / "baselines" / "hybrid"
+MID_TRAINING = ROOT / "baselines" / "public-mid-training"
 
 Check = Callable[..., Report]
 
@@ -151,7 +153,9 @@ class TestPublicText:
         def run(documents: list[str], *, users: int = 300, text: str = self.TEXT) -> Finding | None:
             data, public = users_file(tmp_path, users=users, text=text), tmp_path / "public.jsonl"
             public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
-            report = check("epsilon=8", f"data={data}", f"public-text={public}", app=ASK_ONCE)
+            rows = ("least-row-tokens=1", "least-selected=1")  # whatever they are, enough
+            values = ("epsilon=8", f"data={data}", f"public-text={public}", *rows)
+            report = check(*values, app=ASK_ONCE)
             said = [one for one in report.findings if one.topic == "public text"]
             assert len(said) <= 1
             return said[0] if said else None
@@ -222,6 +226,26 @@ def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> N
         "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
         'string "text"'
     }
+
+
+@pytest.mark.parametrize("app", [ASK_ONCE, HYBRID, MID_TRAINING])
+def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
+    public = tmp_path / "public.jsonl"
+    long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
+
+    def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
+        public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        found = check("epsilon=8", f"public-text={public}", *settings, app=app).findings
+        return [(one.level, one.sentence) for one in found if one.topic == "public text"]
+
+    ((level, sentence),) = said(["A short one."] * 50)
+    assert level == "stops"
+    assert "has no row of least-row-tokens = 32 tokens" in sentence
+    ((level, sentence),) = said([long, "A short one."])
+    assert level == "warning"
+    assert "has 1 row of least-row-tokens = 32 tokens or more, of which 1 are" in sentence
+    fewest = () if app == MID_TRAINING else ("least-selected=20",)
+    assert said([f"{number}. {long}" for number in range(100)], *fewest) == []
 
 
 def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from flower_privsyn.private_path.method import Outline, Question, RecordSource
-from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.private_path.needs import ChosenRows, Look, NeededModel, Needs
 from flower_privsyn.queries import JointSketch
 
 
 def sketch_needs(
-    *, model: str, teacher: str, generator: str, public_text: str, prompt: str
+    *,
+    model: str,
+    teacher: str,
+    generator: str,
+    public_text: str,
+    rows: ChosenRows,
+    prompt: str,
 ) -> Needs:
     """The student of a joint sketch, its teacher, public text; and what writes.
 
@@ -19,6 +25,7 @@ def sketch_needs(
         teacher: "" for none.
         generator: "" where nothing is written.
         public_text: what is chosen from.
+        rows: of it.
         prompt: of the generator.
     """
     models = [NeededModel(setting="model", name=model, kind="causal")]
@@ -30,6 +37,7 @@ def sketch_needs(
         models=tuple(models),
         libraries=("tokenizers", "torch", "transformers"),
         public_text=public_text,
+        rows=rows,
         prompt=prompt if generator else "",
     )
 

@@ -14,6 +14,7 @@ from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import ExpandingSettings
+from flower_privsyn.private_path.needs import ChosenRows
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.strategies.parts.student import StudentConfig
 
@@ -215,6 +216,15 @@ class SketchedStudentConfig(StudentConfig):
             return np.where(short, -np.inf, scorer(rows))
 
         return score
+
+    def chosen_rows(self) -> ChosenRows:
+        """Which rows of the public text may be chosen, and how many are at least."""
+        return ChosenRows(
+            model=self.model,
+            max_tokens=self.max_tokens,
+            least_tokens=self.least_row_tokens,
+            fewest=self.least_selected,
+        )
 
     def choose(self, chunks: Iterable[Rows], sketch: TokenSketch, *, num_rows: int) -> Selection:
         """Choose public rows by a release.
