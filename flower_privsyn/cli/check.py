@@ -30,6 +30,14 @@ def check(
             "the noise alone would make of it.",
         ),
     ] = False,
+    deployment: Annotated[
+        bool,
+        typer.Option(
+            "--deployment",
+            help="The users are on the nodes of a deployment: no text is read, and they are taken "
+            "to be as many as `num-users` says. For who runs the server.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Check a run before it is started: nothing is spent, and nothing is written.
@@ -42,12 +50,14 @@ def check(
 
     loaded = load_app(app)
     values = resolve_config(loaded, config_name=config, settings=settings or ())
-    report = check_app(loaded, values, try_noise=try_noise)
+    report = check_app(loaded, values, try_noise=try_noise, deployment=deployment)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:
         typed = [word for word in context.obj if word not in ("--json", "--try-noise")]
-        _show(report, command=shlex.join(["privsyn", "run", *typed[1:]]))
+        # What `flwr run` takes, it takes in other words.
+        command = "" if deployment else shlex.join(["privsyn", "run", *typed[1:]])
+        _show(report, command=command)
     return 0 if report.ready else REFUSED
 
 
@@ -71,5 +81,5 @@ def _show(report: Report, *, command: str) -> None:
     if report.not_private:
         console.print(f"[{STAMP}]", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    end = f"{report.verdict}: {command}" if report.ready else report.verdict
+    end = f"{report.verdict}: {command}" if report.ready and command else report.verdict
     console.print(end, markup=False, highlight=False, soft_wrap=True)

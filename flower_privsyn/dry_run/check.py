@@ -61,7 +61,13 @@ _MOST_WRITE: Final = 0.9
 _SERVER_SECONDS: Final = 2.0
 
 
-def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = False) -> Report:
+def check_app(
+    app: App,
+    values: Mapping[str, ConfigValue],
+    *,
+    try_noise: bool = False,
+    deployment: bool = False,
+) -> Report:
     """Check a run of an app on this machine.
 
     Args:
@@ -69,20 +75,25 @@ def check_app(app: App, values: Mapping[str, ConfigValue], *, try_noise: bool = 
         values: settings from `flower_privsyn.host.app.resolve_config`.
         try_noise: also load the model that is trained on the nodes, and try on public text what
             the noise alone would make of it.
+        deployment: the users are on the nodes of a deployment, and this is its server's machine:
+            no text is read, and they are taken to be as many as `num-users` says.
 
     Returns:
         What was found, in words and figures.
     """
     report, shelf = Report(), Shelf()
-    with report.refusals("machine"):
-        require_simulation()
-        if address := ray_address(values):
-            require_cluster(address, seconds=_SERVER_SECONDS)
-        federation_of(app, values)
+    if not deployment:
+        with report.refusals("machine"):
+            require_simulation()
+            if address := ray_address(values):
+                require_cluster(address, seconds=_SERVER_SECONDS)
+            federation_of(app, values)
     _place(values, report)
     settings, method = _settings_of(app, values, report)
     people = None
-    if settings is not None:
+    if settings is not None and deployment:
+        _planned(settings, report)
+    elif settings is not None:
         people = _read(app, values, settings, report)
     if settings is None or method is None:
         return report
@@ -246,14 +257,33 @@ def _read(
             said = f"{people.users:,} users take part, {planned:,} were planned (num-users)"
             report.say("data", said, level="stops")
         if people.users and settings.delta >= 1 / people.users:
-            report.say(
-                "privacy",
-                f"delta = {settings.delta:g} is not below 1 / {people.users:,} users: even "
-                "publishing one random user's text would count as private",
-                level="warning",
-            )
+            _large_delta(settings.delta, people.users, report)
         return people
     return None
+
+
+def _planned(settings: PrivateSumConfig, report: Report) -> None:
+    """What is said of users whom nobody reads here."""
+    if not settings.num_users:
+        said = "num-users = 0: say for how many users the noise is to be looked at"
+        report.say("data", said, level="stops")
+        return
+    said = f"on the nodes, and not read here: {settings.num_users:,} users (num-users)"
+    share = settings.held_out_fraction
+    if share:
+        said += f", besides those that the nodes hold out (held-out-fraction = {share:g})"
+    report.say("data", said)
+    if settings.delta >= 1 / settings.num_users:
+        _large_delta(settings.delta, settings.num_users, report)
+
+
+def _large_delta(delta: float, users: int, report: Report) -> None:
+    report.say(
+        "privacy",
+        f"delta = {delta:g} is not below 1 / {users:,} users: even publishing one random user's "
+        "text would count as private",
+        level="warning",
+    )
 
 
 def _cut(settings: PrivateSumConfig) -> Cut:

@@ -57,6 +57,9 @@ RUN_BY = {
     r"privsyn run baselines/dp-fl --config cpu( --set strategy=dp-ftrl)?": (
         "tests/baselines/test_dp_fl.py::test_runs_on_the_sample"
     ),
+    r"privsyn check \S+ --deployment .*": (
+        "tests/dry_run/test_check.py::test_the_server_of_a_deployment_reads_nobody"
+    ),
     r"privsyn check (examples/quickstart|baselines/popri .*)": (
         "tests/dry_run/test_check.py::test_a_run_that_is_ready"
     ),
@@ -155,7 +158,7 @@ RUN_BY = {
     r"privsyn methods --settings.*": (
         "tests/cli/test_methods.py::test_the_page_is_what_the_code_declares"
     ),
-    r"flower-superlink .*|flower-supernode .*|flwr run (mine|words/after) .*": (
+    r"flower-superlink .*|flower-supernode .*|flwr run (mine|once|words/after) .*": (
         "tests/integration/test_federations.py::test_superlink_and_supernode_processes"
     ),
     r"pytest -n 2 .*": ".ci/run: test command",

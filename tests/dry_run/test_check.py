@@ -107,6 +107,29 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'epsilon'?" in capsys.readouterr().err
 
 
+def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", str(OWN_DATA), "--set", "epsilon=8", "--set", "num-nodes=3"]
+    assert main([*words, "--deployment"]) == 2
+    assert "num-users = 0: say for how many users" in capsys.readouterr().out
+    words += ["--set", "num-users=60"]
+    assert main(words) == 2  # a simulation has text, or is none
+    capsys.readouterr()
+    assert main([*words, "--deployment", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "stamp" not in found  # nobody's text was read
+    assert found["figures"]["noise_share"] == pytest.approx(
+        found["figures"]["noise_multipliers"][0] / 60
+    )
+    said = {finding["topic"]: finding["sentence"] for finding in found["findings"]}
+    assert said["data"].startswith("on the nodes, and not read here: 60 users (num-users)")
+    assert "CPU time" not in said
+    assert main([*words, "--deployment", "--set", "epsilon=0.05"]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the result is noise whatever they wrote" in shown
+    assert main([*words, "--deployment"]) == 0
+    assert "privsyn run" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("settings", "topic", "sentence"),
     [

@@ -545,8 +545,8 @@ BAD = [
         "other names of columns",
         "u.csv",
         content("customer,note\na,some text\nb,other text\n", "u.csv"),
-        "u.csv has no column 'client_id'; its columns are 'customer', 'note'; set client-column to "
-        "the one that names the user.",
+        "u.csv has no column 'client_id'; its columns are 'customer', 'note'; name the one that "
+        "says whose a row is: client-column (--client-column).",
     ),
     DataCase(
         "another name of the text's column",
