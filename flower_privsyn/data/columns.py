@@ -124,7 +124,9 @@ class Columns:
             start += f" (did you mean {near[0]!r}?)"
         start += f"; its columns are {', '.join(map(repr, names))}"
         if name == self.client:
-            return f"{start}; name the one that says whose a row is: client-column (--client-column)"
+            return (
+                f"{start}; name the one that says whose a row is: client-column (--client-column)"
+            )
         if name in self.texts:
             return f"{start}; set text-column to the one that holds the text"
         return start

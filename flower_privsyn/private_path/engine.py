@@ -431,13 +431,16 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        ledger = need(self._ledger)
-        need(self._federation).attendance.lost(asked.number, reason)
+        ledger, told = need(self._ledger), reason
+        if asked.sampling.hides_cohort:
+            told = "too few nodes answered for a sum"  # how many is the owner's to know
+            logger.warning("round %d: %s", asked.number, reason, extra=FOR_THE_OWNER)
+        need(self._federation).attendance.lost(asked.number, told)
         if charged or asked.sampling.hides_cohort:
             ledger.charge(round=asked.number, num_users=num_users)
         else:
             ledger.discard(round=asked.number, num_users=num_users, reason=reason)
-        logger.warning("round %d is left out: %s", asked.number, reason)
+        logger.warning("round %d is left out: %s", asked.number, told)
 
     def _note_attendance(
         self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]

@@ -334,7 +334,9 @@ class Query(Settings, ABC):
     @final
     def _clip(self, rows: Float64Array) -> Float64Array:
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
-        clipped: Float64Array = np.ascontiguousarray(clip_rows(rows, norm=self.clip_norm))
+        # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
+        exact = np.asarray(rows, dtype=np.float64)
+        clipped: Float64Array = np.ascontiguousarray(clip_rows(exact, norm=self.clip_norm))
         flat = clipped.reshape(-1)  # a view, so that what follows happens in place
         for start in range(0, len(flat), _CACHED):  # a piece stays in the cache for all three
             piece = flat[start : start + _CACHED]

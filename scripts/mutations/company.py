@@ -110,6 +110,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{QUERY_TESTS}::TestRows",),
     ),
     Mutation(
+        name="a statistic in float32 is clipped and summed as it is",
+        file="flower_privsyn/queries/query.py",
+        function="Query._clip",
+        before="np.asarray(rows, dtype=np.float64)",
+        after="rows",
+        tests=(f"{QUERY_TESTS}::test_a_statistic_in_float32_moves_a_sum_by_the_clip_norm_at_most",),
+    ),
+    Mutation(
         name="nearly equal candidates are told apart by a float32 product",
         file="flower_privsyn/queries/nearest_neighbor.py",
         function="_best_with_ties",

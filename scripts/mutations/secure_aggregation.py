@@ -16,6 +16,7 @@ NOISE = "tests/secure_aggregation/test_noise.py"
 CLIENT = "flower_privsyn/client_apps/secure.py"
 STORE = "flower_privsyn/node/secure.py"
 PATH = "tests/private_path/test_secure.py"
+SUMS = "flower_privsyn/private_path/aggregation/secure.py"
 OWNERS = "tests/node/test_secure.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -342,5 +343,29 @@ MUTATIONS: tuple[Mutation, ...] = (
             "    mask_key = public_of(mask_secret)\n"
         ),
         tests=(f"{PATH}::TestLosses::test_no_secret_serves_in_two_rounds_or_two_runs",),
+    ),
+    Mutation(
+        name="the ledger says how many nodes of a secret draw answered",
+        file=SUMS,
+        function="Secure.collect",
+        before='**({} if secret else {"nodes": nodes})',
+        after='"nodes": len(survivors)',
+        tests=(f"{PATH}::TestSecretDraws",),
+    ),
+    Mutation(
+        name="the stated noise says how many nodes of a secret draw answered",
+        file=SUMS,
+        function="Secure.collect",
+        before="len(expected.roster_users if secret else survivors)",
+        after="len(survivors)",
+        tests=(f"{PATH}::TestSecretDraws",),
+    ),
+    Mutation(
+        name="a file says how many nodes of a secret draw were too few",
+        file="flower_privsyn/private_path/engine.py",
+        function="PrivateSumStrategy._leave_out",
+        before='told = "too few nodes answered for a sum"',
+        after="told = reason",
+        tests=(f"{PATH}::TestSecretDraws",),
     ),
 )

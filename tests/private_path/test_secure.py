@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -207,6 +207,47 @@ class TestSums:
         assert all(0 <= size <= 18 for size in sizes)
         assert [line["num_users"] for line in releases(strategy.run.path)] == [None] * 4
         assert {released.num_users for released in strategy.released} == {None}
+
+
+class TestSecretDraws:
+    """Where coins decide who takes part, who was late says something of how they fell."""
+
+    COINS: ClassVar[dict[str, Any]] = {"sampling": "poisson", "sampling_rate": 0.5}
+
+    def test_how_many_nodes_answered_is_in_no_file(
+        self, federation: Builder, probe: Builder, tmp_path: Path
+    ) -> None:
+        found = []
+        for number, late in enumerate(((), (3,))):
+            strategy = probe(run_dir=str(tmp_path / f"run-{number}"), **self.COINS)
+            users, tamper = make_users(18), losing(secure_wire.INPUT, *late)
+            strategy.start(federation(users, num_nodes=NODES, tamper=tamper, run_id=number + 1))
+            path = strategy.run.path
+            states = sorted(path.glob("rounds/*/state.json"))
+            found.append(
+                (
+                    [line["extra"] for line in releases(path)],
+                    [json.loads(state.read_text()).get("noise_std") for state in states],
+                    [released.noise_std for released in strategy.released],
+                    [{**line, "ledger": None} for line in strategy.run.metrics()],
+                )
+            )
+        assert len(found[0][0]) == len(found[0][2]) == 2
+        assert found[0] == found[1]
+        # Of all nodes, as far as anybody may know.
+        assert found[0][2] == pytest.approx([1e-3 * (NODES / 3) ** 0.5] * 2)
+
+    def test_no_file_says_why_there_is_no_sum(
+        self, federation: Builder, probe: Builder, tmp_path: Path
+    ) -> None:
+        strategy = probe(run_dir=str(tmp_path / "run"), **self.COINS)
+        tamper = losing(secure_wire.INPUT, 3, 5)
+        with pytest.raises(FederationError, match="too few nodes answered for a sum"):
+            strategy.start(federation(make_users(18), num_nodes=NODES, tamper=tamper))
+        for file in strategy.run.path.rglob("*.json*"):
+            assert "4 of 6" not in file.read_text(), file
+        progress = (strategy.run.path / "progress.json").read_text()
+        assert "too few nodes answered for a sum" in progress
 
 
 def _kind_of(grid: Any, reply: Message) -> str:

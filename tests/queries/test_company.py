@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from flower_privsyn.privacy import clip_rows, squared_norms
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
 from flower_privsyn.queries import (
     Cohort,
     KernelMean,
@@ -108,6 +110,41 @@ def test_only_sums_that_nothing_is_rounded_of_are_made_of_parts(
     assert KernelMean(num_features=64).additive
     assert MeanSimilarity(answer_space="span").additive
     assert not MeanSimilarity(answer_space="candidates").additive
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Float32(Query):
+    """A question of another package, whose author did not think of precision."""
+
+    name: ClassVar[str] = "rows_in_float32"
+
+    @property
+    def clip_norm(self) -> float:
+        return 1.0
+
+    def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Any:
+        rows = np.zeros((cohort.num_users, 2), dtype=np.float32)
+        rows[cohort.owners] = cohort.records
+        return rows
+
+
+def test_a_statistic_in_float32_moves_a_sum_by_the_clip_norm_at_most() -> None:
+    """One user takes the sum over a power of two, where float32 drops what all others add."""
+    first, others = 2**11 + 1, 6000
+    records = np.zeros((first + others, 2), dtype=np.float32)
+    records[:first, 0] = 1.0
+    records[first:, 0] = -0.51 * 2.0 ** (11 - 24)
+    without = records.copy()
+    without[first - 1] = 0.0
+    query, broadcast = _Float32(), {"candidates": np.eye(2, dtype=np.float32)}
+    owners = np.arange(len(records))
+    moved = np.linalg.norm(
+        query.answer(Cohort(records, owners, len(records)), broadcast)
+        - query.answer(Cohort(without, owners, len(records)), broadcast)
+    )
+    assert moved <= query.sensitivity(NeighboringRelation.ZERO_OUT)
+    contribution = query.contribution(Cohort(records, owners, len(records)), broadcast)
+    assert contribution.dtype == np.float64
 
 
 def test_an_expanded_sum_moves_by_the_clip_norm_at_most() -> None:

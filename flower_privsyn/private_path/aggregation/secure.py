@@ -144,15 +144,18 @@ class Secure(Aggregation):
             self._lost = str(error)
             return self._without_sum(expected, counts | self._counts, charged=True)
         counts["answers"] = len(survivors)
+        # How many answered depends on the draw: a node whose users are drawn has more to compute.
+        secret = begun.ask.sampling.hides_cohort
+        nodes = len(expected.roster_users if secret else survivors)
         return Collected(
             total=total.view(np.int64),
             num_users=_users(begun.ask, expected, survivors),
             answering=survivors,
             counts=counts | self._counts,
-            noise_std=noise_std(begun.ask, nodes=len(survivors)),
+            noise_std=noise_std(begun.ask, nodes=nodes),
             facts={
                 "noise": "nodes",
-                "nodes": len(survivors),
+                **({} if secret else {"nodes": nodes}),
                 "least_nodes": protocol.roster.terms.least_nodes,
                 "colluding_nodes": protocol.roster.terms.colluding,
             },
