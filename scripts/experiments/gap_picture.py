@@ -1,6 +1,6 @@
 r"""Bars of how much of the gap each method closes, with what a user sends for it, as an SVG file.
 
-    python -m scripts.experiments.gap_picture docs/without_ends.jsonl \
+    python -m scripts.experiments.gap_picture docs/compare.jsonl \
         --data "abstracts of sealed users" --users 3000 --epsilon 1 > docs/gap.svg
 
 The gap is from the public model (0) to fine-tuning on the private text itself (100), in next-token

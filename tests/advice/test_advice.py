@@ -341,7 +341,7 @@ class TestThePage:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
-        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "compare")]
+        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "with_ends")]
         words = ["measured_cells", *sources, *setup]
         monkeypatch.setattr("sys.argv", words)
         assert measured_cells.main() == 0

@@ -114,6 +114,9 @@ RUN_BY = {
     r"python -m scripts.experiments.gathered_cells .*": (
         "tests/scripts/test_gathered_cells.py::test_pieces_make_one_table"
     ),
+    r"python -m scripts.experiments.unopened_people .*": (
+        "tests/scripts/test_unopened_people.py::test_every_finished_model_is_read_once"
+    ),
     r"python -m scripts.experiments.compared_cells .*": (
         "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
     ),
