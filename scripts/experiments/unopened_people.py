@@ -40,6 +40,12 @@ from flower_privsyn.runs.rounds import TRAINED_MODEL
 #: Of a cell, what a line has to say which it is.
 PLACE = ("method", "epsilon", "seed")
 
+#: The method whose student is the downstream model as it is.
+_FLOOR = "public-only"
+
+#: Kinds of method that end with the student itself (`ComparedMethod.trains_student`).
+_OF_THE_RUN = ("chosen text", "on-device training")
+
 
 class Student(NamedTuple):
     """A model of a finished cell.
@@ -80,11 +86,12 @@ def students_of(comparison: Path) -> Iterator[Student]:
         for figures, place in places.items():
             if not cell.get(figures):
                 continue
-            found = (place, folder / "run" / TRAINED_MODEL)
-            model = next((str(path) for path in found if (path / "config.json").is_file()), "")
-            if not model and cell["method"] != "public-only":
+            if document["kinds"][cell["method"]] in _OF_THE_RUN:
+                place = folder / "run" / TRAINED_MODEL  # of what writes, it is the generator
+            model = str(document["downstream"] if cell["method"] == _FLOOR else place)
+            if cell["method"] != _FLOOR and not (place / "config.json").is_file():
                 raise ConfigError(f"{place} is gone, and with it the model of {cell['method']}")
-            yield Student(cell, figures, model or str(document["downstream"]), max_tokens)
+            yield Student(cell, figures, model, max_tokens)
 
 
 def unopened(data: Sequence[str], comparisons: Sequence[Path], *, people: int) -> Users:

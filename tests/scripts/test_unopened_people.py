@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -58,7 +59,9 @@ def comparison(tmp_path: Path) -> Path:
         cell("dp-ftrl", 1.0, 1),
         cell("popri", 1.0, 0) | {"status": "failed"},
     ]
-    document = {"downstream": "privsyn-tiny", "cells": cells}
+    kinds = {"public-only": "public text", "pre-text": "synthetic text"}
+    kinds |= {"dp-ftrl": "on-device training", "popri": "synthetic text"}
+    document = {"downstream": "privsyn-tiny", "cells": cells, "kinds": kinds}
     document["fixed"] = {"training": {"max_tokens": 64}}
     (folder / "compare.json").write_text(json.dumps(document))
     places = (
@@ -120,8 +123,15 @@ def test_what_cannot_be_measured_is_named(
     assert f"the {len(IDS) - 4} sealed users of --data" in capsys.readouterr().err
     (comparison / "cells/dp-ftrl-eps-1-seed-1/run/models/final/config.json").unlink()
     assert main([str(comparison), *words, "--people", "5"]) == 2
-    assert "dp-ftrl-eps-1-seed-1/downstream is gone" in capsys.readouterr().err
+    assert "dp-ftrl-eps-1-seed-1/run/models/final is gone" in capsys.readouterr().err
     assert not (tmp_path / "results.jsonl").exists()
+    # What writes text has a model of its own in its run, which is no student.
+    shutil.move(
+        comparison / "cells/pre-text-eps-1-seed-0/distilled",
+        comparison / "cells/pre-text-eps-1-seed-0/run/models/final",
+    )
+    assert main([str(comparison), *words, "--people", "5"]) == 2
+    assert "pre-text-eps-1-seed-0/distilled is gone" in capsys.readouterr().err
     (comparison / "compare.json").unlink()
     assert main([str(comparison), *words]) == 2
     assert "holds no comparison" in capsys.readouterr().err
