@@ -67,6 +67,17 @@ class AskedRound:
         metrics["num_users"] = 0 if released is None else released.num_users
         return metrics | {key: counts[key] for key in sorted(counts)}
 
+    def why_lost(self, reason: str) -> str:
+        """Why there is no sum, as the run directory may hold it.
+
+        Args:
+            reason: in full; where who was drawn is secret the server's owner alone is told of it.
+        """
+        if not self.sampling.hides_cohort:
+            return reason
+        logger.warning("round %d: %s", self.number, reason, extra=FOR_THE_OWNER)
+        return "too few nodes answered for a sum"
+
     def told(self, counts: Counter[str]) -> str:
         """Why nodes are not in the sum, as ": 2 x the client app failed"; "" where all are.
 

@@ -431,10 +431,7 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        ledger, told = need(self._ledger), reason
-        if asked.sampling.hides_cohort:
-            told = "too few nodes answered for a sum"  # how many is the owner's to know
-            logger.warning("round %d: %s", asked.number, reason, extra=FOR_THE_OWNER)
+        ledger, told = need(self._ledger), asked.why_lost(reason)
         need(self._federation).attendance.lost(asked.number, told)
         if charged or asked.sampling.hides_cohort:
             ledger.charge(round=asked.number, num_users=num_users)

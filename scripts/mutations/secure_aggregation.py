@@ -362,10 +362,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a file says how many nodes of a secret draw were too few",
-        file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._leave_out",
-        before='told = "too few nodes answered for a sum"',
-        after="told = reason",
+        file="flower_privsyn/private_path/asked.py",
+        function="AskedRound.why_lost",
+        before='return "too few nodes answered for a sum"',
+        after="return reason",
         tests=(f"{PATH}::TestSecretDraws",),
     ),
 )
