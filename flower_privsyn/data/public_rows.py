@@ -128,9 +128,7 @@ class PublicRows:
         """
         found = self.lengths[self.lengths >= least]
         if not len(found):
-            raise ConfigError(
-                f'public-text = "{source}" has no row of least-row-tokens = {least} tokens'
-            )
+            raise none_long_enough(source, least)
         return found
 
     def row(self, index: int) -> IntArray:
@@ -239,6 +237,16 @@ def _cut(
     # A piece of a document may have more tokens than it had inside it.
     rows = [list(row[: cut.max_tokens]) for row in token_ids(tokenizer, texts)]
     return [len(found) for found in pieces], texts, rows
+
+
+def none_long_enough(source: str, least: int) -> ConfigError:
+    """The refusal of public text of which no row may be chosen.
+
+    Args:
+        source: `public-text` of the settings.
+        least: their `least-row-tokens`.
+    """
+    return ConfigError(f'public-text = "{source}" has no row of least-row-tokens = {least} tokens')
 
 
 def count_long_rows(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from flower_privsyn.data import Users
 from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.data.public_rows import count_long_rows
+from flower_privsyn.data.public_rows import count_long_rows, none_long_enough
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, located
 from flower_privsyn.private_path.needs import ChosenRows
@@ -119,9 +119,7 @@ def check_rows(source: str, rows: ChosenRows, *, tokenizer: Any) -> str | None:
         enough=enough,
     )
     if not found:
-        raise ConfigError(
-            f'public-text = "{source}" has no row of least-row-tokens = {rows.least_tokens} tokens'
-        )
+        raise none_long_enough(source, rows.least_tokens)
     if found >= enough:
         return None
     several = "" if found == 1 else "s"
