@@ -213,7 +213,7 @@ def test_a_histogram_and_then_training_in_the_form_of_dp_fedavg(
         "model": str(llama), "topics": str(write_topics(tmp_path)), "num_topics": 6,
         "num_rounds": 2, "sampling": "full", "num_nodes": NODES, "local_learning_rate": 0.5,
         "clip_norm": 0.05, "server_momentum": 0.0, "max_tokens": 32, "max_samples": 4,
-        "max_new_tokens": 8, "synthetic_samples": 6, "noise_multiplier": NOISE,
+        "max_new_tokens": 2, "synthetic_samples": 6, "noise_multiplier": NOISE,
         "histogram_noise_multiplier": NOISE, "node_timeout": 0.2, "accept_noise": True,
     }  # fmt: skip
     client = create_training_app(
