@@ -50,6 +50,8 @@ Kind = Literal[
     "local text",
     "private text",
 ]
+#: Kinds of method that end with the model itself, and not with text for one to learn from.
+OF_MODELS: Final[frozenset[Kind]] = frozenset({"chosen text", "on-device training"})
 Mark = Literal["circle", "square", "triangle", "diamond", "cross", "wedge", "star", "plus"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -131,7 +133,7 @@ class ComparedMethod:
     @property
     def trains_student(self) -> bool:
         """Whether it ends with the model itself, and not with text for one to learn from."""
-        return self.kind in ("chosen text", "on-device training")
+        return self.kind in OF_MODELS
 
     @property
     def asks_users(self) -> bool:

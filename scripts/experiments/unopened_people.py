@@ -36,15 +36,13 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.sealed import only_sealed
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
 from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.strategies.catalogue import OF_MODELS
 
 #: Of a cell, what a line has to say which it is.
 PLACE = ("method", "epsilon", "seed")
 
 #: The method whose student is the downstream model as it is.
 _FLOOR = "public-only"
-
-#: Kinds of method that end with the student itself (`ComparedMethod.trains_student`).
-_OF_THE_RUN = ("chosen text", "on-device training")
 
 
 class Student(NamedTuple):
@@ -86,7 +84,7 @@ def students_of(comparison: Path) -> Iterator[Student]:
         for figures, place in places.items():
             if not cell.get(figures):
                 continue
-            if document["kinds"][cell["method"]] in _OF_THE_RUN:
+            if document["kinds"][cell["method"]] in OF_MODELS:
                 place = folder / "run" / TRAINED_MODEL  # of what writes, it is the generator
             model = str(document["downstream"] if cell["method"] == _FLOOR else place)
             if cell["method"] != _FLOOR and not (place / "config.json").is_file():
