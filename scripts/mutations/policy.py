@@ -166,7 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="check_public_text",
         before="    if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):\n",
         after="    if False:\n",
-        tests=("tests/dry_run/test_check.py::TestPublicText",),
+        tests=("tests/dry_run/test_public_text.py::TestPublicText",),
     ),
     Mutation(
         name="the node's account believes the relation a run claims",

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +14,25 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP
 from flower_privsyn.data import Cut
-from flower_privsyn.dry_run import Finding, Report, Shelf, check_app, libraries
+from flower_privsyn.dry_run import Report, Shelf, check_app, libraries
 from flower_privsyn.dry_run.check import _place, check_needs
 from flower_privsyn.dry_run.people import read_people
-from flower_privsyn.errors import ModelError, PrivsynError
+from flower_privsyn.errors import PrivsynError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.needs import NeededModel, Needs
-from flower_privsyn.private_path.outline import planned_traffic
-from flower_privsyn.private_path.settling import plan_of, settle
 from flower_privsyn.strategies.catalogue import entries
+from tests.support.checked import Check, stops, users_file
 from tests.support.data_cases import BAD, GOOD, SECRET, DataCase, locked
 from tests.support.generation_server import Server
 from tests.support.simulation import free_port
-from tests.support.traffic import Sizes
 
 ROOT = Path(__file__).parents[2]
 OWN_DATA = ROOT / "examples" / "own-data"
 ASK_ONCE = ROOT / "examples" / "ask-once"
 HYBRID = ROOT / "baselines" / "hybrid"
 MID_TRAINING = ROOT / "baselines" / "public-mid-training"
-
-Check = Callable[..., Report]
-
-
-def users_file(folder: Path, *, users: int = 60, text: str = "The court ruled on the tax.") -> Path:
-    path = folder / "users.jsonl"
-    rows = ({"client_id": f"u{n}", "text": f"{text} {n}"} for n in range(users))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def check(tmp_path: Path) -> Check:
-    """Check own-data with some settings, on a file of 60 users unless they name another."""
-
-    def run(*settings: str, app: Path = OWN_DATA, config: str | None = None) -> Report:
-        if not any(setting.startswith("data=") for setting in settings):
-            settings = (*settings, f"data={users_file(tmp_path)}")
-        loaded = load_app(app)
-        values = resolve_config(loaded, config_name=config, settings=settings)
-        return check_app(loaded, values)
-
-    return run
-
-
-def stops(report: Report) -> dict[str, str]:
-    return {finding.topic: finding.sentence for finding in report.of_level("stops")}
 
 
 def test_a_run_that_is_ready(
@@ -162,113 +132,6 @@ def test_who_has_no_text_and_ids_that_are_odd_are_counted(check: Check, tmp_path
     other.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
     data = [one for one in check("epsilon=8", f"data={other}").findings if one.topic == "data"]
     assert [one.level for one in data] == ["fine", "warning"]
-
-
-class TestPublicText:
-    """What the users wrote would be published as it is, and no ledger would know."""
-
-    TEXT = "the court ruled on the tax of this year and the next"
-
-    @pytest.fixture
-    def found(self, check: Check, tmp_path: Path) -> Callable[..., Finding | None]:
-        """What is said of documents that are named as public text, on a file of 300 users."""
-
-        def run(documents: list[str], *, users: int = 300, text: str = self.TEXT) -> Finding | None:
-            data, public = users_file(tmp_path, users=users, text=text), tmp_path / "public.jsonl"
-            public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
-            rows = ("least-row-tokens=1", "least-selected=1")  # whatever they are, enough
-            values = ("epsilon=8", f"data={data}", f"public-text={public}", *rows)
-            report = check(*values, app=ASK_ONCE)
-            said = [one for one in report.findings if one.topic == "public text"]
-            assert len(said) <= 1
-            return said[0] if said else None
-
-        return run
-
-    def mine(self, *numbers: int) -> list[str]:
-        return [f"{self.TEXT} {number}" for number in numbers]
-
-    def theirs(self, count: int) -> list[str]:
-        return [f"{self.TEXT} of another land, in its year {number}" for number in range(count)]
-
-    @pytest.mark.parametrize("text", [TEXT, "hi", "今天法院判决了"])
-    def test_the_users_own_file_stops_a_run_whatever_its_texts_are_like(
-        self, check: Check, tmp_path: Path, text: str
-    ) -> None:
-        data, link = users_file(tmp_path, text=text), tmp_path / "public.jsonl"
-        link.symlink_to(data)
-        for public in (data, link):
-            said = stops(check(f"data={data}", f"public-text={public}", app=ASK_ONCE))
-            assert said["public text"].startswith(
-                f'public-text = "{public}" is the text of the users (data): what is chosen of it'
-            )
-
-    def test_other_text_is_public(self, found: Callable[..., Finding | None]) -> None:
-        assert found(self.theirs(100)) is None
-
-    def test_a_few_quotations_are_worth_a_word_and_more_stop_the_run(
-        self, found: Callable[..., Finding | None]
-    ) -> None:
-        for leaked, level in ((3, "warning"), (4, "stops")):
-            quoted = [f" The  {one[4:].upper()}" for one in self.mine(*range(leaked))]
-            said = found(self.theirs(1000) + quoted)
-            assert said is not None
-            assert said.level == level
-            assert f"holds {leaked} of the users' 300 longer texts and lines, in " in said.sentence
-        # Of few users as well.
-        said = found(self.theirs(1000) + self.mine(1), users=30)
-        assert said is not None
-        assert said.level == "warning"
-
-    def test_a_sample_of_them_is_their_text_however_many_others_there_are(
-        self, found: Callable[..., Finding | None]
-    ) -> None:
-        said = found(self.mine(*range(10)), users=3000)
-        assert said is not None
-        assert said.level == "stops"
-        said = found(self.theirs(3000) + self.mine(*range(10)), users=3000)
-        assert said is not None
-        assert said.level == "warning"
-
-    def test_their_lines_in_one_document_are_found(
-        self, found: Callable[..., Finding | None]
-    ) -> None:
-        said = found(["\n".join(self.mine(*range(20)))])
-        assert said is not None
-        assert said.level == "stops"
-        said = found(self.mine(*range(20)), text=f"Dear all,\n{self.TEXT}")
-        assert said is not None
-        assert said.level == "stops"
-
-
-def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:
-    public = tmp_path / "public.jsonl"
-    public.write_text("id,text\n1,some words\n")
-    said = stops(check("epsilon=8", f"public-text={public}", app=ASK_ONCE))
-    assert said == {
-        "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
-        'string "text"'
-    }
-
-
-@pytest.mark.parametrize("app", [ASK_ONCE, HYBRID, MID_TRAINING])
-def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
-    public = tmp_path / "public.jsonl"
-    long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
-
-    def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
-        public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-        found = check("epsilon=8", f"public-text={public}", *settings, app=app).findings
-        return [(one.level, one.sentence) for one in found if one.topic == "public text"]
-
-    ((level, sentence),) = said(["A short one."] * 50)
-    assert level == "stops"
-    assert "has no row of least-row-tokens = 32 tokens" in sentence
-    ((level, sentence),) = said([long, "A short one."])
-    assert level == "warning"
-    assert "has 1 row of least-row-tokens = 32 tokens or more, of which 1 are" in sentence
-    fewest = () if app == MID_TRAINING else ("least-selected=20",)
-    assert said([f"{number}. {long}" for number in range(100)], *fewest) == []
 
 
 def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,68 +467,3 @@ def test_a_model_of_the_hub_that_is_not_here_is_downloaded_by_the_run(
     assert report.ready
     (finding,) = report.findings
     assert "model: model 'owner/name' is not on this machine: the run downloads" in finding.sentence
-
-
-def test_sizes_are_read_from_files() -> None:
-    from flower_privsyn.queries import TrainableModel
-
-    shelf = Shelf()
-    assert shelf.dimension("all-MiniLM-L6-v2") == 384
-    assert shelf.vocabulary("privsyn-tiny") == 8192
-    assert shelf.weights("privsyn-tiny") // 2 < shelf.parameters(
-        TrainableModel(name="privsyn-tiny")
-    )
-    with pytest.raises(ModelError, match="does not exist"):
-        shelf.dimension("./no")
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-
-
-def _amount(**changes: Any) -> Any:
-    from flower_privsyn.dry_run.cpu_time import Amount
-
-    values = {"records": 100.0, "tokens": 40.0, "users": 10.0, "users_a_round": 10.0}
-    return Amount(shelf=Shelf(), **{**values, **changes})
-
-
-def test_cpu_time_grows_with_what_is_computed() -> None:
-    from flower_privsyn.dry_run.cpu_time import cpu_seconds, work_of
-    from flower_privsyn.private_path.settings import PrivateSumConfig
-    from flower_privsyn.strategies import PrivateEvolutionConfig
-
-    def seconds(amount: Any, **changes: Any) -> dict[Any, float]:
-        config = PrivateEvolutionConfig(epsilon=1.0, **changes)
-        return cpu_seconds(work_of(config, amount), speed=1e11)
-
-    one, two = seconds(_amount()), seconds(_amount(records=200.0))
-    assert two["nodes"] == pytest.approx(2 * one["nodes"])
-    assert two["server"] == one["server"]
-    more = seconds(_amount(), expand_samples=4000)["server"]
-    assert more > one["server"]
-    # What a server of its own writes costs nothing here.
-    elsewhere = "http://127.0.0.1:9/v1#m"
-    far = seconds(_amount(), generator=elsewhere, expand_samples=4000)["server"]
-    assert far == seconds(_amount(), generator=elsewhere)["server"] < one["server"]
-    with pytest.raises(NotImplementedError):
-        work_of(PrivateSumConfig(epsilon=1.0), _amount())
-
-
-@pytest.mark.parametrize("kernel", [False, True])
-def test_a_first_release_that_chooses_text_is_counted(kernel: bool) -> None:
-    from flower_privsyn.strategies import POPri, POPriConfig
-
-    checkpoint = "sketch-mmd" if kernel else "last"
-    config = POPriConfig(
-        epsilon=1.0, num_rounds=4, num_prompts=6, initial_text="selected", checkpoint=checkpoint
-    )
-    method = POPri(config).method
-    outline = method.outline(Sizes(32))
-    assert outline is not None
-    asked = [outline.question(number).query.name for number in range(1, 5)]
-    second = "kernel_mean" if kernel else "mean_similarity"
-    assert asked == ["joint_sketch", second, "mean_similarity", "mean_similarity"]
-    assert {query.name for query in method.queries} == set(asked)
-    assert [source.reads for source in outline.sources] == ["tokens", "embeddings"]
-    assert "sketch-model" in {model.setting for model in method.needs().models}
-    plan = settle(plan_of(method, config, population=50), epsilon=1.0, run=None)
-    traffic = planned_traffic(outline, config, plan)
-    assert len({one.bytes_up for one in traffic}) == (3 if kernel else 2)

@@ -1,0 +1,124 @@
+"""What `privsyn check` says of public text before a run is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.dry_run import Finding
+from tests.support.checked import Check, stops, users_file
+
+ROOT = Path(__file__).parents[2]
+ASK_ONCE = ROOT / "examples" / "ask-once"
+HYBRID = ROOT / "baselines" / "hybrid"
+MID_TRAINING = ROOT / "baselines" / "public-mid-training"
+
+
+class TestPublicText:
+    """What the users wrote would be published as it is, and no ledger would know."""
+
+    TEXT = "the court ruled on the tax of this year and the next"
+
+    @pytest.fixture
+    def found(self, check: Check, tmp_path: Path) -> Callable[..., Finding | None]:
+        """What is said of documents that are named as public text, on a file of 300 users."""
+
+        def run(documents: list[str], *, users: int = 300, text: str = self.TEXT) -> Finding | None:
+            data, public = users_file(tmp_path, users=users, text=text), tmp_path / "public.jsonl"
+            public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+            rows = ("least-row-tokens=1", "least-selected=1")  # whatever they are, enough
+            values = ("epsilon=8", f"data={data}", f"public-text={public}", *rows)
+            report = check(*values, app=ASK_ONCE)
+            said = [one for one in report.findings if one.topic == "public text"]
+            assert len(said) <= 1
+            return said[0] if said else None
+
+        return run
+
+    def mine(self, *numbers: int) -> list[str]:
+        return [f"{self.TEXT} {number}" for number in numbers]
+
+    def theirs(self, count: int) -> list[str]:
+        return [f"{self.TEXT} of another land, in its year {number}" for number in range(count)]
+
+    @pytest.mark.parametrize("text", [TEXT, "hi", "今天法院判决了"])
+    def test_the_users_own_file_stops_a_run_whatever_its_texts_are_like(
+        self, check: Check, tmp_path: Path, text: str
+    ) -> None:
+        data, link = users_file(tmp_path, text=text), tmp_path / "public.jsonl"
+        link.symlink_to(data)
+        for public in (data, link):
+            said = stops(check(f"data={data}", f"public-text={public}", app=ASK_ONCE))
+            assert said["public text"].startswith(
+                f'public-text = "{public}" is the text of the users (data): what is chosen of it'
+            )
+
+    def test_other_text_is_public(self, found: Callable[..., Finding | None]) -> None:
+        assert found(self.theirs(100)) is None
+
+    def test_a_few_quotations_are_worth_a_word_and_more_stop_the_run(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        for leaked, level in ((3, "warning"), (4, "stops")):
+            quoted = [f" The  {one[4:].upper()}" for one in self.mine(*range(leaked))]
+            said = found(self.theirs(1000) + quoted)
+            assert said is not None
+            assert said.level == level
+            assert f"holds {leaked} of the users' 300 longer texts and lines, in " in said.sentence
+        # Of few users as well.
+        said = found(self.theirs(1000) + self.mine(1), users=30)
+        assert said is not None
+        assert said.level == "warning"
+
+    def test_a_sample_of_them_is_their_text_however_many_others_there_are(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        said = found(self.mine(*range(10)), users=3000)
+        assert said is not None
+        assert said.level == "stops"
+        said = found(self.theirs(3000) + self.mine(*range(10)), users=3000)
+        assert said is not None
+        assert said.level == "warning"
+
+    def test_their_lines_in_one_document_are_found(
+        self, found: Callable[..., Finding | None]
+    ) -> None:
+        said = found(["\n".join(self.mine(*range(20)))])
+        assert said is not None
+        assert said.level == "stops"
+        said = found(self.mine(*range(20)), text=f"Dear all,\n{self.TEXT}")
+        assert said is not None
+        assert said.level == "stops"
+
+
+def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:
+    public = tmp_path / "public.jsonl"
+    public.write_text("id,text\n1,some words\n")
+    said = stops(check("epsilon=8", f"public-text={public}", app=ASK_ONCE))
+    assert said == {
+        "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
+        'string "text"'
+    }
+
+
+@pytest.mark.parametrize("app", [ASK_ONCE, HYBRID, MID_TRAINING])
+def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
+    public = tmp_path / "public.jsonl"
+    long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
+
+    def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
+        public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        found = check("epsilon=8", f"public-text={public}", *settings, app=app).findings
+        return [(one.level, one.sentence) for one in found if one.topic == "public text"]
+
+    ((level, sentence),) = said(["A short one."] * 50)
+    assert level == "stops"
+    assert "has no row of least-row-tokens = 32 tokens" in sentence
+    ((level, sentence),) = said([long, "A short one."])
+    assert level == "warning"
+    assert "has 1 row of least-row-tokens = 32 tokens or more, of which 1 are" in sentence
+    fewest = () if app == MID_TRAINING else ("least-selected=20",)
+    assert said([f"{number}. {long}" for number in range(100)], *fewest) == []
