@@ -36,6 +36,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import (
     Cohort,
+    ConditionalDelta,
     ModelDelta,
     Query,
     TrainableModel,
@@ -215,11 +216,14 @@ class _ConditionedUpdates(_Updates):
             there = usable[first:last].tolist()
             kept.append(tuple(itertools.compress(own, there)))
         vectors, owners = vectors[usable], samples.owners[usable]
+        ends = np.ones(len(samples), dtype=np.bool_) if samples.ends is None else samples.ends
+        ends = ends[usable]
         bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
         return replace(
             found,
             samples=tuple(kept),
             embeddings=tuple(vectors[first:last] for first, last in itertools.pairwise(bounds)),
+            ends=tuple(ends[first:last] for first, last in itertools.pairwise(bounds)),
         )
 
 
@@ -233,18 +237,22 @@ class _Tokens:
         user_ids: for each user, who they are: the order of training is theirs alone.
         embeddings: for each user, (n, d) float32 of their samples, which find the conditions that
             they are trained on after; None where they have none.
+        ends: for each user, (n,) bool, whether a document ends with each sample; None where there
+            are no conditions, and nothing is learnt of ends.
     """
 
     source: _Updates
     samples: tuple[tuple[array[int], ...], ...]
     user_ids: tuple[str, ...]
     embeddings: tuple[npt.NDArray[np.float32], ...] | None = None
+    ends: tuple[npt.NDArray[np.bool_], ...] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Of the tokens and the embeddings."""
+        """Of the tokens, the embeddings and the ends."""
         tokens = sum(sys.getsizeof(sample) for own in self.samples for sample in own)
-        return tokens + sum(rows.nbytes for rows in self.embeddings or ())
+        beside = (*(self.embeddings or ()), *(self.ends or ()))
+        return tokens + sum(rows.nbytes for rows in beside)
 
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:
@@ -295,21 +303,26 @@ class _Tokens:
         """Public text, after a condition where there are any."""
         if not conditions:
             return _Rows(self.source.probe)
-        return self._after([conditions[0]] * len(self.source.probe), self.source.probe)
+        probe = self.source.probe
+        return self._after([conditions[0]] * len(probe), probe, [True] * len(probe))
 
     def _rows(self, user: int, ask: wire.Ask, conditions: Sequence[list[int]]) -> _Rows:
         """What a user trains on: their samples, after the conditions of their topics if any."""
         samples = [sample.tolist() for sample in self.samples[user]]
-        if self.embeddings is None:
+        if self.embeddings is None or self.ends is None:
             return _Rows(samples)
         topics = nearest_candidates(self.embeddings[user], ask.broadcast["centres"])
-        return self._after([conditions[topic] for topic in topics.tolist()], samples)
+        everywhere = isinstance(ask.query, ConditionalDelta) and ask.query.learn_ends == "samples"
+        ends = [True] * len(samples) if everywhere else self.ends[user].tolist()
+        return self._after([conditions[topic] for topic in topics.tolist()], samples, ends)
 
-    def _after(self, before: Sequence[list[int]], samples: Sequence[list[int]]) -> _Rows:
-        """Each sample after its own condition."""
+    def _after(
+        self, before: Sequence[list[int]], samples: Sequence[list[int]], ends: Sequence[bool]
+    ) -> _Rows:
+        """Each sample after its own condition, and before an end where it has one."""
         after = self.source.model.after_condition
         return _Rows(
-            [after(row, own) for row, own in zip(before, samples, strict=True)],
+            [after(b, own, ends=end) for b, own, end in zip(before, samples, ends, strict=True)],
             [len(row) for row in before],
         )
 

@@ -43,12 +43,15 @@ class Samples:
         owners: int64 (n,), index of the user, nondecreasing.
         num_users: Number of users, those without samples included.
         labels: int64 (n,), which of the run's classes each sample is of; None where there are none.
+        ends: bool (n,), whether its document ends with each sample; None where each is a
+            whole document.
     """
 
     texts: list[str]
     owners: NDArray[np.int64]  # (n,)
     num_users: int
     labels: NDArray[np.int64] | None = None  # (n,)
+    ends: NDArray[np.bool_] | None = None  # (n,)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -170,6 +173,7 @@ class Cut(Settings):
         texts: list[str] = []
         owners: list[int] = []
         documents: list[int] = []
+        ends: list[bool] = []
         failed: list[str] = []
         found = self._pieces(users.texts, tokenizer, progress)
         for document, (owner, pieces) in enumerate(zip(users.owners.tolist(), found, strict=True)):
@@ -177,18 +181,22 @@ class Cut(Settings):
                 failed.append(users.user_ids[owner])
                 continue
             texts.extend(pieces)
+            ends.extend(_ends(users.texts[document], pieces))
             owners.extend([owner] * len(pieces))
             documents.extend([document] * len(pieces))
         if failed:
             quarantine.note(failed, records=len(failed))
         owner_array = np.asarray(owners, dtype=np.int64)
+        end_array = np.asarray(ends, dtype=np.bool_)
         labels = self._class_of(users)[documents] if self.classes else None
         if self.max_samples is not None:
             keep = _cap(texts, owner_array, users.user_ids, self.max_samples, seed_key(self.seed))
             texts = [texts[index] for index in keep]
-            owner_array = owner_array[keep]
+            owner_array, end_array = owner_array[keep], end_array[keep]
             labels = None if labels is None else labels[keep]
-        return Samples(texts=texts, owners=owner_array, num_users=len(users), labels=labels)
+        return Samples(
+            texts=texts, owners=owner_array, num_users=len(users), labels=labels, ends=end_array
+        )
 
     def _class_of(self, users: Users) -> NDArray[np.int64]:
         """Which class each document is of, all of which count."""
@@ -286,6 +294,15 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         ConfigError: If the tokenizer is not a fast one.
     """
     return [list(encoding.ids) for encoding in _encode(tokenizer, list(texts))]
+
+
+def _ends(document: str, pieces: Sequence[str]) -> list[bool]:
+    """Of each piece of a document whether the document ends with it.
+
+    None does where a tail too short for a sample was left out.
+    """
+    last = bool(pieces) and document.rstrip().endswith(pieces[-1].rstrip())
+    return [False] * (len(pieces) - 1) + [last] if pieces else []
 
 
 def _whole(documents: Sequence[str]) -> list[list[str]]:

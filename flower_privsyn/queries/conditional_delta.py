@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast
 
 _SEPARATOR = "\0"
+
+LearnEnds = Literal["documents", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,12 @@ class ConditionalDelta(ModelDelta):
     References:
         Tan et al. 2025 (CTCL), section 3.3.
     """
+
+    learn_ends: Annotated[
+        LearnEnds,
+        'after what the model learns that a text ends: "documents", where one does; "samples", '
+        "after each of them, of which most may be cut off.",
+    ] = "documents"
 
     name: ClassVar[str] = "conditional_delta"
     conditioned: ClassVar[bool] = True

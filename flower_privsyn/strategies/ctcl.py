@@ -41,6 +41,7 @@ from flower_privsyn.queries import (
     conditioned_fingerprint,
     pack_conditions,
 )
+from flower_privsyn.queries.conditional_delta import LearnEnds
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
@@ -146,6 +147,11 @@ class CTCLConfig(CorrelatedTrainingConfig):
         "whether a document stands after the keywords of its topic; without them documents are "
         "trained on and written alone, as by the vanilla generator of the paper's tables.",
     ] = True
+    learn_ends: Annotated[
+        LearnEnds,
+        'where the generator learns that a text ends. "documents": where one of the users\' does; '
+        '"samples": after each sample, cut off or not.',
+    ] = "documents"
     document_type: Annotated[
         str, 'what the documents are, in public words, for the conditions; "" for none.'
     ] = ""
@@ -209,6 +215,7 @@ class CTCLConfig(CorrelatedTrainingConfig):
             epochs=self.local_epochs,
             batch_size=self.local_batch_size,
             max_steps=self.local_steps,
+            learn_ends=self.learn_ends,
         )
 
     def sampling_of(self, population: int) -> Sampling:

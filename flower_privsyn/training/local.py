@@ -277,7 +277,9 @@ class LocalModel:
         known = len(base_model(self._model).get_input_embeddings().weight)
         return [[*self._begin, *(t for t in row if t < known)][: self._positions] for row in rows]
 
-    def after_condition(self, condition: Sequence[int], sample: Sequence[int]) -> list[int]:
+    def after_condition(
+        self, condition: Sequence[int], sample: Sequence[int], *, ends: bool = True
+    ) -> list[int]:
         """A sample as it stands after a condition, and before the token that ends a text.
 
         The two are tokenized apart. What does not fit the model is left out.
@@ -285,8 +287,10 @@ class LocalModel:
         Args:
             condition: by `encode`.
             sample: by `encode`.
+            ends: whether that token stands there; without it nothing is learnt of where texts end.
         """
-        return [*condition, *sample[len(self._begin) :], *self._end][: self._positions]
+        end = self._end if ends else ()
+        return [*condition, *sample[len(self._begin) :], *end][: self._positions]
 
     def update(
         self,

@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.data import Users
+from flower_privsyn.data import Cut, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeGuard, model_digest, simulated
@@ -114,6 +114,39 @@ def test_every_document_stands_after_the_condition_that_is_nearest_to_it(
         app_of(rows, tmp_path), data, broadcast(model, conditions=pack_conditions(CONDITIONS[::-1]))
     )
     assert not np.allclose(found, turned, atol=1e-4)
+
+
+@pytest.mark.parametrize("learn_ends", ["documents", "samples"])
+def test_an_end_is_learnt_where_a_document_ends(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path, learn_ends: Any
+) -> None:
+    """And after every sample, cut off or not, where that is asked for."""
+    data = replace(data, max_tokens=8, max_samples=9)
+    rows = [("a", "the river waits and the river sings and the river reads and waits")]
+    asked = Cut(max_tokens=8, max_samples=9, seed=data.seed)
+    samples = asked.samples(Users.from_rows(rows), tokenizer=model.tokenizer)
+    assert samples.ends is not None
+    assert len(samples) > 2
+    assert samples.ends.sum() <= 1
+    (condition, _) = model.encode(CONDITIONS)
+    ends = samples.ends.tolist() if learn_ends == "documents" else [True] * len(samples)
+    update = model.update(
+        [
+            model.after_condition(condition, own, ends=end)
+            for own, end in zip(model.encode(samples.texts), ends, strict=True)
+        ],
+        given=[len(condition)] * len(samples),
+        learning_rate=0.5,
+        epochs=1,
+        batch_size=1,
+        seed=[data.seed, 1, *b"a"],
+    )
+    assert update is not None
+    question = replace(QUESTION, learn_ends=learn_ends)
+    found = answer(app_of(rows, tmp_path), data, broadcast(model), question)
+    assert isinstance(found, np.ndarray)
+    length = np.linalg.norm(update)
+    assert np.allclose(found, update * min(1.0, 0.05 / length) / 0.05, atol=1e-6)
 
 
 def test_a_user_s_update_is_bounded_whatever_the_conditions(

@@ -149,6 +149,32 @@ def test_short_tails_are_dropped_and_short_documents_kept() -> None:
     assert samples.num_users == 3
 
 
+def test_a_document_ends_with_its_last_sample_unless_a_tail_was_dropped() -> None:
+    words = "one two three four five six seven eight nine ten eleven twelve".split()
+    documents = {
+        "a": [" ".join(words)],  # eight and four
+        "b": [" ".join(words[:10])],  # the last two are too few
+        "c": ["yes \n", "\u200b"],
+        "d": [" ".join(words[:5]), " ".join(words[:8])],
+    }
+    users = users_of(documents)
+    samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
+    assert samples.ends is not None
+    assert samples.ends.tolist() == [False, True, False, True, True, True]
+    # What the cap keeps brings its own along.
+    capped = samples_of(users, tokenizer=wordpiece(), max_tokens=8, max_samples=1, seed=2)
+    assert capped.ends is not None
+    rows = zip(samples.owners, samples.texts, samples.ends.tolist(), strict=True)
+    whole = {(owner, text): end for owner, text, end in rows}
+    kept = zip(capped.owners, capped.texts, strict=True)
+    assert capped.ends.tolist() == [whole[row] for row in kept]
+    assert not capped.ends.all()
+    # A document that is not cut ends with itself.
+    found = samples_of(users, tokenizer=None, max_tokens=None)
+    assert found.ends is not None
+    assert found.ends.all()
+
+
 def test_a_word_longer_than_a_sample_is_torn_between_characters() -> None:
     word = "pneumonoultramicroscopicsilicovolcanoconiosis" * 3
     samples = samples_of(users_of({"a": [word]}), tokenizer=wordpiece(), max_tokens=8)
