@@ -427,6 +427,9 @@ def _check_claim(ask: Ask) -> None:
         0 <= ask.sample_count <= min(sampling.sample_size, ask.roster_users)
     ):
         raise WireError("the request draws more users than the whole cohort has, or the node")
+    if isinstance(sampling, FixedSizeSampling) and ask.data.max_nodes_per_user > 1:
+        # Nobody accounts for one who may be drawn on each of several nodes.
+        raise WireError("the request draws a cohort of a fixed size of users on several nodes")
     if ask.secure is not None and (
         ask.correlation is not None or isinstance(sampling, FixedSizeSampling)
     ):

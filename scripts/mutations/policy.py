@@ -306,6 +306,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/messages/test_wire.py",),
     ),
     Mutation(
+        name="a cohort of a fixed size is drawn of users who are on several nodes",
+        file=WIRE,
+        function="_check_claim",
+        before=" and ask.data.max_nodes_per_user > 1:\n",
+        after=" and False:\n",
+        tests=("tests/messages/test_wire.py",),
+    ),
+    Mutation(
+        name="users on several nodes are accounted for as drawn once in a cohort of a fixed size",
+        file=CHARGE,
+        function="planned_release",
+        before="if not alone or relation is NeighboringRelation.ADD_REMOVE:\n",
+        after="if relation is NeighboringRelation.ADD_REMOVE:\n",
+        tests=(f"{ACCOUNT_TESTS}::TestEpsilon",),
+    ),
+    Mutation(
         name="a population is smaller than the users of one of its nodes",
         file="flower_privsyn/client_apps/answer.py",
         function="chosen_users",
@@ -366,6 +382,42 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="        coins=_coins(ask),\n",
         after="",
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
+    ),
+    Mutation(
+        name="the draw of one round shows again in another",
+        file=CHARGES,
+        function="_coins",
+        before="PoissonSampling | FixedSizeSampling",
+        after="PoissonSampling",
+        tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
+    ),
+    Mutation(
+        name="what is told is written before it is charged",
+        file="flower_privsyn/node/paraphrase.py",
+        function="paraphrase_file",
+        before=(
+            "            append_json_lines(ledger, lines)\n"
+            "            append_json_lines(\n"
+            "                output,\n"
+            "                [\n"
+            '                    {"client_id": documents[place][0], "text": text, '
+            '"document": place}\n'
+            "                    for place, text in zip(places, batch, strict=True)\n"
+            "                ],\n"
+            "            )\n"
+        ),
+        after=(
+            "            append_json_lines(\n"
+            "                output,\n"
+            "                [\n"
+            '                    {"client_id": documents[place][0], "text": text, '
+            '"document": place}\n'
+            "                    for place, text in zip(places, batch, strict=True)\n"
+            "                ],\n"
+            "            )\n"
+            "            append_json_lines(ledger, lines)\n"
+        ),
+        tests=("tests/node/test_paraphrase.py",),
     ),
     Mutation(
         name="a server may name no model at all",

@@ -21,6 +21,22 @@ OWNERS = "tests/node/test_secure.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="masks cancel over different candidates",
+        file="flower_privsyn/messages/secure.py",
+        function="question_digest",
+        before="        if name == _SECURE:\n",
+        after="        if name == _SECURE or isinstance(record, ArrayRecord):\n",
+        tests=("tests/messages/test_secure.py",),
+    ),
+    Mutation(
+        name="a node takes noise that no node can have a share of",
+        file="flower_privsyn/messages/wire.py",
+        function="_check_claim",
+        before="    if ask.secure is not None and (\n",
+        after="    if ask.secure is None and (\n",
+        tests=("tests/messages/test_wire.py",),
+    ),
+    Mutation(
         name="a node gives both shares of a node that answered",
         file=NODE,
         function="unmask",

@@ -23,9 +23,14 @@ from flower_privsyn.privacy import (
     PoissonSampling,
 )
 from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.secure_aggregation import Terms
 from tests.support.questions import DATA, ask
 
 TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
+TERMS = Terms(least_nodes=4, colluding=1)
+BANDS = Correlation.create(
+    BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
+)
 
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
@@ -108,6 +113,16 @@ class TestRequests:
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 4, "roster_users": 9},
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "roster_users": 2},
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
+            {
+                **{"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
+                **{"roster_users": 3, "data": replace(DATA, max_nodes_per_user=2)},
+                "mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=10.0),
+            },
+            {
+                **{"sampling": FixedSizeSampling(3, population=40), "sample_count": 3},
+                **{"roster_users": 3, "secure": TERMS},
+            },
+            {"secure": TERMS, "correlation": BANDS, "sampling": FullParticipation(population=40)},
             {"sampling": TURNS},
             {"sampling": TURNS.of_round(3)},
             {"data": replace(DATA, embedding_model="")},
@@ -126,6 +141,8 @@ class TestRequests:
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "roster_users": 3},
             {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0, "roster_users": 9},
             {"sampling": TURNS.of_round(4)},
+            {"secure": TERMS},
+            {"correlation": BANDS, "sampling": FullParticipation(population=40)},
         ],
     )
     def test_a_claim_that_can_be_true_arrives(self, changes: dict[str, Any]) -> None:
@@ -136,14 +153,12 @@ class TestRequests:
         assert got.roster_users == sent.roster_users
 
     def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
-        rounds = Participation(rounds=6)
-        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), rounds)
-        sent = ask(correlation=correlation, sampling=FullParticipation(population=40))
+        sent = ask(correlation=BANDS, sampling=FullParticipation(population=40))
         record = wire.broadcast_record(sent.broadcast, precision="float32")
         got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
-        assert got.correlation == correlation
+        assert got.correlation == BANDS
         turns = CyclicSampling(groups=2, rounds=6, salt="0" * 32).of_round(4)
-        other = wire.pack_ask(ask(correlation=correlation, sampling=turns), record)
+        other = wire.pack_ask(ask(correlation=BANDS, sampling=turns), record)
         with pytest.raises(wire.WireError, match="accounted"):
             wire.unpack_ask(message(other), NearestNeighborHistogram)
 

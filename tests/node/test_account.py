@@ -98,6 +98,13 @@ class TestEpsilon:
         joined = NodePolicy(relation=NeighboringRelation.ADD_REMOVE)
         assert of(drawn).epsilon(joined) == pytest.approx(gaussian([1.0]))
 
+    def test_of_a_fixed_size_cohort_of_users_on_two_nodes_is_unsampled(self, asked: Asked) -> None:
+        """Requests of it are refused; the account counts whatever it is given."""
+        wide = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=6.0)
+        drawn = {"mechanism": wide, "sampling": FixedSizeSampling(3, population=30)}
+        twice = of(*(asked(n, max_nodes_per_user=2, **drawn) for n in (1, 2, 3)))
+        assert twice.epsilon(NodePolicy()) == pytest.approx(gaussian([1.0] * 3))
+
     def test_of_an_answer_without_noise_is_infinite(self, asked: Asked) -> None:
         assert of(asked(multiplier=0.0)).epsilon(NodePolicy()) == math.inf
         assert of().epsilon(NodePolicy()) == 0.0

@@ -13,6 +13,8 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.files import append_json_lines
+from flower_privsyn.node import paraphrase
 from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.privacy.token_choice import TokenChoice
@@ -113,6 +115,26 @@ def test_an_interrupted_file_goes_on_and_charges_nobody_twice(
     assert [row["document"] for row in lines(file)] == [0, 2, 3, 4]
     charged = lines(tmp_path / "out.jsonl.ledger.jsonl")[1:]
     assert [row["document"] for row in charged] == [0, 1, 2, 3, 4]
+
+
+def test_killed_between_charge_and_text_it_has_charged(
+    write: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other order would leave texts that no line accounts for, to be drawn again."""
+
+    def append(path: Path, rows: Any) -> None:
+        append_json_lines(path, rows)
+        if "document" in rows[0]:
+            raise Stop
+
+    monkeypatch.setattr(paraphrase, "append_json_lines", append)
+    with pytest.raises(Stop):
+        write()
+    assert lines(tmp_path / "out.jsonl") == []
+    charged = lines(tmp_path / "out.jsonl.ledger.jsonl")[1:]
+    assert [row["document"] for row in charged] == [0, 1]
+    monkeypatch.undo()
+    assert write().lost == 2
 
 
 def test_documents_in_another_order_or_changed_are_not_told_again(

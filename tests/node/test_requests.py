@@ -339,14 +339,24 @@ class TestWhoIsDrawn:
             drawn = {"sampling": sampling, "sample_count": 3, "roster_users": said}
             assert answers(twelve, node, **drawn)[0] == expected
 
-    def test_coins_are_flipped_once(self, answers: Answering) -> None:
-        node, sampling = {"dataset": "people"}, PoissonSampling(0.5)
-        first = answers(twelve, node, sampling=sampling)
+    @pytest.mark.parametrize(
+        "sampling",
+        [
+            {"sampling": PoissonSampling(0.5)},
+            {
+                **{"sampling": FixedSizeSampling(3, population=40)},
+                **{"sample_count": 3, "roster_users": 12},
+            },
+        ],
+    )
+    def test_coins_are_flipped_once(self, answers: Answering, sampling: dict[str, Any]) -> None:
+        node = {"dataset": "people"}
+        first = answers(twelve, node, **sampling)
         assert isinstance(first[0], int)
         for changes in ({"round_number": 2}, {"round_number": 3, "num_rounds": 30}):
-            again = answers(twelve, node, sampling=sampling, **changes)
+            again = answers(twelve, node, **sampling, **changes)
             assert again == ("NOT_ALLOWED", 0.0)
-            fresh = answers(twelve, node, sampling=sampling, sampling_key=b"%d" % changes[
+            fresh = answers(twelve, node, **sampling, sampling_key=b"%d" % changes[
                 "round_number"] * 32, **changes)  # fmt: skip
             assert isinstance(fresh[0], int)
 
