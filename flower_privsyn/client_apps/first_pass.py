@@ -65,7 +65,7 @@ class FirstPass:
     bytes_on_disk: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # ids are nobody's to print
 class _Node:
     key: str
     user_ids: tuple[str, ...]

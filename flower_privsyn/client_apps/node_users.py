@@ -93,7 +93,7 @@ def default_embedder(name: str, precision: str) -> Embedder:
     return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prepared:
     """A node's users, in memory between messages.
 

@@ -18,6 +18,7 @@ from flower_privsyn.data import Gathered, Users, gather_configured, load_configu
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import DataError, NotAllowedError
 from flower_privsyn.node import in_simulation
+from flower_privsyn.privacy import quarantine
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
@@ -85,7 +86,8 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     if sample is not None and run.get("data") == "sample":
         run = {**run, "data": str(sample)}
     if _strict.get():
-        load_configured(own, run, labels=labels, strict=True)
+        with quarantine.counting():  # what is left out is counted as it is read below
+            load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
     return dealt.read(context.run_id, own, run, labels=labels)

@@ -227,7 +227,7 @@ class _ConditionedUpdates(_Updates):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # whoever prints one prints no text
 class _Tokens:
     """The samples of a node's users as tokens, in memory between messages and nowhere else.
 
@@ -362,7 +362,7 @@ def is_finite(update: npt.NDArray[np.float32]) -> bool:
         return bool(np.isfinite(np.dot(update, update)) or np.isfinite(update).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Rows:
     """What one user trains on.
 

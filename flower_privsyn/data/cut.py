@@ -57,6 +57,10 @@ class Samples:
         """Number of samples."""
         return len(self.texts)
 
+    def __repr__(self) -> str:
+        """Sizes alone, as of `Users`."""
+        return f"Samples({self.num_users} users, {len(self.texts)} samples)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(Settings):

@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 _LEFT: Final = 0.75
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Part:
     """Documents of some rows, as Arrow arrays, and whose they are."""
 

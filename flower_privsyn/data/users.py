@@ -177,6 +177,10 @@ class Users:
         """Number of users, those without documents included."""
         return len(self.user_ids)
 
+    def __repr__(self) -> str:
+        """Sizes alone: what is printed, or stands in a traceback, is nobody's text and no id."""
+        return f"Users({len(self.user_ids)} users, {len(self.texts)} texts)"
+
     def select(self, mask: NDArray[np.bool_]) -> Users:
         """Keep the users where ``mask`` is true, with all their documents.
 

@@ -54,7 +54,7 @@ def _page_advice() -> Callable[[int, int, int], int] | None:
 _madvise = _page_advice()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StoredRecords:
     """The records of a node's users, mapped from its disk.
 

@@ -54,6 +54,10 @@ class LabelledTexts:
         """Number of texts."""
         return len(self.texts)
 
+    def __repr__(self) -> str:
+        """Sizes alone: the texts may be users'."""
+        return f"LabelledTexts({len(self.texts)} texts)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Share(NotPrivate):

@@ -13,7 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -159,7 +159,7 @@ class Ask:
     broadcast: Broadcast
     data: DataRequest
     sampling: Sampling
-    sampling_key: bytes
+    sampling_key: bytes = field(repr=False)  # tells who takes part
     mechanism: GaussianMechanism
     num_rounds: int
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
@@ -173,7 +173,7 @@ class Ask:
         return here if self.roster_users < 0 else self.roster_users
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Answer:
     """A node's reply: the sum over its users, and how many they were.
 

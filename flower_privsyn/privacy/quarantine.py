@@ -134,6 +134,10 @@ class Tally:
         """Whether anything was."""
         return bool(self.records or self.users or self.other_class)
 
+    def __repr__(self) -> str:
+        """As in words: ids are nobody's to print."""
+        return f"Tally({self})"
+
     def __str__(self) -> str:
         """Counts alone: no id, no text, no label."""
         said = []

@@ -359,7 +359,7 @@ class JointSketch(Query):
         return users, items, counts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Text:
     """The tokens of a batch that count, one after another.
 

@@ -105,6 +105,10 @@ class Cohort:
         if self.labels is not None and self.labels.shape != self.owners.shape:
             raise ValueError(f"labels must be (n,), got {self.labels.shape}")
 
+    def __repr__(self) -> str:
+        """Sizes alone: a question that is traced or fails must not print what somebody wrote."""
+        return f"Cohort({self.num_users} users, {len(self.records)} records)"
+
     @classmethod
     def of(
         cls,

@@ -57,7 +57,7 @@ Shares: TypeAlias = Mapping[int, tuple[bytes, bytes]]
 """By node, a share of its self mask's seed and one of its mask key."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Advertised:
     """A node that has shown its keys.
 
@@ -74,7 +74,7 @@ class Advertised:
     mask_secret: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shared:
     """A node that has given shares away.
 
@@ -93,7 +93,7 @@ class Shared:
     self_seed: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Ready:
     """A node that has opened its neighbours' shares; never stored.
 
@@ -108,7 +108,7 @@ class Ready:
     shares: Shares
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Masked:
     """A node that has answered. Its own secrets are gone.
 
@@ -127,7 +127,7 @@ class Masked:
     shares: Shares
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Agreed:
     """A node that has signed one set of survivors.
 
@@ -153,7 +153,7 @@ class Sealed:
     letters: Mapping[int, bytes]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Unmasking:
     """What a node sends in the last step: of every neighbour one share, never both.
 

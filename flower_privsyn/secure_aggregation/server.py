@@ -22,7 +22,7 @@ from flower_privsyn.secure_aggregation.roster import (
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class ServerRound:
     """One round at the server, which follows the protocol.
 

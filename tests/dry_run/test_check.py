@@ -354,13 +354,16 @@ def test_noise_is_not_tried_on_what_is_not_known(
     assert sentence in said.sentence
 
 
-def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path) -> None:
+@pytest.mark.parametrize("app", [OWN_DATA, ASK_ONCE])
+def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path, app: Path) -> None:
+    """Each record once, also where the nodes' own code reads the file: by one who would name it."""
     data = users_file(tmp_path)
     with data.open("a") as file:
         file.write('{"client_id": "u1", "text": null}\n')
-    (finding,) = check("epsilon=8", f"data={data}").of_level("warning")
-    assert finding.topic == "data"
-    assert finding.sentence.startswith("1 ")
+    settings = ("epsilon=8", f"data={data}", *(() if app == OWN_DATA else ("num-nodes=3",)))
+    said = [one.sentence for one in check(*settings, app=app).of_level("warning")]
+    (sentence,) = [one for one in said if "left out as unusable" in one]
+    assert sentence.startswith("1 records of 1 users ")
 
 
 @pytest.mark.parametrize("case", [*GOOD, *BAD], ids=str)

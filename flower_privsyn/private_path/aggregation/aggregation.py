@@ -40,7 +40,7 @@ class Expected:
     roster_users: Mapping[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Collected:
     """The raw sum of a round.
 
