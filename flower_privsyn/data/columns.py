@@ -357,7 +357,11 @@ def _strings(column: Any, name: str, allowed: str, *, integers: bool) -> Any:
     elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not (
         getattr(pa.types, "is_string_view", lambda _: False)(kind)
     ):
-        raise Problem(None, f"{name!r} must be {allowed}, but the column holds {kind}")
+        said = f"{name!r} must be {allowed}, but the column holds {kind}"
+        if integers and pa.types.is_floating(kind):
+            # What pandas makes of whole numbers where one is missing: 7 would be "7.0".
+            said += "; of a DataFrame: frame[column].astype('Int64').astype(str)"
+        raise Problem(None, said)
     # 64-bit offsets: several files together may hold more than 2 GiB of text.
     return column.cast(pa.large_string())
 

@@ -397,7 +397,7 @@ def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
     raise DataError(
         f"no document is of any class of this run, which has {few(classes)}: {said}. Every answer "
         "would be noise alone: set label-column to the column that names the class, or classes to "
-        "names that are public and spelt as the column spells them."
+        "names that are public, spelt as the column spells them, with semicolons between them."
     )
 
 

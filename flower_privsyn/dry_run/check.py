@@ -208,6 +208,7 @@ def _settings_of(
                 f"{app.name} chooses {several} in its code: what it will ask is not known here",
                 level="warning",
             )
+            report.unknown = True
             return None, None
         settings, strategy = found[0]
         rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
@@ -234,8 +235,14 @@ def _read(
         if tally:
             report.say("data", str(tally), level="warning")
         if people is None:
-            said = f"{app.name} reads its users without this package: nothing is known of them"
-            report.say("data", said, level="warning")
+            report.say(
+                "data",
+                f"{app.name}'s ClientApp has no handlers of this package (add_handlers): "
+                "its nodes answer no question of a strategy, and nothing is known of its "
+                "users",
+                level="warning",
+            )
+            report.unknown = True
             return None
         report.not_private = True
         report.figures |= {"users": people.users, "documents": people.documents}

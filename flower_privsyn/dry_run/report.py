@@ -35,11 +35,13 @@ class Report:
         findings: the sentences.
         figures: numbers behind them, as plain JSON values.
         not_private: whether private text was counted for some of them.
+        unknown: whether something that a run needs can be known from the app's own code alone.
     """
 
     findings: list[Finding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     not_private: bool = False
+    unknown: bool = False
 
     def say(self, topic: str, sentence: str, *, level: Level = "fine") -> None:
         """Add a sentence, without a full stop."""
@@ -66,6 +68,8 @@ class Report:
         stops, warnings = (len(self.of_level(level)) for level in ("stops", "warning"))
         if stops:
             return f"Not ready: {stops} thing{'s stop' if stops > 1 else ' stops'} the run"
+        if self.unknown:
+            return "Nothing that is known here stops it, and not all of it is known"
         if warnings:
             return f"It will run, with {warnings} warning{'s' if warnings > 1 else ''}"
         return "Ready"

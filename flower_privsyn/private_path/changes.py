@@ -26,7 +26,7 @@ _PLACE = frozenset({"resume", "run-dir"})
 _RETIRED: Final = {"noise": "central", "shares-required": 0}
 
 #: Settings that are younger than some runs, which did something else than is usual now.
-_BEFORE_THEM: Final = {"bias-comes": "after"}
+_BEFORE_THEM: Final = {"bias-comes": "after", "learn-ends": "samples"}
 
 #: Settings of every method that a resumed run may change: no release depends on them.
 _ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "tracker"}

@@ -44,7 +44,7 @@ from flower_privsyn.report.rounds import (
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import MIGRATED_STAMP, stamp_of
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_of
+from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.runs.surroundings import PLACES
 
 _PANELS = 3
@@ -536,13 +536,15 @@ class RunFacts:
                 note = f"{whole(len(texts.texts))} texts{best}"
                 cards.append(Sample(self._heading(texts), texts.best(_ROUND_SAMPLES), note))
         final: list[str] = []
-        count = 0
+        count, chosen = 0, False
         for record in read_json_lines(self.run.synthetic_jsonl):
             count += 1
+            chosen = chosen or record.get("source") == SELECTED
             if len(final) < _FINAL_SAMPLES:
                 final.append(str(record.get("text", "")))
         if final:
-            cards.append(Sample("Result", final, f"{whole(count)} synthetic texts; the first"))
+            kind = "public texts that were chosen, as they are" if chosen else "synthetic texts"
+            cards.append(Sample("Result", final, f"{whole(count)} {kind}; the first"))
         return cards
 
     @property

@@ -426,6 +426,21 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
     assert {path: path.stat().st_mtime for path in folder.rglob("*")} == before
 
 
+def test_it_is_not_known_whether_an_app_without_handlers_runs(check: Check, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    (app / "own").mkdir(parents=True)
+    project = (OWN_DATA / "pyproject.toml").read_text()
+    client = "flower_privsyn.client_apps.default:app"
+    (app / "pyproject.toml").write_text(project.replace(client, "own.client_app:app"))
+    code = "from flwr.clientapp import ClientApp\napp = ClientApp()\n"
+    (app / "own" / "client_app.py").write_text(code)
+    report = check("epsilon=8", app=app)
+    said = [one.sentence for one in report.of_level("warning") if one.topic == "data"]
+    assert "no handlers of this package (add_handlers)" in said[0]
+    assert report.ready
+    assert report.verdict == "Nothing that is known here stops it, and not all of it is known"
+
+
 def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
     app = tmp_path / "app"
     (app / "own").mkdir(parents=True)
