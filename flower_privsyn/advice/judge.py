@@ -49,11 +49,9 @@ class Need:
         if self.upload is not None:
             check_whole("--upload", self.upload, ge=1)
 
-    def distance(self, cell: MeasuredCell) -> float:
-        """From a cell: factors of ten in users and in epsilon, added up."""
-        return abs(math.log10(self.users / cell.users)) + abs(
-            math.log10(self.epsilon / cell.epsilon)
-        )
+    def distance(self, users: int, epsilon: float) -> float:
+        """From a place: factors of ten in users and in epsilon, added up."""
+        return abs(math.log10(self.users / users)) + abs(math.log10(self.epsilon / epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ class Advice:
 
     Attributes:
         need: what they have.
-        judgements: one for each kind of text.
+        judgements: one for each kind of text, that of the nearest place first.
         unmeasured: methods of which no kind of text has a cell in its place.
     """
 
@@ -118,7 +116,8 @@ def advise(table: MeasuredTable, need: Need) -> Advice:
         table: of measured cells.
         need: users, epsilon and upload.
     """
-    judgements = tuple(_judged(table.private(data), need) for data in table.kinds)
+    judged = (_judged(table.private(data), need) for data in table.kinds)
+    judgements = tuple(sorted(judged, key=lambda one: round(need.distance(*one.place), 9)))
     seen = {cell.method for one in judgements for cell in (*one.ranked, *one.too_large)}
     # A strategy was measured where settings of it were.
     seen |= {compared()[name].settings_of for name in seen & compared().keys()}
@@ -150,7 +149,7 @@ def _judged(cells: Sequence[MeasuredCell], need: Need) -> Judgement:
 
 
 def _distance(cell: MeasuredCell, need: Need) -> float:
-    return round(need.distance(cell), 9)
+    return round(need.distance(cell.users, cell.epsilon), 9)
 
 
 def _fits(cell: MeasuredCell, need: Need) -> bool:
@@ -167,7 +166,7 @@ def _ahead(
     """What was not run in a place, fits, and is ahead of the first there in another one."""
     run, found = {cell.method for cell in here}, dict[str, MeasuredCell]()
     first = next((cell.method for cell in here if _fits(cell, need)), None)
-    for cell in sorted(cells, key=need.distance):
+    for cell in sorted(cells, key=lambda cell: need.distance(cell.users, cell.epsilon)):
         if cell.method in run or not _fits(cell, need):
             continue
         rival = next((one for one in cells if (one.place, one.method) == (cell.place, first)), None)
@@ -212,10 +211,10 @@ def _differences(
         if low <= wanted <= high:
             if wanted != here:
                 between.append(
-                    f"{word} {wanted:,g} is between those measured, {low:,g} to {high:,g}; "
+                    f"{word} {wanted:,.10g} is between those measured, {low:,g} to {high:,g}; "
                     f"judged by {here:,g}"
                 )
             continue
         side, edge = ("below the least", low) if wanted < low else ("above the most", high)
-        beyond.append(f"{word} {wanted:,g} is {side} measured, {edge:,g}; judged by {here:,g}")
+        beyond.append(f"{word} {wanted:,.10g} is {side} measured, {edge:,g}; judged by {here:,g}")
     return {"between": tuple(between), "beyond": tuple(beyond)}

@@ -79,6 +79,10 @@ def _listed(names: Sequence[str]) -> str:
 def _judgement_lines(judgement: Judgement) -> Iterator[str]:
     users, epsilon = judgement.place
     yield f"On {judgement.data}, by {users:,} users at epsilon {epsilon:g}:"
+    for sentence in judgement.beyond:
+        yield f"  Extrapolated: {sentence}."
+    for sentence in judgement.between:
+        yield f"  Not this place: {sentence}."
     width = max(len(cell.method) for cell in (*judgement.ranked, *judgement.too_large))
     for cell in judgement.ranked:
         yield f"  {cell.method:<{width}}  {figures(cell)}, {_cost(cell)}"
@@ -94,10 +98,6 @@ def _judgement_lines(judgement: Judgement) -> Iterator[str]:
         yield f"  Not run there, and ahead {_where(cell)}: {cell.method}, {_told(cell)}"
     for cell in judgement.nearer:
         yield f"  Nearer, but without a rival: {cell.method} {_where(cell)}, {_told(cell)}"
-    for sentence in judgement.between:
-        yield f"  Not this place: {sentence}."
-    for sentence in judgement.beyond:
-        yield f"  Extrapolated: {sentence}."
 
 
 def _where(cell: MeasuredCell) -> str:

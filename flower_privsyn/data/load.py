@@ -227,6 +227,14 @@ def _from_location(location: str, columns: Columns, split: str, partitioner: str
     folder, colon, rest = location.partition(":")
     if colon and expanded(folder).is_dir():
         config, _, named = rest.partition(":")
+        if data_sets.is_saved(expanded(folder)):
+            if config not in ("", "default"):
+                raise DataError(
+                    f"{folder} is a save_to_disk folder, which has no configurations, got "
+                    f"{config!r}: name {folder}::{named or split}"
+                )
+            saved = data_sets.from_disk(expanded(folder))
+            return _from_dataset(saved, columns, named or split, partitioner, where=location)
         dataset = data_sets.from_folder(expanded(folder), config or None, named or split)
     elif formats.suffix_of(path) or not data_sets.is_hub_name(location):
         raise DataError(f"{path} does not exist.")

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
-from flower_privsyn.advice.measured import MeasuredTable, collect, document
+from flower_privsyn.advice.measured import TABLE, MeasuredTable, collect, document
 from flower_privsyn.advice.page import advice_lines, page
 from flower_privsyn.advice.picture import picture
 from flower_privsyn.cli import main
@@ -188,6 +188,13 @@ class TestJudging:
         assert "\n  Extrapolated: nothing like it was measured on any of these texts.\n" in half
         sure = "\n".join(advice_lines(advise(table, Need(users=1_000, epsilon=1.0))))
         assert "Extrapolated" not in sure
+
+    def test_the_nearest_place_comes_first(self) -> None:
+        for users in (60, 3_000, 4_000):
+            advice = advise(MeasuredTable.read(TABLE), need := Need(users=users, epsilon=1.0))
+            far = [need.distance(*one.place) for one in advice.judgements]
+            assert far == sorted(far)
+            assert len(far) > 2
 
     def test_a_method_without_a_rival_is_said_and_judges_nothing(
         self, table: MeasuredTable

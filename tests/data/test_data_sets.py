@@ -130,6 +130,22 @@ def test_a_data_set_in_a_folder(
             load_configured({"data": name})
 
 
+def test_a_split_of_a_saved_data_set(tmp_path: Path) -> None:
+    """By the words that name one of the hub."""
+    saved = tmp_path / "saved"
+    made = {
+        split: datasets.Dataset.from_list([{"client_id": "ann", "text": split}] * 2)
+        for split in ("train", "test")
+    }
+    datasets.DatasetDict(made).save_to_disk(saved)
+    for name, split in (("", "train"), ("::test", "test"), (":default:test", "test")):
+        assert load_users(f"{saved}{name}").texts == [split] * 2
+    with pytest.raises(DataError, match="has no configurations, got 'other': name .*::test"):
+        load_users(f"{saved}:other:test")
+    with pytest.raises(DataError, match="valid"):
+        load_users(f"{saved}::valid")
+
+
 def test_a_folder_without_a_data_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no data set with the configuration 'default'"):
         load_users(f"{tmp_path}::train")
