@@ -27,6 +27,8 @@ _LITTLE_TRUST: Final = 0.2
 if TYPE_CHECKING:
     from flower_privsyn.host.app import App
     from flower_privsyn.host.launch import Outcome
+    from flower_privsyn.private_path.method import Method
+    from flower_privsyn.private_path.settings import PrivateSumConfig
 
 
 def run(
@@ -78,13 +80,15 @@ def run(
     launch.refuse_odd_places(path)
     host_app.check_settings(loaded, values)
     with quarantine.counting() as tally:
-        _check_users(loaded, values)
+        counted = _check_users(loaded, values)
     if tally:
         sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     runs.RunDirectory(path).refuse_existing()
     own = own_data(values)
     if evaluate is not None:
         _check_evaluation(evaluate, values, own)
+    for method, its_settings, users in counted:
+        _check_noise(method, its_settings, users)
     sys.stderr.write(
         f"Running {loaded.name} in {path}, with at most {most_threads()} threads "
         f"({environment.THREADS})\n"
@@ -97,11 +101,14 @@ def run(
     return evaluate_command(str(path), users=evaluate, **own)
 
 
-def _check_users(app: App, values: Mapping[str, Any]) -> None:
+def _check_users(app: App, values: Mapping[str, Any]) -> list[tuple[Method, PrivateSumConfig, int]]:
     """Read the users before anything is spent, as `privsyn check` does, with an app's own recipe.
 
     Where nobody has any text, or none of any class, every answer is noise alone, and a node tells
     nobody. Where the users' text is named as public text, it would be published.
+
+    Returns:
+        What the app's strategies ask of how many users, where that is known.
     """
     from flower_privsyn.data import Cut
     from flower_privsyn.dry_run.people import read_people
@@ -109,6 +116,7 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
     from flower_privsyn.host.app import check_data, strategies_of
     from flower_privsyn.strategies.by_name import built
 
+    counted = []
     every = strategies_of(app, values)
     if not every:
         check_data(app, values)
@@ -120,11 +128,26 @@ def _check_users(app: App, values: Mapping[str, Any]) -> None:
             nodes=settings.num_nodes,
             most_nodes=settings.max_nodes_per_user,
         )
-        public = built(strategy, settings).method.needs().public_text
-        if people is None or not public:
+        if people is None:
             continue
-        if said := check_public_text(public, people.written, data=str(values.get("data", ""))):
+        method = built(strategy, settings).method
+        public = method.needs().public_text
+        if public and (
+            said := check_public_text(public, people.written, data=str(values.get("data", "")))
+        ):
             sys.stderr.write(f"privsyn: warning: {said}\n")
+        if people.all_read:
+            counted.append((method, settings, people.users))
+    return counted
+
+
+def _check_noise(method: Method, settings: PrivateSumConfig, users: int) -> None:
+    """Refuse noise that drowns whatever so many users agree on, before Flower starts."""
+    from flower_privsyn.private_path.noise_check import refuse_noise
+    from flower_privsyn.private_path.settling import plan_of, settle
+
+    plan = plan_of(method, settings, population=users)
+    refuse_noise(settle(plan, epsilon=settings.epsilon, run=None).plan, settings)
 
 
 def _check_evaluation(file: str, values: Mapping[str, Any], own: OwnData) -> None:

@@ -92,6 +92,25 @@ class NoiseAgainstUsers:
             )
 
 
+def refuse_noise(
+    plan: Plan, settings: PrivateSumConfig, *, spent: str = "nothing was spent"
+) -> None:
+    """Refuse releases that would be noise alone.
+
+    Args:
+        plan: settled, with the population that there is.
+        settings: the settings.
+        spent: words for what the run has cost.
+
+    Raises:
+        ConfigError: a phase is noise alone, and `accept_noise` is not set.
+    """
+    checks = [NoiseAgainstUsers.of(phase, settings) for phase in plan.phases]
+    for phase, against in zip(plan.phases, checks, strict=True):
+        if not settings.accept_noise:
+            against.refuse(phase.asks, spent=spent)
+
+
 def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, spent: str) -> None:
     """Set the noise of every phase against the users, in words, and refuse noise alone.
 
@@ -104,12 +123,9 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
     Raises:
         ConfigError: a phase is noise alone, and `accept_noise` is not set.
     """
-    checks = [NoiseAgainstUsers.of(phase, settings) for phase in plan.phases]
-    for phase, against in zip(plan.phases, checks, strict=True):
-        if not settings.accept_noise:
-            against.refuse(phase.asks, spent=spent)
-    for phase, against in zip(plan.phases, checks, strict=True):
-        sentence = against.describe(phase.asks)
+    refuse_noise(plan, settings, spent=spent)
+    for phase in plan.phases:
+        sentence = NoiseAgainstUsers.of(phase, settings).describe(phase.asks)
         logger.info("%s", sentence)
         progress.note(sentence)
 

@@ -280,12 +280,10 @@ class LocalModel:
     def after_condition(
         self, condition: Sequence[int], sample: Sequence[int], *, ends: bool = True
     ) -> list[int]:
-        """A sample as it stands after a condition, and before the token that ends a text.
-
-        The two are tokenized apart. What does not fit the model is left out.
+        """A sample after a condition, and before the token that ends a text, as far as it fits.
 
         Args:
-            condition: by `encode`.
+            condition: by `encode`, apart from the sample.
             sample: by `encode`.
             ends: whether that token stands there; without it nothing is learnt of where texts end.
         """
@@ -322,11 +320,8 @@ class LocalModel:
             finite, where the training diverged. None when there is nothing to predict.
         """
         first = [1] * len(samples) if given is None else [max(1, tokens) for tokens in given]
-        usable = [
-            (sample, tokens)
-            for sample, tokens in zip(samples, first, strict=True)
-            if len(sample) > tokens
-        ]
+        pairs = zip(samples, first, strict=True)
+        usable = [(sample, tokens) for sample, tokens in pairs if len(sample) > tokens]
         if not usable:
             return None
         self._begin_anew()

@@ -181,6 +181,21 @@ def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("app", ["own-data", "ask-once"])
+def test_noise_that_drowns_the_users_is_named_before_flower_starts(
+    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"client_id": "v{n}", "text": "some words of number {n}"}}' for n in range(60)]
+    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
+    words = ["run", str(EXAMPLES / app), "--run-dir", "r", "--set", "data=users.jsonl"]
+    assert main([*words, "--set", "epsilon=0.05"]) == 2
+    said = capsys.readouterr().err
+    assert "the result is noise whatever they wrote" in said
+    assert said.rstrip().endswith("run all the same; nothing was spent")
+    assert not (tmp_path / "r").exists()
+
+
 def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
