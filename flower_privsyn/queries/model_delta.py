@@ -207,7 +207,8 @@ class ModelDelta(Query):
             broadcast: the parameters that were trained from, and perhaps `base`, the values of
                 those that are not trained, and a bias of the logits.
         """
-        updates = cohort.records * np.float64(self._scale)  # a plain float would keep float32
+        # Whatever NumPy makes of a float beside an array of float32.
+        updates: Float64Array = np.multiply(cohort.records, self._scale, dtype=np.float64)
         if len(updates) == cohort.num_users and not self.bit_share:
             return updates  # everyone's, in order: a user has one at most
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
