@@ -237,9 +237,8 @@ def _read(
         if people is None:
             report.say(
                 "data",
-                f"{app.name}'s ClientApp has no handlers of this package (add_handlers): "
-                "its nodes answer no question of a strategy, and nothing is known of its "
-                "users",
+                f"{app.name}'s ClientApp has no handlers of this package (add_handlers): its nodes "
+                "answer no question of a strategy, and nothing is known of its users",
                 level="warning",
             )
             report.unknown = True

@@ -426,12 +426,17 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
     assert {path: path.stat().st_mtime for path in folder.rglob("*")} == before
 
 
-def test_it_is_not_known_whether_an_app_without_handlers_runs(check: Check, tmp_path: Path) -> None:
-    app = tmp_path / "app"
+def with_own_client(app: Path) -> Path:
+    """own-data as an app whose ClientApp is `own/client_app.py`, still to be written."""
     (app / "own").mkdir(parents=True)
     project = (OWN_DATA / "pyproject.toml").read_text()
     client = "flower_privsyn.client_apps.default:app"
     (app / "pyproject.toml").write_text(project.replace(client, "own.client_app:app"))
+    return app
+
+
+def test_it_is_not_known_whether_an_app_without_handlers_runs(check: Check, tmp_path: Path) -> None:
+    app = with_own_client(tmp_path / "app")
     code = "from flwr.clientapp import ClientApp\napp = ClientApp()\n"
     (app / "own" / "client_app.py").write_text(code)
     report = check("epsilon=8", app=app)
@@ -442,11 +447,7 @@ def test_it_is_not_known_whether_an_app_without_handlers_runs(check: Check, tmp_
 
 
 def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
-    app = tmp_path / "app"
-    (app / "own").mkdir(parents=True)
-    project = (OWN_DATA / "pyproject.toml").read_text()
-    client = "flower_privsyn.client_apps.default:app"
-    (app / "pyproject.toml").write_text(project.replace(client, "own.client_app:app"))
+    app = with_own_client(tmp_path / "app")
     code = (
         "from flower_privsyn import create_client_app\n"
         "from flower_privsyn.data import Users\n"
