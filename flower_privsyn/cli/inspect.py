@@ -29,10 +29,12 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         created, rounds_finished, rounds_lost, rounds_open (begun, and neither charged nor
         discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, epsilon_budget,
         stamp, synthetic_texts (how many), texts_are (what they are, in words), samples, trust (how
-        far a sketch was trusted, None where there is none), files (name to bytes). The epsilons are
-        cumulative, from the ledger; None before the first release and for a run that is not
-        private. The stamp is a sentence that says that the epsilons do not cover the result; None
-        where they do. The status is that of `RunDirectory.standing`.
+        far a sketch was trusted, None where there is none), ranking (of sets of text by their
+        distance to a release, the nearest first, as `Ranked.to_dict` gives them; empty where there
+        is none), files (name to bytes). The epsilons are cumulative, from the ledger; None before
+        the first release and for a run that is not private. The stamp is a sentence that says that
+        the epsilons do not cover the result; None where they do. The status is that of
+        `RunDirectory.standing`.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
@@ -81,6 +83,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "synthetic_texts": count,
         "texts_are": "public texts that were chosen" if chosen else "synthetic texts",
         "trust": trust_of(run.path),
+        "ranking": list((run.state.get("summary") or {}).get("ranking") or ()),
         "samples": samples,
         "files": {
             str(file.relative_to(run.path)): file.stat().st_size
@@ -143,11 +146,22 @@ def _show(facts: Mapping[str, Any]) -> None:
     row(facts["texts_are"], facts["synthetic_texts"])
     if facts["trust"] is not None:
         row("trust", f"{facts['trust']:.2f} of 1 in the sketch that was released")
+    for place, line in enumerate(ranked(facts), start=1):
+        row(f"nearest, {place}", line)
     for place, sample in enumerate(facts["samples"], start=1):
         row(f"sample {place}", plain_line(sample))
     for name, size in facts["files"].items():
         row("", f"{size:>12,}  {name}")
     Console().print(table)
+
+
+def ranked(facts: Mapping[str, Any]) -> list[str]:
+    """Sets of text with their distance to what was released, the nearest first, in words."""
+    return [
+        f"{plain_line(str(one['name']))}: FreD {one['fred']:.4g} ± {one['error']:.2g}, nearest in "
+        f"{one['nearest']:.0%} of the draws of the noise"
+        for one in facts["ranking"]
+    ]
 
 
 def epsilons(facts: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import typer
 from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import OwnData, own_data
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
-from flower_privsyn.cli.inspect import epsilons, inspect_run
+from flower_privsyn.cli.inspect import epsilons, inspect_run, ranked
 from flower_privsyn.cli.options import Config, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
@@ -250,6 +250,10 @@ def show_outcome(outcome: Outcome) -> int:
             print(f"{title}: {outcome.path / name} ({facts['synthetic_texts']:,})")
     if (trained := outcome.path / TRAINED_MODEL).is_dir():
         print(f"Trained model: {trained} (its README.md says how it is loaded)")
+    if facts["ranking"]:
+        print("Nearest to the users' text:")
+        for place, line in enumerate(ranked(facts), start=1):
+            print(f"  {place}. {line}")
     for place, sample in enumerate(facts["samples"], start=1):
         print(f"  {place}. {plain_line(sample)}")
     trust = facts["trust"]

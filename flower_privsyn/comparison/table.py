@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from flower_privsyn.comparison.summary import LEFT_OUT
@@ -174,9 +174,17 @@ def caption(document: Mapping[str, Any]) -> str:
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
-        f"public model (0) to fine-tuning on the private text itself (100).{taught}{classes}"
+        "public model (0) to fine-tuning on the private text itself (100)"
+        f"{_missing_ends(rows)}.{taught}{classes}"
         f"{copies} Traffic and CPU time are of one user in the whole run{embedding}."
     )
+
+
+def _missing_ends(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which ends of the gap a table lacks, whose shares are then unknown."""
+    measured = {row["method"] for row in rows if row.get("next_token_accuracy")}
+    lacking = [end for end in ("public-only", "finetune-private") if end not in measured]
+    return f'; unknown ("-") without {" and ".join(lacking)}' if lacking else ""
 
 
 def _note(row: Mapping[str, Any]) -> str:

@@ -165,7 +165,8 @@ def changes_of_resume(
         if key not in free and not (key == "generator" and same_model_elsewhere(old, new)):
             raise ConfigError(
                 f"{key} = {new!r} differs from the {old!r} the run in {run} was started with: a "
-                "resumed run keeps its settings"
+                "resumed run keeps its settings. At this point it may change "
+                f"{', '.join(sorted({*free} & {*before, *now} - _PLACE))}"
             )
     return changed
 

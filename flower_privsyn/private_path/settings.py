@@ -6,7 +6,7 @@ import difflib
 import json
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -48,6 +48,18 @@ CLIENT_KEYS = frozenset(
 
 #: Those of them that say who a user is and what they wrote; a resumed run keeps them.
 NODE_KEYS = CLIENT_KEYS - {"ray-address"}
+
+
+def _unknown(keys: Sequence[str], known: Collection[str]) -> str:
+    """What is said of keys that no setting has, each with the one that may have been meant."""
+    told = []
+    for key in keys:
+        close = difflib.get_close_matches(key, known, n=1)
+        told.append(f'"{key}"' + (f' (did you mean "{close[0]}"?)' if close else ""))
+    return (
+        f"unknown key{'s' if len(keys) > 1 else ''} {', '.join(told)} in the run configuration; "
+        "an app names keys of its own in other_keys"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,16 +343,11 @@ class PrivateSumConfig(Settings):
                 (key, str(run_config[key])) for key in sorted(NODE_KEYS & set(run_config))
             )
         }
-        for key, value in run_config.items():
-            if key in CLIENT_KEYS or key in other_keys:
-                continue
-            if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
-                hint = f'did you mean "{close[0]}"? ' if close else ""
-                raise ConfigError(
-                    f'unknown key "{key}" in the run configuration; {hint}an app names keys of '
-                    "its own in other_keys"
-                )
+        own = [key for key in run_config if key not in CLIENT_KEYS and key not in other_keys]
+        if unknown := [key for key in own if key not in known]:
+            raise ConfigError(_unknown(unknown, known))
+        for key in own:
+            value = run_config[key]
             name = known[key]
             if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
                 value = None  # which a run configuration cannot hold

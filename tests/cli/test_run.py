@@ -79,6 +79,31 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     assert "public texts that were chosen" in capsys.readouterr().out
 
 
+def test_the_end_of_a_ranking_names_its_sets_the_nearest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path / "a", config={}, strategy="FreD")
+    run.mark_running()
+    figures = {"texts": 60, "mean_part": 0.1}
+    ranking = [
+        {"name": "near\x1b[31m.jsonl", "fred": 0.12345, "error": 0.011, "nearest": 0.97, **figures},
+        {"name": "far.jsonl", "fred": 0.5, "error": 0.02, "nearest": 0.03, **figures},
+    ]
+    run.mark_finished({"ranking": ranking})
+    run.unlock()
+    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
+    shown = capsys.readouterr().out.splitlines()
+    at = shown.index("Nearest to the users' text:")
+    assert shown[at + 1 : at + 3] == [
+        "  1. near[31m.jsonl: FreD 0.1235 ± 0.011, nearest in 97% of the draws of the noise",
+        "  2. far.jsonl: FreD 0.5 ± 0.02, nearest in 3% of the draws of the noise",
+    ]
+    assert main(["inspect", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranking"] == ranking
+    assert main(["inspect", str(run.path)]) == 0
+    assert "far.jsonl: FreD 0.5 ± 0.02" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_node_s_reasons_are_in_the_log_that_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,12 @@ class TestSummary:
         assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
         assert [fixed(value, 0) for value in (-0.3, 0.3, -0.6)] == ["0", "0", "\N{MINUS SIGN}1"]
 
+    def test_the_end_of_the_gap_that_is_missing_is_named(self) -> None:
+        assert "unknown" not in table_of(CELLS[:3])
+        assert '(100); unknown ("-") without finetune-private.' in table_of(CELLS[:1] + CELLS[3:])
+        neither = '; unknown ("-") without public-only and finetune-private.'
+        assert neither in table_of(CELLS[3:])
+
     def test_mean_standard_error_and_gap(self) -> None:
         floor, row, _, ceiling = summarise(CELLS, METHODS)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.28)

@@ -79,6 +79,9 @@ def test_a_key_of_no_strategy_is_refused() -> None:
         configuration_of({"strategy": "popri", "epsilon": 1.0, "epsilonn": 1.0})
     with pytest.raises(ConfigError, match='unknown key "fraction-fit".*other_keys'):
         strategy_of({"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5})
+    both = r'unknown keys "epsilonn" \(did you mean "epsilon"\?\), "fraction-fit"'
+    with pytest.raises(ConfigError, match=both):
+        configuration_of({"strategy": "popri", "epsilonn": 1.0, "fraction-fit": 0.5})
 
 
 def test_keys_of_an_app_s_own_are_left_alone_where_it_names_them() -> None:
