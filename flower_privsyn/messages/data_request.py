@@ -14,7 +14,7 @@ from flower_privsyn.data.cut import CLASS_NAMES, are_class_names
 from flower_privsyn.queries import READS, Query, Reads, TrainableModel
 
 #: What server and nodes must agree on.
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 
 
 class WireError(ValueError):

@@ -38,7 +38,7 @@ from flower_privsyn.messages.packed import (
     unpack_steps,
 )
 from flower_privsyn.messages.shared_array import SharedArray, content_digest, numbers_of
-from flower_privsyn.node import Announcement
+from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
     Correlation,
     FixedSizeSampling,
@@ -219,9 +219,10 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
     record["num-rounds"] = plan.num_rounds
     record["relation"] = plan.relation.value
     record["clip-norm"] = plan.clip_norm
-    record["releases"] = plan.releases
     record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
-    record["sampling"] = json.dumps(plan.sampling.to_dict() if plan.sampling else None)
+    record["to-come"] = json.dumps(
+        [[one.count, one.noise_multiplier, one.sampling.to_dict()] for one in plan.to_come]
+    )
     record.update(without_empty({"queries": list(plan.queries), "stream": plan.stream}))
     if plan.secure:
         record["secure"] = True
@@ -237,24 +238,31 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
     check_printable(queries)
     try:
         multiplier = json.loads(str(record["noise-multiplier"]))
-        sampling = json.loads(str(record["sampling"]))
+        to_come = tuple(
+            ToCome(
+                count=count, noise_multiplier=float(noise), sampling=Sampling.from_dict(sampling)
+            )
+            for count, noise, sampling in json.loads(str(record["to-come"]))
+        )
         plan = Announcement(
             queries=tuple(map(str, queries)),
             num_rounds=int(record["num-rounds"]),  # type: ignore[arg-type]
             clip_norm=float(record["clip-norm"]),  # type: ignore[arg-type]
-            releases=int(record["releases"]),  # type: ignore[arg-type]
+            to_come=to_come,
             noise_multiplier=None if multiplier is None else float(multiplier),
             relation=NeighboringRelation(str(record["relation"])),
-            sampling=None if sampling is None else Sampling.from_dict(sampling),
             stream=str(record.get("stream", "")),
             secure=bool(record.get("secure", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError("the request's plan cannot be read") from error
+    multipliers = [plan.noise_multiplier or 0.0, *(one.noise_multiplier for one in to_come)]
+    counts = [one.count for one in to_come]
     if (
         not math.isfinite(plan.clip_norm)
-        or not 0 <= plan.releases <= plan.num_rounds
-        or not 0.0 <= (plan.noise_multiplier or 0.0) < math.inf
+        or not all(0.0 <= multiplier < math.inf for multiplier in multipliers)
+        or not all(type(count) is int and count >= 1 for count in counts)
+        or sum(counts) > plan.num_rounds
     ):
         raise WireError("the request's plan holds an absurd number")
     return data, plan

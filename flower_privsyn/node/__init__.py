@@ -2,7 +2,7 @@
 
 from flower_privsyn.node.account import NodeAccount, NodeLedger
 from flower_privsyn.node.charge import Charge
-from flower_privsyn.node.guard import Announcement, NodeGuard, in_simulation, simulated
+from flower_privsyn.node.guard import Announcement, NodeGuard, ToCome, in_simulation, simulated
 from flower_privsyn.node.models import model_digest
 from flower_privsyn.node.policy import NodePolicy, find_policy, policy_file, policy_text
 from flower_privsyn.node.secure import (
@@ -21,6 +21,7 @@ __all__ = [
     "NodeLedger",
     "NodePolicy",
     "RoundStore",
+    "ToCome",
     "check_state_folder",
     "find_policy",
     "in_simulation",

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from flower_privsyn.node.policy import (
     named_policy,
     policy_file,
 )
-from flower_privsyn.privacy import NeighboringRelation, Sampling
+from flower_privsyn.privacy import NeighboringRelation, Release, Sampling
 from flower_privsyn.secure_aggregation import NodeKey, Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
@@ -39,6 +40,21 @@ _told: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToCome:
+    """Noisy sums of one kind that a run may still ask for.
+
+    Attributes:
+        count: How many, at least 1; correlated rounds are one.
+        noise_multiplier: Of each, over a user's answers of all nodes together.
+        sampling: Who takes part in each.
+    """
+
+    count: int
+    noise_multiplier: float
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
 class Announcement:
     """What a run says of itself before it asks anything; a request of nothing by default.
 
@@ -46,10 +62,10 @@ class Announcement:
         queries: Names of all questions it may ask.
         num_rounds: Rounds of the whole run.
         clip_norm: Largest clip norm of its first questions; 0 when unknown.
-        releases: Noisy sums that are still to come, correlated rounds counted as one.
-        noise_multiplier: Of each of them; None when it depends on the roster.
+        to_come: What it may still release; empty where nothing is left to pay for, and where that
+            depends on the roster.
+        noise_multiplier: Of its rounds, the least; None when it depends on the roster.
         relation: Neighbouring relation it claims.
-        sampling: Who takes part in each; None when it depends on the roster.
         stream: Of correlated noise, its name; else "".
         secure: Whether answers are aggregated securely.
     """
@@ -57,10 +73,9 @@ class Announcement:
     queries: tuple[str, ...] = ()
     num_rounds: int = 1
     clip_norm: float = 0.0
-    releases: int = 0
+    to_come: tuple[ToCome, ...] = ()
     noise_multiplier: float | None = None
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    sampling: Sampling | None = None
     stream: str = ""
     secure: bool = False
 
@@ -286,18 +301,21 @@ class NodeGuard:
                 noise_multiplier=plan.noise_multiplier,
                 num_rounds=plan.num_rounds,
             )
-        if plan.noise_multiplier is None or plan.sampling is None or not plan.releases:
+        if not plan.to_come:
             return
         account = self.ledger.account()
         if plan.stream and account.has_stream(self.server, plan.stream):
             return  # paid for with its first round
-        release = planned_release(
-            noise_multiplier=plan.noise_multiplier,
-            sampling=of_run(plan.sampling, server=self.server, run=run),
-            relation=policy.relation,
-            max_nodes_per_user=max_nodes_per_user,
-        )
-        cost = account.epsilon(policy, {release: plan.releases})
+        releases = Counter[Release]()
+        for asked in plan.to_come:
+            release = planned_release(
+                noise_multiplier=asked.noise_multiplier,
+                sampling=of_run(asked.sampling, server=self.server, run=run),
+                relation=policy.relation,
+                max_nodes_per_user=max_nodes_per_user,
+            )
+            releases[release] += asked.count
+        cost = account.epsilon(policy, releases)
         if not within(cost, policy):
             rounds = "1 round" if plan.num_rounds == 1 else f"{plan.num_rounds} rounds"
             name = run_name(self.server, run)

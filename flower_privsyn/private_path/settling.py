@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
 from flower_privsyn.messages.parameters import refuse_uncarried
-from flower_privsyn.node import Announcement
+from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
     Correlation,
     FullParticipation,
@@ -19,10 +19,8 @@ from flower_privsyn.privacy import (
     Plan,
     PrivacyLedger,
     Release,
-    Sampling,
     participation_of,
 )
-from flower_privsyn.privacy.accounting import of_one_user
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import rounds_behind
 from flower_privsyn.private_path.settings import PrivateSumConfig
@@ -227,9 +225,6 @@ def announcement(
 ) -> Announcement:
     """What the run may still ask, for nodes to refuse before anything is spent.
 
-    A node is told one noise multiplier, the least, and a number of releases that cost at least as
-    much as the phases that are left.
-
     Args:
         method: says its questions.
         settings: the settings.
@@ -242,7 +237,6 @@ def announcement(
         queries=tuple(dict.fromkeys(query.name for query in queries)),
         num_rounds=settings.num_rounds,
         clip_norm=max(query.clip_norm for query in queries),
-        releases=max(0, settings.num_rounds - behind),
         relation=NeighboringRelation(settings.relation),
         secure=settings.secure_aggregation,
     )
@@ -253,31 +247,23 @@ def announcement(
         (phase,) = plan.phases
         correlation = settled.correlations.get(phase.name)
         multiplier = phase.noise_multiplier or 0.0
-        if correlation is None:
-            return replace(known, noise_multiplier=multiplier, sampling=phase.sampling)
-        return replace(
-            known,
-            noise_multiplier=correlation.noise_multiplier(multiplier),
-            sampling=FullParticipation(),
-            releases=min(1, known.releases),
-            stream=correlation.stream,
-        )
+        count, sampling = max(0, settings.num_rounds - behind), phase.sampling
+        if correlation is not None:
+            multiplier = correlation.noise_multiplier(multiplier)
+            known = replace(known, stream=correlation.stream)
+            count, sampling = min(1, count), FullParticipation()
+        one = ToCome(count=count, noise_multiplier=multiplier, sampling=sampling)
+        return replace(known, noise_multiplier=multiplier, to_come=(one,) if count else ())
     left = _left(plan, behind)
     # Where the last phase is paid for and has rounds left, nodes are asked at its noise.
     told = left or plan.released_by(plan.phases[-1])
-    least = min(release.noise_multiplier for release in told)
-    # Gaussian releases of unequal noise cost as much as this many of the least noise; of disjoint
-    # groups those of the one that pays most.
-    equal = sum(
-        count * (least / release.noise_multiplier) ** 2 if least else count
-        for release, count in of_one_user(left).items()
-    )
-    asked: Sampling = FullParticipation()
-    if len(left) == 1 and (sampling := next(iter(left)).sampling).group is not None:
-        asked = sampling  # so that a node can tell them from the groups that were asked before
     return replace(
         known,
-        noise_multiplier=least,
-        sampling=asked,
-        releases=min(known.releases, math.ceil(equal - _ROUNDING)),
+        noise_multiplier=min(release.noise_multiplier for release in told),
+        to_come=tuple(
+            ToCome(
+                count=count, noise_multiplier=release.noise_multiplier, sampling=release.sampling
+            )
+            for release, count in left.items()
+        ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.messages import wire
-from flower_privsyn.node import Announcement
+from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -35,6 +36,11 @@ BANDS = Correlation.create(
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
     return Message(content, dst_node_id=7, message_type=kind)
+
+
+def planned(*counts: object, noise: float = 1.0) -> str:
+    """What is to come, as it travels."""
+    return json.dumps([[count, noise, FullParticipation(40).to_dict()] for count in counts])
 
 
 class TestRequests:
@@ -64,10 +70,14 @@ class TestRequests:
             queries=("kernel_mean",),
             num_rounds=7,
             clip_norm=1.5,
-            releases=4,
+            to_come=(
+                ToCome(count=1, noise_multiplier=2.0, sampling=FullParticipation(40)),
+                ToCome(
+                    count=3, noise_multiplier=0.7, sampling=PoissonSampling(0.25, population=40)
+                ),
+            ),
             noise_multiplier=0.7,
             relation=NeighboringRelation.REPLACE_ONE,
-            sampling=PoissonSampling(rate=0.25, population=40),
             stream="ab" * 16,
         )
         told = wire.pack_prepare(DATA, plan=plan)
@@ -92,7 +102,11 @@ class TestRequests:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("releases", 8), ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
+        [("to-come", planned(8)), ("to-come", planned(4, 4)), ("to-come", planned(0)),
+         ("to-come", planned(1.5)), ("to-come", planned(True)), ("to-come", planned(1, noise=-1.0)),
+         ("to-come", planned(1, noise=float("inf"))), ("to-come", "[[1, 1.0]]"), ("to-come", "7"),
+         ("to-come", '[[1, 1.0, {"kind": "friends"}]]'), ("to-come", ""),
+         ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
          ("relation", "friends"), ("queries", "kernel_mean"),
          ("queries", ["x\nINFO: node policy: nothing is refused"])],
     )  # fmt: skip

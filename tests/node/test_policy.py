@@ -15,6 +15,7 @@ from flower_privsyn.node import (
     Charge,
     NodeGuard,
     NodePolicy,
+    ToCome,
     find_policy,
     model_digest,
     policy_text,
@@ -134,8 +135,8 @@ class TestQuestions:
         charge = asked(**question)
         guard = NodeGuard(NodePolicy(max_epsilon=math.inf, **policy), {"server": charge.server})
         plan = Announcement(
-            queries=(charge.query,), num_rounds=20, clip_norm=3.0, releases=20,
-            noise_multiplier=2.0, sampling=FullParticipation(),
+            queries=(charge.query,), num_rounds=20, clip_norm=3.0, noise_multiplier=2.0,
+            to_come=(ToCome(count=20, noise_multiplier=2.0, sampling=FullParticipation()),),
         )  # fmt: skip
         for refuse in (lambda: guard.check(charge), lambda: guard.check_plan(plan, 7)):
             with pytest.raises(NotAllowedError, match=says):
@@ -158,7 +159,9 @@ class TestQuestions:
         policy = NodePolicy(max_epsilon=4.0)
         guard = NodeGuard(policy, {"server": "north", "dataset": "people"})
         plan = Announcement(
-            num_rounds=20, releases=20, noise_multiplier=6.0, sampling=FullParticipation()
+            num_rounds=20,
+            noise_multiplier=6.0,
+            to_come=(ToCome(count=20, noise_multiplier=6.0, sampling=FullParticipation()),),
         )
         guard.check_plan(plan, 9)
         for number in (1, 2):
@@ -180,8 +183,9 @@ class TestQuestions:
         spent = cost.ledger.account().epsilon(NodePolicy())
         guard = NodeGuard(NodePolicy(max_epsilon=spent), {"server": "north"})
         plan = Announcement(
-            num_rounds=6, releases=1, noise_multiplier=correlation.noise_multiplier(4.0),
-            sampling=FullParticipation(), stream=correlation.stream,
+            num_rounds=6, noise_multiplier=(noise := correlation.noise_multiplier(4.0)),
+            to_come=(ToCome(count=1, noise_multiplier=noise, sampling=FullParticipation()),),
+            stream=correlation.stream,
         )  # fmt: skip
         guard.check_plan(plan, 8)
         guard.charge(asked(2, 4.0, correlation=correlation, num_rounds=6, run=8))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,8 +17,9 @@ from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.errors import ConfigError, FederationError, NotAllowedError
 from flower_privsyn.messages import wire
+from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import (
     BandedToeplitz,
     CyclicSampling,
@@ -33,6 +34,7 @@ from flower_privsyn.privacy import (
     participation_of,
     release_epsilon,
 )
+from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram, Query
 from flower_privsyn.strategies import (
     PrivateSumConfig,
@@ -41,6 +43,7 @@ from flower_privsyn.strategies import (
     ReleasedSum,
     Workplace,
 )
+from flower_privsyn.strategies.by_name import STRATEGIES, built
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Killed, Probe, ProbeMethod
@@ -241,20 +244,47 @@ class TestThreePhases:
             phased(config, tmp_path, epsilon=0.5).start(grid)
         assert grid.requests == []
 
-    def test_nodes_are_told_at_least_what_they_cost(
+    def test_nodes_are_told_what_they_cost(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
         grid = federation()
         strategy = phased(config, tmp_path)
         strategy.start(grid)
-        record = grid.requests[0].content.config_records["privsyn.request"]
-        told = Release(
-            noise_multiplier=json.loads(str(record["noise-multiplier"])),
-            sampling=FullParticipation(),
-        )
-        cost = release_epsilon({told: int(record["releases"])}, delta=DELTA)  # type: ignore[arg-type]
-        assert cost * 1.001 >= 3.0
-        assert cost < 6.0
+        _, told = wire.unpack_prepare(grid.requests[0])
+        to_come = {
+            Release(noise_multiplier=one.noise_multiplier, sampling=one.sampling): one.count
+            for one in told.to_come
+        }
+        assert len(to_come) == 3
+        assert release_epsilon(to_come, delta=DELTA) == pytest.approx(3.0, rel=1e-3)
+        assert told.noise_multiplier == min(one.noise_multiplier for one in told.to_come)
+
+
+class TestAnOwner:
+    """Who allows what a run will spend lets it begin, and stops one that will spend more."""
+
+    @pytest.mark.parametrize(
+        ("name", "changes"),
+        [
+            ("ctcl", {"sampling": "poisson", "sampling_rate": 0.05}),
+            ("ctcl", {}),
+            ("hybrid", {}),
+            ("public-mid-training", {"cohorts": "everybody"}),
+        ],
+    )
+    def test_of_that_limit_lets_a_run_of_several_phases_begin(
+        self, name: str, changes: dict[str, Any]
+    ) -> None:
+        configuration, strategy = STRATEGIES[name]
+        settings = configuration(epsilon=4.0, delta=DELTA, num_nodes=2, **changes)
+        method = built(strategy, settings).method
+        settled = settle(plan_of(method, settings, population=1_000), epsilon=4.0, run=None)
+        assert len(settled.plan.phases) == 2
+        told = announcement(method, settings, settled, behind=0)
+        for limit, refused in ((4.001, False), (3.9, True)):
+            guard = NodeGuard(NodePolicy(max_epsilon=limit, delta=DELTA), {"dataset": "people"})
+            with pytest.raises(NotAllowedError) if refused else contextlib.nullcontext():
+                guard.check_plan(told, 7)
 
 
 class TestSettledNoise:

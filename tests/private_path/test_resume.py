@@ -567,6 +567,7 @@ class TestFewerUsers:
         method = ProbeMethod(settings)
         settled = settle(plan_of(method, settings, population=12), epsilon=2.0, run=run)
         plan = announcement(method, settings, settled, behind=rounds_behind(run))
-        assert plan.releases == 1
-        assert plan.noise_multiplier == self.rest(run)
+        (left,) = plan.to_come
+        assert left.count == 1
+        assert plan.noise_multiplier == left.noise_multiplier == self.rest(run)
         assert f"noise multiplier {plan.noise_multiplier:.5g} from now on" in caplog.text

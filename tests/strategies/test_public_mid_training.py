@@ -21,6 +21,7 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.progress import Progress
 from flower_privsyn.messages import wire
+from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -256,7 +257,11 @@ class TestNodesAreTold:
         settled = settle(plan_of(method, settings, population=16), epsilon=1.0, run=None)
         (release_of_half, _) = settled.plan.released()
         told = [announcement(method, settings, settled, behind=behind) for behind in (0, 2, 3, 4)]
-        assert [one.releases for one in told] == [1, 1, 1, 0]
+        assert [sum(asked.count for asked in one.to_come) for one in told] == [2, 1, 1, 0]
+        # Both halves, of other users each, cost what one of them does.
+        owner = NodePolicy(max_epsilon=1.0, delta=settled.plan.delta)
+        for one in told:
+            NodeGuard(owner, {"dataset": "people"}).check_plan(one, 7)
         assert {one.noise_multiplier for one in told} == {release_of_half.noise_multiplier}
 
 
