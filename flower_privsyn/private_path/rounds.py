@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -132,12 +133,16 @@ class RoundEnds:
         """Give a round that was killed while it was asked its line of `metrics.jsonl`.
 
         Nobody has counted its replies, but epsilon has grown, and whoever reads that file alone
-        would miss it. One that was killed later has its line.
+        would miss it. One that was killed later has its line; the line of an earlier time, when it
+        was asked and discarded, says what was spent before.
         """
-        if any(line.get("round") == number for line in self.run.metrics()):
+        spent = ledger.spent
+        told = [line for line in self.run.metrics() if line.get("round") == number]
+        known = [line.get("epsilon_release") or 0.0 for line in told]
+        if any(math.isclose(epsilon, spent["epsilon_release"] or 0.0) for epsilon in known):
             return
         stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
-        self.run.hold_metrics(number, {"round": number, "released": False, **ledger.spent, **stamp})
+        self.run.hold_metrics(number, {"round": number, "released": False, **spent, **stamp})
 
     def _settle_lines(self) -> None:
         """Complete the metrics of rounds that were killed after their users had answered."""

@@ -108,7 +108,7 @@ class RunFacts:
         self.summary = mapping(run.state.get("summary"))
         self.ledger = run.ledger_lines()
         self.digest = run.last_digest()
-        self.metrics = run.metrics()
+        self.metrics = run.round_lines()
         self.releases = [line for line in self.ledger if line.get("event") == "release"]
         self.opened: Mapping[str, Any] = next(
             (line for line in self.ledger if line.get("event") == "opened"), {}
@@ -355,31 +355,30 @@ class RunFacts:
     @cached_property
     def round_numbers(self) -> list[int]:
         """Rounds that are finished or have counted something."""
-        counted_ = {line["round"] for line in self.metrics if isinstance(line.get("round"), int)}
+        counted_ = {line["round"] for line in self.metrics}
         return sorted({*counted_, *self.rounds_done})
 
     @property
     def round_rows(self) -> list[Row]:
         """What became of every round, who was in it and what it cost."""
         rows: list[Row] = []
+        lines = {line["round"]: line for line in self.metrics}
         for round_number in self.round_numbers:
             state = self.run.round_state(round_number) or {}
             outcome = str(state.get("outcome") or "not finished")
-            lines = [line for line in self.metrics if line.get("round") == round_number]
-            for line in lines or [{}]:
-                values = {name: finite(value) for name, value in line.items()}
-                rows.append(
-                    (
-                        str(round_number),
-                        _OUTCOMES.get(outcome, outcome),
-                        whole(values.get("num_users")),
-                        whole(values.get("missing")),
-                        number(values.get("epsilon_release")),
-                        number(values.get("epsilon_known_cohorts")),
-                        bytes_text(values.get("bytes_down")),
-                        bytes_text(values.get("bytes_up")),
-                    )
+            values = {name: finite(value) for name, value in lines.get(round_number, {}).items()}
+            rows.append(
+                (
+                    str(round_number),
+                    _OUTCOMES.get(outcome, outcome),
+                    whole(values.get("num_users")),
+                    whole(values.get("missing")),
+                    number(values.get("epsilon_release")),
+                    number(values.get("epsilon_known_cohorts")),
+                    bytes_text(values.get("bytes_down")),
+                    bytes_text(values.get("bytes_up")),
                 )
+            )
         return rows
 
     # ---------------------------------------------------------------- text

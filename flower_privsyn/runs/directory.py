@@ -349,6 +349,15 @@ class RunDirectory:
         """The lines of `metrics.jsonl`, without a torn last one, and those that rounds hold."""
         return [*read_json_lines(self.metrics_file), *self._held_metrics()]
 
+    def round_lines(self) -> list[dict[str, Any]]:
+        """The last line of every round, in the order of the rounds.
+
+        A round that was discarded and asked again has two in `metrics.jsonl`: both were traffic,
+        and the later one says what became of it.
+        """
+        last = {line["round"]: line for line in self.metrics() if type(line.get("round")) is int}
+        return [last[number] for number in sorted(last)]
+
     def _held_metrics(self) -> list[dict[str, Any]]:
         """Lines that are in a round's folder alone: of rounds that have not ended."""
         held = [files.record("metrics") for _, files in self.rounds if files.metrics.is_file()]

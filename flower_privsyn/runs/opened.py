@@ -104,8 +104,8 @@ class OpenedRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per round as in `metrics.jsonl`, in the order of the rounds."""
-        return _table(self.run.metrics())
+        """A row per round, in the order of the rounds: its last line in `metrics.jsonl`."""
+        return _table(self.run.round_lines())
 
     @property
     def ledger(self) -> pd.DataFrame:

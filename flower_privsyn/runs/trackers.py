@@ -116,11 +116,10 @@ def figures_of(run: RunDirectory) -> Figures:
     Raises:
         RunDirectoryError: a file of the run is damaged.
     """
-    document, lines = run.document, run.metrics()
+    document, lines = run.document, run.round_lines()
     points = [
         (int(line["round"]), name, float(value))
         for line in lines
-        if isinstance(line.get("round"), int)
         for name, value in line.items()
         if name not in _NO_FIGURES and isinstance(value, int | float) and math.isfinite(value)
     ]
@@ -213,7 +212,7 @@ class MLflow:
             import mlflow  # noqa: F401
         except ImportError as error:
             raise _missing("mlflow") from error
-        self._there: frozenset[tuple[str, int]] | None = None  # figures; None where unknown
+        self._there: dict[tuple[str, int], float] | None = None  # figures; None where unknown
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Send what is lacking; see `Tracker.write`."""
@@ -230,13 +229,14 @@ class MLflow:
             missing = [
                 Metric(metric, value, moment, step)
                 for step, metric, value in figures.points
-                if (metric, step) not in there
+                # Of a round that was asked again there are others than those that were sent.
+                if there.get((metric, step)) != value
             ]
             for part in _parts(missing, 1000):
                 client.log_batch(name, metrics=part)
             if run.status in _ENDS:
                 client.set_terminated(name, _ENDS[run.status], end_time=moment)
-        self._there = there | {(metric.key, metric.step) for metric in missing}
+        self._there = there | {(metric.key, metric.step): metric.value for metric in missing}
 
     def _name(self, client: Any, run: RunDirectory, figures: Figures) -> str:
         """Of the tracked run, which is made where there is none."""
@@ -255,7 +255,7 @@ class MLflow:
             temporary.write_text(str(made.info.run_id), encoding="utf-8")
         return str(made.info.run_id)
 
-    def _begin(self, client: Any, name: str, figures: Figures) -> frozenset[tuple[str, int]]:
+    def _begin(self, client: Any, name: str, figures: Figures) -> dict[tuple[str, int], float]:
         """Bring settings that are lacking, of a run that goes on too; which figures are there."""
         from mlflow.entities import Param
 
@@ -269,11 +269,11 @@ class MLflow:
             client.log_batch(name, params=part)
         if found.info.status != "RUNNING":
             client.update_run(name, status="RUNNING")
-        return frozenset(
-            (metric, point.step)
+        return {
+            (metric, point.step): point.value
             for metric in found.data.metrics
             for point in client.get_metric_history(name, metric)
-        )
+        }
 
 
 def _parts(values: list[Any], most: int) -> Iterator[list[Any]]:

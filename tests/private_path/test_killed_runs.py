@@ -20,6 +20,7 @@ from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.private_path import rounds
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import ReleasedSum
+from tests.support.federation import silent
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 
@@ -169,6 +170,34 @@ class TestResume:
         cost = run_costs(strategy.run)
         assert (cost.rounds, cost.lost_rounds) == ((2, 1) if released is None else (3, 0))
         assert not list(path.glob("rounds/*/metrics.json"))
+
+    def test_killed_where_it_is_asked_again_its_cost_has_a_line(
+        self, start: Builder, tmp_path: Path
+    ) -> None:
+        """Rounds 2 and 3 are discarded; asked again, round 3 is killed while users answer."""
+        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
+            start(tamper=silent(2, 3))
+        assert [one["round"] for one in releases(tmp_path / "run")] == [1]
+
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.content["privsyn.request"].get("round") == 3:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            start(resume=True, tamper=die)
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[3])
+        charged = [one["epsilon_release"] for one in releases(tmp_path / "run")]
+        found = [(one["round"], one["released"]) for one in lines(tmp_path / "run/metrics.jsonl")]
+        assert found == [(1, True), (2, False), (3, False), (2, True), (3, False)]
+        last = strategy.run.round_lines()
+        assert [(one["round"], one["released"]) for one in last] == [
+            (1, True),
+            (2, True),
+            (3, False),
+        ]
+        assert [one["epsilon_release"] for one in last] == charged
 
     def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
         def die(request: Message, reply: Message) -> list[Message]:

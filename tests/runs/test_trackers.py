@@ -89,6 +89,23 @@ def test_mlflow_goes_on_with_the_run_it_has(
     assert moments == {moment}
 
 
+def test_of_a_round_that_was_asked_again_the_later_line_is_told(
+    run: RunDirectory, store: Any, tmp_path: Path
+) -> None:
+    tracker = MLflow()
+    assert tell(tracker, run)
+    add_line(run, {"round": 3, "released": False})
+    add_line(run, {"round": 2, "released": True, "epsilon_release": 0.7})
+    again = [(2, "released", 1.0), (2, "epsilon_release", 0.7), (3, "released", 0.0)]
+    expected = [*POINTS[:2], *again]
+    assert list(figures_of(run).points) == expected
+    for teller in (tracker, MLflow()):
+        assert tell(teller, run)
+        _, points, _ = mlflow_run()
+        # What was sent before stays in its history; nothing is sent twice.
+        assert sorted(points) == sorted([*expected, (2, "released", 0.0)])
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """MLflow's own client, on files of its own."""
