@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
 import numpy as np
 
 from flower_privsyn.checks import NonNegativeInt, check_choice
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.files import write_json
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
@@ -470,7 +470,13 @@ class EvolutionByVotes(Evolution):
             counted=self.config.survivor_weights == "counted",
             rounds=None if chosen is None else [chosen],
         )
-        if self._selected is not None and not len(found):
+        if len(found):
+            return found
+        if self._selected is not None:
             logger.warning("no votes were released: what the joint sketch chose is expanded")
             return self._drawn(self.config.num_rounds)
-        return found
+        raise FederationError(
+            "no votes were released, and mean and covariance alone choose no text: a result would "
+            "be public text under the name of a private one. To resume the run asks the rounds "
+            "again that were discarded at no charge; where there is none, start a new run"
+        )

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.report import write_run_page
 from flower_privsyn.strategies import (
     KernelSketchConfig,
@@ -166,6 +166,24 @@ class TestPrivateEvolution:
         assert 3 <= len(charged) < 20
         assert rounds_asked(grid) == list(range(1, len(charged) + 1))
         assert strategy.run.status == "finished"
+
+    @pytest.mark.parametrize("output", ["expanded", "survivors"])
+    def test_without_any_votes_there_is_no_result(
+        self, federation: Builder, evolving: Builder, evolution: Builder, output: str
+    ) -> None:
+        few = {"num_rounds": 2, "min_users": 12, "output": output}
+        strategy = evolution(evolving(**few))
+        with pytest.raises(FederationError, match="no votes were released"):
+            strategy.start(federation(tamper=silent(2)))
+        assert strategy.run.status == "failed"
+        assert not (strategy.run.path / "synthetic.jsonl").exists()
+        again = evolution(evolving(**few, resume=True))
+        again.start(federation())
+        assert [line["query"] for line in releases(again.run.path)] == [
+            "moments",
+            "nearest_neighbor_histogram",
+        ]
+        assert again.run.status == "finished"
 
     def test_after_a_sketch_that_chooses_text(
         self, federation: Builder, evolving: Builder, evolution: Builder, tmp_path: Path
