@@ -20,6 +20,7 @@ from flower_privsyn.client_apps.recipe import dealt
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
+from flower_privsyn.node import simulated
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.testing import hash_embedder
 from tests.support.federation import make_users
@@ -80,6 +81,9 @@ def test_another_run_deals_anew(prepare: Callable[..., Message]) -> None:
 
 def test_a_deployment_cannot_tell(prepare: Callable[..., Message]) -> None:
     assert not any(prepare(where(node, nodes=None)).has_error() for node in (2, 3))
+    # Nor where nodes on one machine name partitions: whom two owners have in common is theirs.
+    with simulated(False):
+        assert not any(prepare(where(node)).has_error() for node in (2, 3))
 
 
 def test_the_default_recipe_deals_every_user_to_one_node(
