@@ -112,12 +112,17 @@ class RoundEnds:
         # A correlated round that was discarded is not asked again, either.
         reached = max((*ledger.rounds_charged, *self.run.finished_rounds(), *started))
         reached = self._take_back(ledger, plan, reached)
+        discarded = self._discarded(ledger)
+        if reached + 1 in discarded and plan is not None and not plan.at(reached + 1).makes_up:
+            reached += 1  # killed before it was closed: whose turn it was had their turn
         releases = Releases(self.run)
         for number in range(1, reached + 1):
             if self.run.round_state(number) is not None:
                 continue
             release = releases.of(number)
-            if release is None:
+            if release is None and number in discarded:
+                self.skip(number, "discarded")
+            elif release is None:
                 logger.warning("round %d was interrupted: it is charged and left out", number)
                 self._hold_cost(number, ledger)
                 self.skip(number, "interrupted")
@@ -127,6 +132,8 @@ class RoundEnds:
         ended = bool((self.run.round_state(reached) or {}).get("ended"))
         if reached >= self.total or ended:
             return Next(behind=reached, question=None)
+        # One that was killed between its discard and its end had carried its question over.
+        self.method.take_back(reached + 1)
         return Next(behind=reached, question=self.method.restore(reached + 1))
 
     def _hold_cost(self, number: int, ledger: PrivacyLedger) -> None:
@@ -171,6 +178,12 @@ class RoundEnds:
                 else "start a new run"
             )
         )
+
+    def _discarded(self, ledger: PrivacyLedger) -> set[int]:
+        """Rounds that cost nothing, by the ledger."""
+        lines = self.run.ledger_lines()
+        found = {int(line["round"]) for line in lines if line.get("event") == "discarded"}
+        return found - set(ledger.rounds_charged)
 
     def _take_back(self, ledger: PrivacyLedger, plan: Plan | None, reached: int) -> int:
         """Let rounds at the end that were discarded at no charge be asked again.

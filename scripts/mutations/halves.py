@@ -114,8 +114,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="nodes are told of no noise once the last half is paid for",
         file="flower_privsyn/private_path/settling.py",
         function="announcement",
-        before="least = min(release.noise_multiplier for release in told)",
-        after="least = min((release.noise_multiplier for release in left), default=0.0)",
+        before="noise_multiplier=min(release.noise_multiplier for release in told),",
+        after="noise_multiplier=min((release.noise_multiplier for release in left), default=0.0),",
         tests=(f"{TESTS}::TestNodesAreTold",),
     ),
 )

@@ -517,4 +517,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="",
         tests=(f"{ACCOUNT_TESTS}::TestFile",),
     ),
+    Mutation(
+        name="deployed nodes of one machine compare their users",
+        file="flower_privsyn/client_apps/node_users.py",
+        function="NodeUsers._check_deal",
+        before='    if not in_simulation() or "num-partitions" not in own',
+        after='    if "num-partitions" not in own',
+        tests=("tests/client_apps/test_deal.py::test_a_deployment_cannot_tell",),
+    ),
 )

@@ -412,4 +412,28 @@ MUTATIONS: tuple[Mutation, ...] = (
         after="    if planned > 0:\n",
         tests=(f"{RESUME_TESTS}::TestFewerUsers",),
     ),
+    Mutation(
+        name="a turn that was discarded is asked again after a kill",
+        file=ROUNDS,
+        function="RoundEnds.go_on",
+        before="        reached += 1  # killed before",
+        after="        pass  # killed before",
+        tests=("tests/private_path/test_plan.py::TestGroups",),
+    ),
+    Mutation(
+        name="candidates of a discarded round stay those of the next after a kill",
+        file=ROUNDS,
+        function="RoundEnds.go_on",
+        before="    self.method.take_back(reached + 1)\n",
+        after="",
+        tests=(f"{TESTS}::TestAskingAgain",),
+    ),
+    Mutation(
+        name="a round that was discarded before needs no line of its later cost",
+        file=ROUNDS,
+        function="RoundEnds._hold_cost",
+        before="    if any(math.isclose(",
+        after="    if told or any(math.isclose(",
+        tests=("tests/private_path/test_killed_runs.py::TestResume",),
+    ),
 )

@@ -36,6 +36,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram, Query
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
     PrivateSumConfig,
     Question,
@@ -45,8 +46,8 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.strategies.by_name import STRATEGIES, built
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.support.federation import make_users, silent_users
-from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.federation import make_users, rounds_asked, silent, silent_users
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_at
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -386,15 +387,11 @@ class TestGroups:
     def test_a_turn_that_was_missed_is_never_made_up(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
-        def silent(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type == wire.PREPARE:
-                return [reply]
-            record = request.content.config_records["privsyn.request"]
-            return [reply] if record["round"] == 1 else []
-
         values = {"epsilon": 2.0, "delta": DELTA, "num_rounds": 3, "round_timeout": 0.3}
         with pytest.raises(FederationError, match="they are not asked again"):
-            Probe(config(**values), method=Groups).start(federation(make_users(30), tamper=silent))
+            Probe(config(**values), method=Groups).start(
+                federation(make_users(30), tamper=silent(2, 3))
+            )
         events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
         assert events[-4:] == ["started", "discarded"] * 2
         grid = federation(make_users(30))
@@ -403,6 +400,28 @@ class TestGroups:
         assert grid.requests == []
         assert [line["round"] for line in releases(tmp_path / "run")] == [1]
         assert again.run.status == "finished"
+
+    def test_nor_where_the_run_was_killed_before_the_round_was_closed(
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        values = {"epsilon": 2.0, "delta": DELTA, "num_rounds": 3, "round_timeout": 0.3}
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "finish_round", killed_at(2))
+            with pytest.raises(Killed):
+                Probe(config(**values), method=Groups).start(
+                    federation(make_users(30), tamper=silent(2))
+                )
+        assert lines(tmp_path / "run" / "ledger.jsonl")[-1]["event"] == "discarded"
+        grid = federation(make_users(30))
+        again = Probe(config(**values, resume=True), method=Groups)
+        again.start(grid)
+        assert rounds_asked(grid) == [3]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 3]
+        assert again.run.rounds_with_outcome("discarded") == [2]
 
     def test_add_to_what_everybody_is_asked(self) -> None:
         def cost(*turns: int | None, relation: Any = NeighboringRelation.ZERO_OUT) -> float:

@@ -29,7 +29,7 @@ from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, make_users, rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
+from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -396,6 +396,24 @@ class TestAskingAgain:
             )
             assert mine.texts == other.texts
             assert mine.ids == other.ids
+
+    def test_so_it_is_of_one_that_was_killed_before_it_was_closed(
+        self, federation: Builder, public_file: Path, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        popri = TestUnknownQuestions().popri
+        settings = {"noise_multiplier": 0.0, "num_rounds": 3}
+        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
+        whole.start(federation())
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "finish_round", killed_at(2))
+            with pytest.raises(Killed):
+                popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2)))
+        again = popri(tmp_path, public_file, **settings, resume=True)
+        again.start(federation())
+        assert [line["round"] for line in releases(again.run.path)] == [1, 2, 3]
+        file = "rounds/0003/candidates.parquet"
+        mine, other = (Population.from_parquet(tmp_path / name / file) for name in ("run", "whole"))
+        assert mine.texts == other.texts
 
 
 def test_the_nodes_that_have_read_their_text_are_counted(

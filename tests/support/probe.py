@@ -12,6 +12,7 @@ import pytest
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import NearestNeighborHistogram, Query
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
     DPFTRLConfig,
     Method,
@@ -27,6 +28,18 @@ from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing may clean up after it."""
+
+
+def killed_at(number: int) -> Callable[..., None]:
+    """`RunDirectory.finish_round` of a process that dies in it, in one round."""
+    finish = RunDirectory.finish_round
+
+    def die(run: RunDirectory, round_number: int, *given: Any) -> None:
+        if round_number == number:
+            raise Killed
+        finish(run, round_number, *given)
+
+    return die
 
 
 class ProbeMethod(Method):
