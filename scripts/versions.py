@@ -152,7 +152,7 @@ def rows() -> list[Row]:
         answers = {
             version: tuple(
                 python
-                for python in (PYTHONS if version in (inside[0], tested) else PYTHONS[:1])
+                for python in (PYTHONS if version in (*inside[:1], tested) else PYTHONS[:1])
                 if resolves(extra, f"{name}=={version}", python)
             )
             for version in asked

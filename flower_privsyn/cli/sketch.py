@@ -16,7 +16,7 @@ from flower_privsyn.cli.options import (
     plain_group,
 )
 from flower_privsyn.cli.output import REFUSED
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, PrivsynError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,11 +49,15 @@ def again(
     from flower_privsyn.runs import RunDirectory
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
-    status = REFUSED
+    refused = False  # not of one that was interrupted, which can be resumed
     try:
         status = resume(str(copied.path), settings)
+        refused = status == REFUSED
+    except PrivsynError:
+        refused = True
+        raise
     finally:
-        if status == REFUSED and not (copied.path / "models").exists():  # nothing has begun
+        if refused and not (copied.path / "models").exists():  # nothing has begun
             shutil.rmtree(copied.path)
             shutil.rmtree(copied.owner.path)
     return status

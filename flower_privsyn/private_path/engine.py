@@ -205,6 +205,7 @@ class PrivateSumStrategy(Strategy):
                 )
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
+                run.settle_metrics()  # what may fail comes before the word that all is done
                 run.mark_finished(summary)
                 self._rounds.settle()
             logger.info(

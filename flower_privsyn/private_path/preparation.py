@@ -105,7 +105,7 @@ class Preparation:
         settled = None
         if settings.sampling != "fixed-size":
             settled = self._settled(population=max(1, settings.num_users))
-        spent = nothing_spent(run)
+        spent = nothing_spent(run, settings)
         meeting = self._meeting(sources, progress=progress, spent=spent, resume=resume)
         roster = meeting.hold(announcement(method, settings, settled, behind=rounds_behind(run)))
         settings.check_delta(roster.total)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import PrivacyLedger, Sampling
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, stored_release
+from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, how_to_resume
 
 
@@ -99,14 +103,27 @@ def _samplings(run: RunDirectory) -> dict[int, Sampling]:
     }
 
 
-def nothing_spent(run: RunDirectory) -> str:
-    """What a run that stops before it asks anybody has cost, and how a paid one can end."""
+def nothing_spent(run: RunDirectory, settings: PrivateSumConfig) -> str:
+    """What a run that stops before it asks anybody has cost, and how a paid one can end.
+
+    Args:
+        run: its directory.
+        settings: that it goes on with; some methods have no result of as few rounds.
+    """
     if not rounds_behind(run):
         return "nothing was spent"
     end = earliest_end(run)
-    if end is None:
+    if end is None or not _may_have(settings, num_rounds=end):
         return "nothing more was spent"
     return (
         "nothing more was spent; to end with what was released: "
         f"{how_to_resume(run.path, num_rounds=end)}"
     )
+
+
+def _may_have(settings: PrivateSumConfig, *, num_rounds: int) -> bool:
+    try:
+        replace(settings, num_rounds=num_rounds)
+    except ConfigError:
+        return False
+    return True

@@ -30,11 +30,11 @@ from flower_privsyn.privacy import (
     Release,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.private_path.resume import rounds_behind
+from flower_privsyn.private_path.resume import nothing_spent, rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, how_to_resume
-from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
+from flower_privsyn.strategies import DPFTRLConfig, HybridConfig, PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
@@ -172,6 +172,23 @@ class TestResultWithoutNodes:
 
 class TestEndingEarly:
     """Where nodes do not come back, a run ends with what was released."""
+
+    def test_as_few_rounds_as_a_method_has_no_result_of_are_not_advised(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=3))
+
+        def stop(number: int, arrays: Any) -> None:
+            if number == 1:
+                raise Killed
+
+        with pytest.raises(Killed):
+            strategy.start(federation(), evaluate_fn=stop)
+        end = how_to_resume(strategy.run.path, num_rounds=1)
+        said = f"nothing more was spent; to end with what was released: {end}"
+        assert nothing_spent(strategy.run, config(num_rounds=3)) == said
+        hybrid = HybridConfig(epsilon=1.0, num_rounds=21, min_separation=10)
+        assert nothing_spent(strategy.run, hybrid) == "nothing more was spent"
 
     def test_the_last_round_is_then_done_as_the_last(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path

@@ -257,6 +257,7 @@ class FederatedTraining(Method):
     def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
         """Load the model."""
         self._place = place
+        self._longest_step = math.inf
         config = self.config
         # Not those of an earlier start: it may have written its result with them, which leaves
         # the values of that run inside, or have failed between the two.
