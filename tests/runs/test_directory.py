@@ -22,6 +22,7 @@ from flower_privsyn import environment, files, runs
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.history import record_changes
 from flower_privsyn.runs.owner import TIMES_STAMP
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
@@ -381,3 +382,12 @@ def test_a_directory_without_a_format_is_one_of_0_1(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunDirectoryError, match=f"`privsyn migrate {run.path}`"):
             resume(run.path)
+
+
+@pytest.mark.parametrize("kept", ["expanded.jsonl", "written.jsonl"])
+def test_a_change_says_how_many_texts_were_written_before_it(tmp_path: Path, kept: str) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={"temperature": 1.0}, strategy="CTCL")
+    (run.path / kept).write_text('{"text": "one"}\n{"text": "another"}\n')
+    record_changes(run, {"temperature": (1.0, 0.7)})
+    (change,) = run.document["changes"]
+    assert change["texts_before"] == 2
