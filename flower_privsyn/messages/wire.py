@@ -60,6 +60,9 @@ _ANSWER = "privsyn.answer"
 _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
 
+#: Kinds of release that a run may announce: each costs a node a step of its accountant.
+_MOST_KINDS: Final = 256
+
 #: Records of secure aggregation (`flower_privsyn.messages.secure`), and all that nodes put there.
 SECURE = "privsyn.secure"
 MASKED = "privsyn.masked"
@@ -263,6 +266,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
         or not all(0.0 <= multiplier < math.inf for multiplier in multipliers)
         or not all(type(count) is int and count >= 1 for count in counts)
         or sum(counts) > plan.num_rounds
+        or len(counts) > _MOST_KINDS
     ):
         raise WireError("the request's plan holds an absurd number")
     return data, plan

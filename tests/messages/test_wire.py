@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -115,6 +116,14 @@ class TestRequests:
         content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
         with pytest.raises(wire.WireError):
             wire.unpack_prepare(message(content, wire.PREPARE))
+
+    def test_a_plan_that_would_keep_the_accountant_of_a_node_at_work_is_refused(self) -> None:
+        content = wire.pack_prepare(DATA, plan=Announcement(num_rounds=10_000))
+        record = content.config_records["privsyn.request"]
+        for kinds in (256, 257):
+            record["to-come"] = planned(*[1] * kinds)
+            with contextlib.nullcontext() if kinds == 256 else pytest.raises(wire.WireError):
+                wire.unpack_prepare(message(content, wire.PREPARE))
 
     @pytest.mark.parametrize(
         "changes",
