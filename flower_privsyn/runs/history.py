@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.runs.directory import RunDirectory
+from flower_privsyn.runs.rounds import EXPANDED, WRITTEN
 from flower_privsyn.runs.surroundings import versions
-
-#: Where methods keep the texts that are written before all are.
-_TEXTS_SO_FAR: Final = ("expanded.jsonl", "written.jsonl")
 
 
 def record_changes(
@@ -31,7 +29,9 @@ def record_changes(
     document = run.document
     entry: dict[str, Any] = {
         "after_round": max(run.finished_rounds(), default=0),
-        "texts_before": sum(1 for name in _TEXTS_SO_FAR for _ in read_json_lines(run.path / name)),
+        "texts_before": sum(
+            1 for name in (EXPANDED, WRITTEN) for _ in read_json_lines(run.path / name)
+        ),
         "settings": _pairs(settings),
     }
     config = {**run.config, **{key: plain(now) for key, (_, now) in settings.items()}}

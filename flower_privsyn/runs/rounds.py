@@ -19,6 +19,12 @@ REFINEMENT: Final = "refinement"
 TRAINING: Final = "training.json"
 """What a round's training of the generator reported."""
 
+EXPANDED: Final = "expanded.jsonl"
+"""Texts of an expansion, as far as they are written; gone once all are."""
+
+WRITTEN: Final = "written.jsonl"
+"""Texts of a generator that a run has made, one by one as they were written."""
+
 TRAINED_MODEL: Final = "models/final"
 """The model that a run has made, below its directory."""
 

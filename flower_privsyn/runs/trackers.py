@@ -22,7 +22,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
@@ -198,6 +198,10 @@ def _text_value(tag: str, text: str) -> Any:
     )
 
 
+#: A figure that a tracker has: its name, round and value.
+_Sent: TypeAlias = tuple[str, int, float]
+
+
 class MLflow:
     """A run of the experiment "flower-privsyn" where `MLFLOW_TRACKING_URI` says.
 
@@ -212,7 +216,7 @@ class MLflow:
             import mlflow  # noqa: F401
         except ImportError as error:
             raise _missing("mlflow") from error
-        self._there: dict[tuple[str, int], float] | None = None  # figures; None where unknown
+        self._there: frozenset[_Sent] | None = None  # figures; None where unknown
 
     def write(self, run: RunDirectory, figures: Figures) -> None:
         """Send what is lacking; see `Tracker.write`."""
@@ -230,13 +234,13 @@ class MLflow:
                 Metric(metric, value, moment, step)
                 for step, metric, value in figures.points
                 # Of a round that was asked again there are others than those that were sent.
-                if there.get((metric, step)) != value
+                if (metric, step, value) not in there
             ]
             for part in _parts(missing, 1000):
                 client.log_batch(name, metrics=part)
             if run.status in _ENDS:
                 client.set_terminated(name, _ENDS[run.status], end_time=moment)
-        self._there = there | {(metric.key, metric.step): metric.value for metric in missing}
+        self._there = there | {(metric.key, metric.step, metric.value) for metric in missing}
 
     def _name(self, client: Any, run: RunDirectory, figures: Figures) -> str:
         """Of the tracked run, which is made where there is none."""
@@ -255,7 +259,7 @@ class MLflow:
             temporary.write_text(str(made.info.run_id), encoding="utf-8")
         return str(made.info.run_id)
 
-    def _begin(self, client: Any, name: str, figures: Figures) -> dict[tuple[str, int], float]:
+    def _begin(self, client: Any, name: str, figures: Figures) -> frozenset[_Sent]:
         """Bring settings that are lacking, of a run that goes on too; which figures are there."""
         from mlflow.entities import Param
 
@@ -269,11 +273,11 @@ class MLflow:
             client.log_batch(name, params=part)
         if found.info.status != "RUNNING":
             client.update_run(name, status="RUNNING")
-        return {
-            (metric, point.step): point.value
+        return frozenset(
+            (metric, point.step, point.value)
             for metric in found.data.metrics
             for point in client.get_metric_history(name, metric)
-        }
+        )
 
 
 def _parts(values: list[Any], most: int) -> Iterator[list[Any]]:

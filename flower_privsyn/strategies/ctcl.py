@@ -42,7 +42,7 @@ from flower_privsyn.queries import (
     pack_conditions,
 )
 from flower_privsyn.queries.conditional_delta import LearnEnds
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.runs.rounds import WRITTEN, RoundFiles
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.federated_training import FederatedTraining
@@ -466,7 +466,7 @@ class TopicsAndTraining(FederatedTraining):
         records, dropped = writer.write(
             weights,
             config.synthetic_samples,
-            kept=self.run.path / "written.jsonl",
+            kept=self.run.path / WRITTEN,
             progress=place.progress,
         )
         return {

@@ -28,7 +28,7 @@ from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER
+from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.runs.sketch_file import SELECTED
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.privacy import RandomSource
     from flower_privsyn.runs import RunDirectory
-
-#: What a generator wrote so far.
-_WRITTEN = "written.jsonl"
 
 #: How public text is chosen and the student made of it, of which no release knows.
 _OF_THE_STUDENT = frozenset(
@@ -167,7 +164,7 @@ class AskedOnce(AskedAgain):
         free = super().free_settings(run, all_released=all_released)
         if all_released and not (run.path / "models").exists():
             free |= _OF_THE_STUDENT
-        if all_released and not (run.path / _WRITTEN).exists():
+        if all_released and not (run.path / WRITTEN).exists():
             free |= _OF_TEXTS
         return free
 
@@ -232,7 +229,7 @@ class AskedOnce(AskedAgain):
             score=text_scorer(
                 config.scorer_of_long_rows(student.sketch), self._need_text().tokenizer
             ),
-            kept=self.run.path / _WRITTEN,
+            kept=self.run.path / WRITTEN,
             progress=self.progress,
         )
         return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}

@@ -41,6 +41,7 @@ from flower_privsyn.private_path.method import Outline, Question, RecordSource, 
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Query
+from flower_privsyn.runs.rounds import EXPANDED
 from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.parts.evolution import (
     Evolution,
@@ -461,7 +462,7 @@ class EvolutionByVotes(Evolution):
     @property
     def _expanded_file(self) -> Path:
         """Expanded texts kept so far; gone once `synthetic.jsonl` holds them."""
-        return self.run.path / "expanded.jsonl"
+        return self.run.path / EXPANDED
 
     def _all_survivors(self, chosen: int | None) -> Population:
         """The union of the survivors of all rounds, or those of the round that was chosen."""
@@ -477,6 +478,6 @@ class EvolutionByVotes(Evolution):
             return self._drawn(self.config.num_rounds)
         raise FederationError(
             "no votes were released, and mean and covariance alone choose no text: a result would "
-            "be public text under the name of a private one. To resume the run asks the rounds "
-            "again that were discarded at no charge; where there is none, start a new run"
+            "be public text under the name of a private one. Resumed, the run asks again what was "
+            "discarded at no charge; where nothing was, start a new run"
         )

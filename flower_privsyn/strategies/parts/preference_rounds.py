@@ -26,7 +26,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.generation.generators import is_remote
-from flower_privsyn.runs.rounds import Rounds
+from flower_privsyn.runs.rounds import EXPANDED, Rounds
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig, PreferenceTrainer
@@ -426,7 +426,7 @@ class PreferenceRounds:
         from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
         config, public = self._config, self._public
-        kept = run.path / "expanded.jsonl"
+        kept = run.path / EXPANDED
         records, dropped = expand_resumably(
             public.expansion(config, batch_size=self._batch_size),
             public.seeds if seeds is None else seeds,
