@@ -152,7 +152,7 @@ def _guarded(
     message: Message,
     context: Context,
 ) -> Message:
-    """Run a handler; whatever goes wrong leaves as a code."""
+    """Run a handler; whatever goes wrong leaves as a code, but for what ends the process."""
     try:
         with counted(message, context), quarantine.counting() as tally:
             reply = handler(message, context)
@@ -173,6 +173,8 @@ def _guarded(
     except wire.WireError as error:
         logger.error("request refused: %s", error)
         return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
+    except quarantine.ENDING:
+        raise
     except BaseException as error:
         # The type is safe to log; the text and the traceback may quote private data, so they are
         # shown on the node alone, and only when its owner asks for them.

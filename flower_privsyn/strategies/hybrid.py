@@ -104,6 +104,11 @@ class HybridConfig(CorrelatedTrainingConfig, SketchedStudentConfig):
         super().__post_init__()
         check_stated_noise(self, key="sketch-noise-multiplier", stated=self.sketch_noise_multiplier)
 
+    @property
+    def rounds_that_train(self) -> int:
+        """All but the first."""
+        return self.num_rounds - 1
+
     def sketch_multiplier(self) -> float:
         """The noise multiplier of the sketch: as it is stated, or as it follows from its share.
 

@@ -194,6 +194,16 @@ def test_a_model_that_fails_on_public_text_is_the_nodes_fault(tmp_path: Path) ->
     assert reply.error.code == wire.ClientErrorCode.INTERNAL
 
 
+def test_who_ends_the_process_ends_it(tmp_path: Path) -> None:
+    class Interrupted(HashEmbedder):
+        def embed(self, texts: Sequence[str], **options: Any) -> Any:
+            raise KeyboardInterrupt
+
+    app = app_of([], tmp_path, lambda name, precision: Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        prepare(app, where())
+
+
 def test_the_nodes_own_log_counts_and_quotes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

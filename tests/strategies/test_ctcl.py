@@ -24,6 +24,7 @@ from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy.turns import participation_of
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import CTCL, CTCLConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
@@ -446,11 +447,31 @@ class TestBadInput:
             ({"document_type": "a\0b"}, "document-type must be words in one line"),
             ({"user_weight": "documents", "max_samples": 0}, 'needs user-weight = "share"'),
             ({"sampling": "turns"}, 'sampling must be one of "cyclic", "full"'),
+            (
+                {"sampling": "poisson", "correlation": "banded"},
+                'correlation = "banded" needs sampling = "cyclic", got sampling = "poisson"',
+            ),
+            ({"sampling": "full", "noise_buffers": 2}, "noise-buffers = 2 needs sampling = "),
+            (
+                {"sampling": "full", "correlation": "tree", "tree_completion": True},
+                'correlation = "tree" needs sampling = "cyclic"',
+            ),
+            ({"sampling": "full", "max_participations": 3}, "max-participations = 3 needs sampl"),
+            (
+                {"num_rounds": 22, "min_separation": 10, "max_participations": 2},
+                r"less than the 3 turns of a user in num-rounds = 22 \(21 of them train\)",
+            ),
         ],
     )
     def test_settings(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
         with pytest.raises(ConfigError, match=sentence):
             config(**changes)
+
+    def test_the_histogram_is_no_turn(self, config: Builder) -> None:
+        """Of 21 rounds 20 train: with ten groups each user trains twice."""
+        ours = config(num_rounds=21, min_separation=10, max_participations=2)
+        *_, training = CTCL(ours).method.phases(40)
+        assert participation_of(training.sampling, rounds=training.rounds).most == 2
 
     def test_before_anything_is_spent(
         self, config: Builder, people: Users, tmp_path: Path, bart: Path

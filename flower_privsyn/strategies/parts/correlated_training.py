@@ -126,13 +126,23 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
                 f"noise-bands = {self.noise_bands} must be at most min-separation = "
                 f"{self.min_separation}"
             )
-        turns = -(-self.num_rounds // self.min_separation)
+        turns = -(-self.rounds_that_train // self.min_separation)
         if 0 < self.max_participations < turns:
             raise ConfigError(
                 f"max-participations = {self.max_participations} is less than the {turns} turns of "
-                f"a user in num-rounds = {self.num_rounds} with min-separation = "
+                f"a user in num-rounds = {self.num_rounds}{self._of_them} with min-separation = "
                 f"{self.min_separation}: use fewer rounds or a larger separation"
             )
+
+    @property
+    def rounds_that_train(self) -> int:
+        """Rounds in which users take turns: all, unless the first one asks everybody."""
+        return self.num_rounds
+
+    @property
+    def _of_them(self) -> str:
+        train = self.rounds_that_train
+        return "" if train == self.num_rounds else f" ({train} of them train)"
 
     def _refuse_unused(self, key: str, value: int, correlations: tuple[str, ...]) -> None:
         if value and self.correlation not in correlations:
@@ -147,7 +157,6 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
         return CyclicSampling(
             groups=self.min_separation,
             rounds=self.num_rounds,
-            max_participations=self.max_participations or None,
             salt=self.salt,
             population=population,
         )
