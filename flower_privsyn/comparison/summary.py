@@ -73,7 +73,7 @@ def document_of(
         plan: what is compared.
         cells: what is known of each, in the order in which they are run.
         command: how the comparison was asked for.
-        created: when it was begun; None for now.
+        created: when it was begun; None for this moment.
         fixed: what continuing it must not change.
         embedding_seconds: CPU seconds in which the text of one user is embedded.
         picture: the plane of the report.

@@ -17,7 +17,7 @@ Section by section:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
@@ -76,19 +76,6 @@ _USES: Final = frozenset(
         "most-repeated",
         "repetition-penalty",
         "word-filter",
-    }
-)
-
-#: What says how often a user takes part, and how noise is correlated. A separation is none of it:
-#: an app has one in its file whatever the sampling.
-_OF_TURNS: Final = frozenset(
-    {
-        "max_participations",
-        "correlation",
-        "noise_buffers",
-        "noise_bands",
-        "tree_restart",
-        "tree_completion",
     }
 )
 
@@ -202,7 +189,6 @@ class CTCLConfig(CorrelatedTrainingConfig):
             stated=self.histogram_noise_multiplier,
             example=" (10 in the paper)",
         )
-        self._refuse_without_turns()
         if self.user_weight == "documents" and not self.max_samples:
             raise ConfigError(
                 'max-samples = 0 needs user-weight = "share", got "documents": the noise is scaled '
@@ -214,18 +200,6 @@ class CTCLConfig(CorrelatedTrainingConfig):
                 f'document-type = "{self.document_type}" stands before keywords: leave it empty '
                 "with keywords = false"
             )
-
-    def _refuse_without_turns(self) -> None:
-        """Refuse settings of turns and of correlated noise that another sampling has no use for."""
-        if self.sampling == "cyclic":
-            return
-        for field in fields(self):
-            if field.name in _OF_TURNS and (value := getattr(self, field.name)) != field.default:
-                shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
-                raise ConfigError(
-                    f'{field.name.replace("_", "-")} = {shown} needs sampling = "cyclic", got '
-                    f'sampling = "{self.sampling}": the noise of its rounds is independent'
-                )
 
     @property
     def rounds_that_train(self) -> int:

@@ -7,8 +7,9 @@ phases that train.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le
@@ -30,6 +31,19 @@ from flower_privsyn.strategies.parts.federated_training import FederatedTraining
 
 #: Noise multipliers of Wang et al. 2023 by epsilon.
 _WANG_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
+
+#: What says how often a user takes part, and how noise is correlated. A separation is none of it:
+#: an app has one in its file whatever the sampling.
+_OF_TURNS: Final = frozenset(
+    {
+        "max_participations",
+        "correlation",
+        "noise_buffers",
+        "noise_bands",
+        "tree_restart",
+        "tree_completion",
+    }
+)
 
 
 def wang_federation(epsilon: str) -> dict[str, Any]:
@@ -117,6 +131,7 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
+        self._refuse_without_turns()
         self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
         self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
         self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
@@ -126,11 +141,13 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
                 f"noise-bands = {self.noise_bands} must be at most min-separation = "
                 f"{self.min_separation}"
             )
-        turns = -(-self.rounds_that_train // self.min_separation)
+        train = self.rounds_that_train
+        turns = -(-train // self.min_separation)
         if 0 < self.max_participations < turns:
+            of_them = "" if train == self.num_rounds else f" ({train} of them train)"
             raise ConfigError(
                 f"max-participations = {self.max_participations} is less than the {turns} turns of "
-                f"a user in num-rounds = {self.num_rounds}{self._of_them} with min-separation = "
+                f"a user in num-rounds = {self.num_rounds}{of_them} with min-separation = "
                 f"{self.min_separation}: use fewer rounds or a larger separation"
             )
 
@@ -139,10 +156,17 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
         """Rounds in which users take turns: all, unless the first one asks everybody."""
         return self.num_rounds
 
-    @property
-    def _of_them(self) -> str:
-        train = self.rounds_that_train
-        return "" if train == self.num_rounds else f" ({train} of them train)"
+    def _refuse_without_turns(self) -> None:
+        """Refuse settings of turns and of correlated noise that another sampling has no use for."""
+        sampling = str(self.sampling)  # subclasses know others
+        if sampling == "cyclic":
+            return
+        for field in fields(self):
+            if field.name in _OF_TURNS and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(
+                    f"{field.name.replace('_', '-')} = {json.dumps(value)} needs sampling = "
+                    f'"cyclic", got sampling = "{sampling}": the noise of its rounds is independent'
+                )
 
     def _refuse_unused(self, key: str, value: int, correlations: tuple[str, ...]) -> None:
         if value and self.correlation not in correlations:
