@@ -135,8 +135,11 @@ class Preparation:
             )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
         if (found := method.check_plan(settled.plan, spent=spent)) is not None:
-            logger.log(logging.WARNING if found.warning else logging.INFO, "%s", found.sentence)
-            progress.note(found.sentence)
+            if found.warning:  # the session's warnings are noted
+                logger.warning("%s", found.sentence)
+            else:
+                logger.info("%s", found.sentence)
+                progress.note(found.sentence)
         secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
         return Federation(
             roster=roster,

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.strategies import (
@@ -287,6 +288,9 @@ class TestStep:
         assert taken == [chosen.learning_rate] * 6
         assert chosen.describe() in caplog.text
         assert f"server-learning-rate = {chosen.learning_rate:.2g}" in caplog.text
+        noted = [describe(note) for note in read_progress(strategy.run.progress_file)]
+        (said,) = [note for note in noted if chosen.describe() in note]
+        assert said.startswith("warning: ")
         first, second = (
             load_file(strategy.run.round_path(number) / "model.safetensors") for number in (4, 5)
         )
