@@ -10,9 +10,6 @@ from typing import Any
 from flower_privsyn.cli.options import Json, RunDir
 from flower_privsyn.cli.output import number, plain_line
 
-#: Outcomes of a round that gave no release to work with.
-_LOST = ("interrupted", "discarded")
-
 #: Texts that are shown of a run.
 _SAMPLES = 5
 
@@ -71,7 +68,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "changes": run.document.get("changes", []),
         "created": run.document.get("created"),
         "rounds_finished": [number for number in run.finished_rounds() if number > 0],
-        "rounds_lost": run.rounds_with_outcome(*_LOST),
+        "rounds_lost": run.rounds_without_release(),
         "rounds_open": open_rounds(lines),
         "releases": len(releases),
         "users": last.get("num_users"),

@@ -334,7 +334,7 @@ class PrivateSumStrategy(Strategy):
         # keeps its line.
         self.run.hold_metrics(asked.number, metrics)
         if released is None:
-            rounds.skip(asked.number, "discarded")
+            rounds.lose(asked.number, need(self._ledger))
             self._next = rounds.after_skipped(asked.number)
         else:
             self._next = rounds.finish(released)

@@ -75,8 +75,12 @@ class RoundEnds:
         )
         return following
 
+    def lose(self, number: int, ledger: PrivacyLedger) -> None:
+        """Close a round that was asked and gave no sum, whether or not it was charged."""
+        self.skip(number, "lost" if number in ledger.rounds_charged else "discarded")
+
     def skip(self, number: int, outcome: str) -> None:
-        """Close a round whose release was lost."""
+        """Close a round that has no release: "discarded" at no charge, "lost" or "interrupted"."""
         if number < self.total:
             self.method.carry_over(number)
         self.run.finish_round(number, {"outcome": outcome})

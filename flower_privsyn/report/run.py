@@ -57,6 +57,7 @@ _RELEASE, _SERVER, _CENTRE = Look(0, "circle"), Look(3, "square"), Look(3, "diam
 _OUTCOMES = {
     "released": "released",
     "discarded": "discarded: too few users, nothing released",
+    "lost": "lost: charged, nothing released",
     "interrupted": "interrupted: charged, and its release lost",
 }
 
@@ -317,7 +318,7 @@ class RunFacts:
     @property
     def rounds_lost(self) -> int:
         """How many of the finished rounds gave no release."""
-        return len(self.run.rounds_with_outcome("interrupted", "discarded"))
+        return len(self.run.rounds_without_release())
 
     @property
     def rounds_planned(self) -> str | None:

@@ -434,6 +434,11 @@ class RunDirectory:
             if (self.round_state(number) or {}).get("outcome") in outcomes
         ]
 
+    def rounds_without_release(self) -> list[int]:
+        """Numbers of the finished rounds that asked and gave nothing to work with, ascending."""
+        released = {0, *self.rounds_with_outcome("released")}
+        return [number for number in self.finished_rounds() if number not in released]
+
     # ---------------------------------------------------------------- state
 
     @property
