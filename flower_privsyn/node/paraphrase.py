@@ -88,7 +88,8 @@ class Paraphraser:
 
     All documents go through the model in one shape, `batch_size` rows of one length, the rows that
     are missing filled up: in another shape the last digits of a document's logits would be others,
-    and its paraphrase would say how long its neighbours are.
+    and its paraphrase would say how long its neighbours are. No document fills its row: a model
+    leaves out a mask without a zero, and computes the whole batch in another way.
 
     Args:
         model: a bundled short name, a folder or a hub name.
@@ -129,13 +130,14 @@ class Paraphraser:
         self._head: list[int] = [] if begin is None else [begin]
         self._head += self._tokenizer(before, add_special_tokens=False)["input_ids"]
         self._tail: list[int] = self._tokenizer(after, add_special_tokens=False)["input_ids"]
-        self._width = len(self._head) + max_document_tokens + len(self._tail)
+        begun = len(self._head) + len(self._tail)
+        self._width = begun + max_document_tokens + 1
         positions = context_of(self._model)
         if positions is not None and positions < self._width + max_new_tokens:
             raise ConfigError(
                 f"max-document-tokens = {max_document_tokens}, max-new-tokens = {max_new_tokens} "
-                f"and the template's {self._width - max_document_tokens} tokens are more than the "
-                f"{positions} positions of model {model!r}"
+                f"and the template's {begun} tokens, and one before them, are more than "
+                f"the {positions} positions of model {model!r}"
             )
 
     @property

@@ -63,7 +63,8 @@ class ReleasedSum:
         round_number: 1-based.
         values: (m,) float64, the sum over users plus noise.
         noise_std: standard deviation of the noise in `values`; public. Where nodes add it and who
-            was drawn is secret, that of a sum of all nodes: how many answered is not released.
+            was drawn is secret, that of a sum of all nodes: how many answered is not released. For
+            reading the release; what protects a user is in the ledger, and may be less.
         num_users: users whose answers are in the sum; None where who was drawn is secret, under
             Poisson and fixed-size sampling: how many of them answered is not released.
         expected_users: users that take part in such a round on average; public.

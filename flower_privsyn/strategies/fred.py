@@ -490,6 +490,9 @@ class ReleasedMoments(AskedAgain):
         A record is a sample of text. Its vector has length at most 1, but where its user has more
         than `max_samples`, the next one takes the place of one that is gone: the sum moves by 2,
         under every relation. Of a replaced one the accountant knows.
+
+        By the ledger, as the epsilon of a user: what was charged and lost is part of it, and under
+        secure aggregation the noise that is left where those who may collude take out theirs.
         """
         config = self.config
         if config.unit == "user":
@@ -498,11 +501,12 @@ class ReleasedMoments(AskedAgain):
         moved = 1.0 if relation is NeighboringRelation.REPLACE_ONE else 2.0
         released = Counter(
             Release(
-                noise_multiplier=one.noise_std / moved,
+                noise_multiplier=line["noise_multiplier"] * line["l2_sensitivity"] / moved,
                 sampling=FullParticipation(),
                 relation=relation,
             )
-            for one in self.releases()
+            for line in self.run.ledger_lines()
+            if line.get("event") == "release"
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}

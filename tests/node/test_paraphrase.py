@@ -62,6 +62,22 @@ def dying(count: int) -> None:
     raise Stop
 
 
+def test_no_document_fills_its_row(paraphraser: Paraphraser, choice: TokenChoice) -> None:
+    """A model leaves out a mask without a zero, and its neighbours tell by that how long it is."""
+    calls, model = [], paraphraser._model
+
+    def watch(_module: Any, _inputs: Any, keywords: dict[str, Any]) -> None:
+        calls.append(bool(keywords["attention_mask"].all()))
+
+    watched = model.register_forward_pre_hook(watch, with_kwargs=True)
+    long = DOCUMENTS[3][1]
+    with_one, alone = list(paraphraser.paraphrase([long] * 3, choice, random=InsecureRandom(1)))
+    watched.remove()
+    assert (len(with_one), len(alone)) == (2, 1)
+    assert len(calls) == 2 * SIZES["max_new_tokens"]
+    assert not any(calls)
+
+
 def test_every_document_is_charged_for_all_tokens(
     write: Callable[..., Any], paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.evaluation.costs import communication, run_costs
 from flower_privsyn.evaluation.distribution import gaussian_frechet
+from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
@@ -277,6 +279,43 @@ class TestTwoRounds:
         figures = strategy.run.state["summary"]
         assert figures["epsilon_of_a_record"] == pytest.approx(release_epsilon(record, delta=3e-6))
         assert figures["count"] == len(USERS.texts)
+
+    def test_a_record_is_charged_as_its_user_is_under_secure_aggregation(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        """Without the noise that the colluding may take out, and with the round that was lost."""
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != secure_wire.AGREE:
+                return [reply]
+            late = int(request.content["privsyn.secure"]["round"]) == 2
+            return [] if late and reply.metadata.src_node_id in (1, 2) else [reply]
+
+        strategy = ranking(
+            config(
+                num_rounds=3,
+                num_nodes=6,
+                noise_multiplier=2.0,
+                unit="record",
+                max_samples=4,
+                num_records=len(USERS.texts),
+                secure_aggregation=True,
+                least_nodes=5,
+                colluding_nodes=2,
+            )
+        )
+        strategy.start(federation(USERS, num_nodes=6, tamper=lose))
+        run = strategy.run
+        assert (run.rounds_with_outcome("released"), run.rounds_with_outcome("lost")) == (
+            [1, 3],
+            [2],
+        )
+        added = [one.noise_std for one in strategy.method.releases()]
+        assert added == pytest.approx([8.0 * math.sqrt(6 / 3)] * 2)
+        record = {Release(noise_multiplier=8.0 / 2, sampling=FullParticipation()): 3}
+        assert run.state["summary"]["epsilon_of_a_record"] == pytest.approx(
+            release_epsilon(record, delta=3e-6)
+        )
 
     def test_the_printed_noise_is_too_little_and_says_so(
         self, federation: Builder, config: Builder
