@@ -8,6 +8,10 @@ with `data` and `users`. Of two cells of one method, place and seed the first co
 comparisons with other settings belong into a table of their own: comparisons that differ in the
 downstream model or its training are refused. Lines with settings of their own (`public_text`,
 `held_out`) are left out; variants of a method that somebody would choose have a name of their own.
+
+`--with-ends FILE` are cells whose students learnt ends of texts, which is no longer the default. Of
+them come those alone that no source has at the same users and epsilon, beside their own floor and
+ceiling, as another kind of text: shares of two trainings are not to be put in one order.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.advice.measured import collect, document
+from flower_privsyn.advice.measured import BOUNDS, VARIANTS, collect, document
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 
@@ -28,18 +32,8 @@ _BYTES_A_NUMBER = 4
 
 _OF_THEIR_OWN = ("public_text", "held_out")
 
-#: Variants that are a choice, by their names in a comparison: what each sends or begins with.
-CHOICES = {
-    "without-pairs": "joint-sketch, tokens alone",
-    "with-trained-teacher": "joint-sketch, its teacher trained",
-    "with-8000-pairs-and-trained-teacher": "joint-sketch, 8,000 pairs, its teacher trained",
-    "joint-sketch-written": "joint-sketch, text by the generator",
-    "written-by-trained-generator": "joint-sketch, text by a trained generator",
-    "written-from-8000-pairs": "joint-sketch, 8,000 pairs, text by a trained generator",
-    "hybrid-with-trained-teacher": "hybrid, its teacher trained",
-    "dp-fedavg-distilled": "dp-fedavg, from a taught student",
-    "dp-ftrl-distilled": "dp-ftrl, from a taught student",
-}
+#: Names of the measured table by those of a comparison.
+CHOICES = {config.rpartition("/")[2]: named for named, config in VARIANTS.items()}
 
 
 def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
@@ -60,6 +54,21 @@ def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
             if "bytes_a_number" not in line:  # what an older version's variants were has changed
                 cell["method"] = CHOICES.get(str(line["method"]), line["method"])
             yield str(line["data"]), int(line["users"]), cell
+
+
+def with_ends(
+    file: str, known: Collection[tuple[str, int, Any, Any]]
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The cells of students with ends that were not measured without, under a name of their own.
+
+    Args:
+        file: of lines.
+        known: text, users, method and epsilon of what was measured without ends.
+    """
+    for data, users, cell in cells_of(file):
+        method, epsilon = cell["method"], cell["epsilon"]
+        if method in BOUNDS or (data, users, method, epsilon) not in known:
+            yield f"{data}, students with ends", users, cell
 
 
 def costs_today(line: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -106,17 +115,18 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="+")
+    parser.add_argument("--with-ends", action="append", default=[], metavar="FILE")
     parser.add_argument("--setup", action="append", default=[], help="a sentence of the page")
     arguments = parser.parse_args()
     try:
-        refuse_unlike(arguments.sources)
+        refuse_unlike([*arguments.sources, *arguments.with_ends])
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    cells = collect(
-        (cell for source in arguments.sources for cell in cells_of(source)),
-        own=tuple(CHOICES.values()),
-    )
+    found = [cell for source in arguments.sources for cell in cells_of(source)]
+    known = {(data, users, cell["method"], cell["epsilon"]) for data, users, cell in found}
+    found += [cell for file in arguments.with_ends for cell in with_ends(file, known)]
+    cells = collect(found, own=tuple(VARIANTS))
     print(json.dumps(document(cells, setup=arguments.setup), indent=1, ensure_ascii=False))
     return 0
 

@@ -23,7 +23,26 @@ from flower_privsyn.strategies.catalogue import compared
 #: The table that comes with the package.
 TABLE: Final = Path(__file__).parent / "measured.json"
 
-_FLOOR, _CEILING = "public-only", "finetune-private"
+#: Variants that are a choice, named by what each sends or begins with, and their settings: files
+#: below `conf` of the app of a comparison.
+VARIANTS: Final[Mapping[str, str]] = {
+    "joint-sketch, tokens alone": "ask-once/without-pairs",
+    "joint-sketch, its teacher trained": "ask-once/with-trained-teacher",
+    "joint-sketch, 8,000 pairs, its teacher trained": (
+        "ask-once/with-8000-pairs-and-trained-teacher"
+    ),
+    "joint-sketch, text by the generator": "ask-once/joint-sketch-written",
+    "joint-sketch, text by a trained generator": "ask-once/written-by-trained-generator",
+    "joint-sketch, 8,000 pairs, text by a trained generator": "ask-once/written-from-8000-pairs",
+    "hybrid, its teacher trained": "hybrid/hybrid-with-trained-teacher",
+    "dp-fedavg, from a taught student": "from-distilled/dp-fedavg-distilled",
+    "dp-ftrl, from a taught student": "from-distilled/dp-ftrl-distilled",
+}
+
+#: Floor and ceiling of a place.
+BOUNDS: Final = ("public-only", "finetune-private")
+
+_FLOOR, _CEILING = BOUNDS
 
 
 @dataclass(frozen=True, kw_only=True)

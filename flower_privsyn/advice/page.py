@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flower_privsyn.advice.judge import Advice, Judgement, leaders
-from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
+from flower_privsyn.advice.measured import VARIANTS, MeasuredCell, MeasuredTable
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.strategies.catalogue import compared
@@ -53,8 +53,23 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     if advice.unmeasured:
         yield ""
         yield f"Not measured in these places: {', '.join(advice.unmeasured)}."
+    if advice.best:
+        yield from _how_to_begin(advice)
     yield "How these were measured: `privsyn advise --page`."
     yield "Another model or public text may change the order: `privsyn compare` on your own."
+
+
+def _how_to_begin(advice: Advice) -> Iterator[str]:
+    """What to type for the first method that an app can run by itself."""
+    for method in advice.best:
+        config = VARIANTS.get(method, f"cpu/{method}")
+        if config.startswith("from-distilled/"):  # from the student of a comparison's other cell
+            continue
+        yield (
+            f"To run {method} on your own: `privsyn new every-method every`, then `privsyn run "
+            f"every --config {config} --set data=FILE --set epsilon={advice.need.epsilon:g}`."
+        )
+        return
 
 
 def _first_line(method: str, advice: Advice) -> str:

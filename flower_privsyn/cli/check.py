@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import Config, Json, Settings
+from flower_privsyn.cli.options import Config, Evaluate, Json, NewRunDir, Settings
 from flower_privsyn.cli.output import REFUSED
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ _MARKS = {"fine": "", "warning": "warning", "stops": "STOPS"}
 def check(
     context: typer.Context,
     app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
+    run_dir: NewRunDir = None,
     config: Config = None,
     settings: Settings = None,
+    evaluate: Evaluate = None,
     try_noise: Annotated[
         bool,
         typer.Option(
@@ -45,12 +47,16 @@ def check(
     APP is the folder of the app. Settings and data are read as `privsyn run` reads them. The exit
     status is 0 where the run can start, 2 where something stops it.
     """
+    from flower_privsyn.cli.run import check_evaluation
     from flower_privsyn.dry_run import check_app
     from flower_privsyn.host.app import load_app, resolve_config
 
     loaded = load_app(app)
     values = resolve_config(loaded, config_name=config, settings=settings or ())
-    report = check_app(loaded, values, try_noise=try_noise, deployment=deployment)
+    report = check_app(loaded, values, run_dir=run_dir, try_noise=try_noise, deployment=deployment)
+    if evaluate is not None:
+        with report.refusals("evaluation"):
+            check_evaluation(evaluate, values)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:

@@ -12,7 +12,9 @@ import typer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
-EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+_PACKAGE: Final = Path(__file__).parents[1]
+
+EXAMPLES: Final = _PACKAGE / "examples"
 """The folder of the examples, part of the package."""
 
 NEXT_STEPS: Final = {
@@ -21,6 +23,10 @@ NEXT_STEPS: Final = {
     "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
     "ask-once": ("privsyn run {app}",),
     "deployment": ("python {app}/loopback.py FOLDER APP --users FILE",),
+    "every-method": (
+        "privsyn check {app} --config cpu/popri --set data=FILE",
+        "privsyn run {app} --config cpu/popri --set data=FILE",
+    ),
 }
 """The examples that can be written, and what to type next."""
 
@@ -42,6 +48,8 @@ def new(
     ask-once: one question to some 500 authors, and a small model of what they write.
 
     deployment: SuperLink and SuperNodes with keys and policies, by script, Compose and systemd.
+
+    every-method: the methods that are compared, on a file of yours, each with its --config.
     """
     if example not in NEXT_STEPS:
         raise ConfigError(f"EXAMPLE must be one of {', '.join(NEXT_STEPS)}, got {example}")
@@ -50,13 +58,18 @@ def new(
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")
-        _copy(EXAMPLES / example, target)
+        _copy(source_of(example), target)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     print(f"{shown} holds the example {example}; {shown}/README.md says what is in it. Next:\n")
     for command in NEXT_STEPS[example]:
         print(f"    {command.format(app=shlex.quote(shown))}")
     return 0
+
+
+def source_of(example: str) -> Path:
+    """The folder in the package that an example is a copy of."""
+    return _PACKAGE / "comparison" / "app" if example == "every-method" else EXAMPLES / example
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -46,6 +46,17 @@ Settings = Annotated[
     list[str] | None,
     option("KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"),
 ]
+NewRunDir = Annotated[
+    str | None, option("DIR", "where to write the run (default: runs/<app>-<time>)")
+]
+Evaluate = Annotated[
+    str | None,
+    option(
+        "FILE",
+        "the run's own data: measure the finished run on the users it held out, as "
+        "`privsyn evaluate DIR --users FILE` does",
+    ),
+]
 Seed = Annotated[int, option("N")]
 Column = Annotated[str, option("NAME")]
 Partitioner = Annotated[

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flower_privsyn import environment
-from flower_privsyn.cli.evaluate import OwnData, own_data
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
+from flower_privsyn.cli.evaluate import own_data
 from flower_privsyn.cli.inspect import epsilons, inspect_run, ranked
-from flower_privsyn.cli.options import Config, RunDir, Settings, option
+from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
@@ -33,19 +33,10 @@ if TYPE_CHECKING:
 
 def run(
     app: Annotated[str, typer.Argument(metavar="APP", hidden=True)],
-    run_dir: Annotated[
-        str | None, option("DIR", "where to write the run (default: runs/<app>-<time>)")
-    ] = None,
+    run_dir: NewRunDir = None,
     config: Config = None,
     settings: Settings = None,
-    evaluate: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "the run's own data: measure the finished run on the users it held out, as "
-            "`privsyn evaluate DIR --users FILE` does",
-        ),
-    ] = None,
+    evaluate: Evaluate = None,
 ) -> int:
     """Run a Flower app on this machine, offline, and follow it to its end.
 
@@ -60,19 +51,11 @@ def run(
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
     inside = Path.cwd().resolve().is_relative_to(loaded.path.resolve())
-    set_to = str(values.get("run-dir", ""))
-    if run_dir and set_to and run_dir != set_to:
-        raise ConfigError(
-            f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
-        )
-    launch.refuse_resume(values, Path(run_dir or set_to or "DIR"))
-    if run_dir or set_to:
-        path = expanded(run_dir or set_to).absolute()
-        if path.resolve().is_relative_to(loaded.path.resolve()):
-            raise ConfigError(
-                f"The run directory {path} lies inside the app, and Flower would pack it into the "
-                "app; choose another --run-dir."
-            )
+    named = launch.named_run_directory(values, run_dir)
+    launch.refuse_resume(values, Path(named or "DIR"))
+    if named:
+        path = expanded(named).absolute()
+        launch.refuse_inside(loaded, path)
     elif inside:
         path = runs.default_run_directory(loaded.name)
     else:
@@ -84,9 +67,8 @@ def run(
     if tally:
         sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
     runs.RunDirectory(path).refuse_existing()
-    own = own_data(values)
     if evaluate is not None:
-        _check_evaluation(evaluate, values, own)
+        check_evaluation(evaluate, values)
     for method, its_settings, users in counted:
         _check_noise(method, its_settings, users)
     sys.stderr.write(
@@ -98,7 +80,7 @@ def run(
     status = show_outcome(outcome)
     if evaluate is None or status != 0:
         return status
-    return evaluate_command(str(path), users=evaluate, **own)
+    return evaluate_command(str(path), users=evaluate, **own_data(values))
 
 
 def _check_users(app: App, values: Mapping[str, Any]) -> list[tuple[Method, PrivateSumConfig, int]]:
@@ -150,8 +132,17 @@ def _check_noise(method: Method, settings: PrivateSumConfig, users: int) -> None
     refuse_noise(settle(plan, epsilon=settings.epsilon, run=None).plan, settings)
 
 
-def _check_evaluation(file: str, values: Mapping[str, Any], own: OwnData) -> None:
-    """Refuse before anything is spent what could not be measured in the end."""
+def check_evaluation(file: str, values: Mapping[str, Any]) -> None:
+    """Refuse before anything is spent what could not be measured in the end.
+
+    Args:
+        file: the run's own data, as of --evaluate.
+        values: the settings of the run.
+
+    Raises:
+        ConfigError: the run holds nobody out.
+        DataError: the file cannot be read, or has not the run's columns.
+    """
     from flower_privsyn.data import load_users
 
     if not values.get("held-out-fraction"):
@@ -159,7 +150,7 @@ def _check_evaluation(file: str, values: Mapping[str, Any], own: OwnData) -> Non
             "--evaluate measures on users whom the run holds out: set held-out-fraction, which is "
             f"{values.get('held-out-fraction', 'no setting of this app')}"
         )
-    load_users(file, **own, strict=True)
+    load_users(file, **own_data(values), strict=True)
 
 
 def resume(

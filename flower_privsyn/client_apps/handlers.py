@@ -22,6 +22,7 @@ from flower_privsyn import environment
 from flower_privsyn.client_apps.answer import chosen_users, report, sum_of
 from flower_privsyn.client_apps.cpu_time import counted
 from flower_privsyn.client_apps.node_users import (
+    TRAINS_NOTHING,
     ClientError,
     EmbedderLoader,
     NodeUsers,
@@ -110,7 +111,21 @@ def add_handlers(
     trainer: Trainer | None = None,
     queries: Sequence[type[Query]] = (),
 ) -> None:
-    """Add this package's handlers to an existing ClientApp; arguments as `create_client_app`."""
+    """Add this package's handlers to an existing ClientApp, once; arguments as `create_client_app`.
+
+    Raises:
+        ConfigError: as `create_client_app`; or the app has these handlers already, `load` is no
+            function or `trainer` is a class.
+    """
+    if app in _RECIPES:
+        raise ConfigError("this ClientApp has the handlers of flower-privsyn: they are added once")
+    if load is not None and not callable(load):
+        raise ConfigError(
+            "load must be a function from the node's context to its users, got a "
+            f"{type(load).__name__}"
+        )
+    if isinstance(trainer, type):
+        raise ConfigError(f"trainer must be an object, {trainer.__name__}(), got the class")
     load = load or users_of_node
     users = NodeUsers(
         load=load,
@@ -234,7 +249,7 @@ class _Node:
                 "the run asks %s, which this client app does not answer: install the server's "
                 "flower-privsyn here%s",
                 ", ".join(sorted(unknown)),
-                "" if self.users.trains else ", or serve flower_privsyn.client_apps.training:app",
+                "" if self.users.trains else f"; {TRAINS_NOTHING}",
             )
             raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
         return found

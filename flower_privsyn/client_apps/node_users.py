@@ -64,6 +64,12 @@ _MOST_ARRIVED = 4
 _MOST_EMBEDDERS = 2
 _ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
 
+TRAINS_NOTHING: Final = (
+    "this client app trains no models: serve flower_privsyn.client_apps.training:app, or in your "
+    "own app add_handlers(app, load, trainer=LocalTraining())"
+)
+"""What is said where a server asks for training."""
+
 
 class Trainer(Protocol):
     """What trains models on the node: `flower_privsyn.client_apps.training.LocalTraining`."""
@@ -377,10 +383,7 @@ class NodeUsers:
             return TextSource()
         if request.trains is not None:
             if self._trainer is None:
-                raise wire.WireError(
-                    "this client app trains no models: make it with "
-                    "flower_privsyn.client_apps.training.create_training_app"
-                )
+                raise wire.WireError(TRAINS_NOTHING)
             name = guard.check_files("trained", request.trains.name)
             trains = replace(request.trains, name=name)
             if not request.conditioned:

@@ -128,7 +128,7 @@ class Columns:
                 f"{start}; name the one that says whose a row is: client-column (--client-column)"
             )
         if name in self.texts:
-            return f"{start}; set text-column to the one that holds the text"
+            return f"{start}; name the one that holds the text: text-column (--text-column)"
         return start
 
     def cell(self, value: object, place: str) -> str | None:

@@ -139,12 +139,13 @@ class Users:
 
         Args:
             rows: Each ``(user_id, text)``, ``(user_id, text, date)`` or ``(user_id, text, date,
-                label)``: a date as `datetime.date`, `datetime.datetime` or ISO text, a label as
-                text or whole number, both None where unknown. Where no row has a date's or a
-                label's place, there are no dates or no labels.
+                label)``: an id as text or whole number (7 and "7" are one person), a date as
+                `datetime.date`, `datetime.datetime` or ISO text, a label as text or whole number,
+                both None where unknown. Where no row has a date's or a label's place, there are no
+                dates or no labels.
 
         Raises:
-            DataError: If a row has other fields or an id is not a string; the sentence names the
+            DataError: If a row has other fields, or an id that is neither; the sentence names the
                 row.
         """
         documents: dict[str, list[tuple[str, object, object]]] = {}
@@ -365,9 +366,12 @@ def _fields(row: Sequence[object], number: int) -> list[Any]:
             f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
             f"label), got {what}."
         )
+    if isinstance(fields[0], int | np.integer) and not isinstance(fields[0], bool):
+        fields[0] = str(int(fields[0]))  # as of every other source
     if not isinstance(fields[0], str):
         raise DataError(
-            f"row {number} must begin with a user id, a string, got {type(fields[0]).__name__}."
+            f"row {number} must begin with a user id, a string or a whole number, got "
+            f"{type(fields[0]).__name__}."
         )
     return fields
 

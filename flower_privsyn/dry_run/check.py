@@ -29,6 +29,8 @@ from flower_privsyn.generation.generators import check_server, is_gguf, is_remot
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
 from flower_privsyn.host.launch import (
+    named_run_directory,
+    refuse_inside,
     refuse_odd_places,
     refuse_resume,
     require_cluster,
@@ -65,6 +67,7 @@ def check_app(
     app: App,
     values: Mapping[str, ConfigValue],
     *,
+    run_dir: str | None = None,
     try_noise: bool = False,
     deployment: bool = False,
 ) -> Report:
@@ -73,6 +76,7 @@ def check_app(
     Args:
         app: the app.
         values: settings from `flower_privsyn.host.app.resolve_config`.
+        run_dir: the run directory, where the setting `run-dir` does not name it.
         try_noise: also load the model that is trained on the nodes, and try on public text what
             the noise alone would make of it.
         deployment: the users are on the nodes of a deployment, and this is its server's machine:
@@ -88,7 +92,7 @@ def check_app(
             if address := ray_address(values):
                 require_cluster(address, seconds=_SERVER_SECONDS)
             federation_of(app, values)
-    _place(values, report)
+    _place(app, values, run_dir, report)
     settings, method = _settings_of(app, values, report)
     people = None
     if settings is not None and deployment:
@@ -172,14 +176,17 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
 # ---- one after the other -----------------------------------------------------------------------
 
 
-def _place(values: Mapping[str, ConfigValue], report: Report) -> None:
+def _place(
+    app: App, values: Mapping[str, ConfigValue], run_dir: str | None, report: Report
+) -> None:
     """Whether the run directory, and all that is written beside it, has a place."""
-    named = str(values.get("run-dir", ""))
-    path = user_path(named or "runs").absolute()
     with report.refusals("run directory"):
+        named = named_run_directory(values, run_dir)
+        path = user_path(named or "runs").absolute()
         refuse_resume(values, path)
         refuse_odd_places(path)
         if named:
+            refuse_inside(app, path)
             RunDirectory(path).refuse_existing()
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir():
@@ -258,9 +265,9 @@ def _read(
             )
         if people.odd_ids:
             report.say("data", people.odd_ids, level="warning")
-        if people.all_read and people.users < max(settings.num_users, settings.min_users or 0):
-            planned = max(settings.num_users, settings.min_users or 0)
-            said = f"{people.users:,} users take part, {planned:,} were planned (num-users)"
+        if people.all_read and people.users < settings.num_users:
+            planned = f"{settings.num_users:,} were planned (num-users)"
+            said = f"{people.users:,} users take part, {planned}"
             report.say("data", said, level="stops")
         if people.users and settings.delta >= 1 / people.users:
             _large_delta(settings.delta, people.users, report)

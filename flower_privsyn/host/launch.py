@@ -125,6 +125,24 @@ def run_app(
     return _launch(app, run_path, launch, resume=False, follow=follow)
 
 
+def named_run_directory(values: Mapping[str, ConfigValue], run_dir: str | None) -> str:
+    """The run directory that a command line or the settings name; "" where neither does.
+
+    Args:
+        values: settings of the run.
+        run_dir: of the command line.
+
+    Raises:
+        ConfigError: they name two.
+    """
+    set_to = str(values.get("run-dir", ""))
+    if run_dir and set_to and run_dir != set_to:
+        raise ConfigError(
+            f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
+        )
+    return run_dir or set_to
+
+
 def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
     """Refuse to start a run by settings that ask to continue one.
 
@@ -137,6 +155,23 @@ def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
             f"the same people again. To continue one: privsyn resume {run_path}"
+        )
+
+
+def refuse_inside(app: App, run_path: Path) -> None:
+    """Refuse a run directory in the folder of the app.
+
+    Args:
+        app: the app.
+        run_path: the run directory, absolute.
+
+    Raises:
+        ConfigError: it lies there.
+    """
+    if run_path.resolve().is_relative_to(app.path.resolve()):
+        raise ConfigError(
+            f"The run directory {run_path} lies inside the app, and Flower would pack it into the "
+            "app; choose another --run-dir."
         )
 
 

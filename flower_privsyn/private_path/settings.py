@@ -202,11 +202,17 @@ class PrivateSumConfig(Settings):
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
-        if (self.epsilon is None) == (self.noise_multiplier is None):
+        if self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
-                f"give either epsilon or noise-multiplier, not both and not neither; got epsilon = "
-                f"{self.epsilon} and noise-multiplier = {self.noise_multiplier} (in a run "
-                "configuration a negative value means not given: --set epsilon=-1)"
+                "neither epsilon nor noise-multiplier is given: set epsilon to a number above 0, "
+                "or noise-multiplier to one of at least 0 (in a run configuration a negative "
+                "number means not given)"
+            )
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigError(
+                f"epsilon = {self.epsilon} and noise-multiplier = {self.noise_multiplier} are both "
+                "given, and each says how much noise there is: give one (in a run configuration a "
+                "negative number takes one back: --set epsilon=-1)"
             )
         if self.sampling != "poisson" and self.sampling_rate != 1.0:
             raise ConfigError(
@@ -225,6 +231,23 @@ class PrivateSumConfig(Settings):
         if self.resume and not self.run_dir:
             said = json.dumps(self.resume)
             raise ConfigError(f"resume = {said} needs run-dir, the folder of the run to continue")
+
+    @classmethod
+    def refuse_other(cls, config: object, *, strategy: str) -> None:
+        """Refuse what is given to a strategy in place of settings of this class.
+
+        Args:
+            config: what was given.
+            strategy: its name.
+
+        Raises:
+            ConfigError: it is something else, or of another strategy.
+        """
+        if not isinstance(config, cls):
+            given = f"a {type(config).__name__}"
+            if isinstance(config, type):
+                given = f"the class {config.__name__}"
+            raise ConfigError(f"{strategy} takes a {cls.__name__}(...), got {given}")
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""

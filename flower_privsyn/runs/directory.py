@@ -65,6 +65,7 @@ from flower_privsyn.runs.run_format import (
     LAUNCH_FILE,
     LEDGER_KEY,
     how_to_resume,
+    others_than_a_start,
     read_json_object,
     refuse_other_format,
     stated_digests,
@@ -115,14 +116,15 @@ class RunDirectory:
         The run is locked by this process when the method returns.
 
         Args:
-            path: The folder. It may hold other files, but no run.
+            path: The folder, new or empty.
             config: What the run was asked to do, as plain JSON values; stored under
                 `config.json` beside the versions of the libraries and, for a run started by
                 `privsyn run`, beside that command's own settings.
             strategy: The class that runs it, by name; "" for a run of something else.
 
         Raises:
-            RunDirectoryError: The folder holds a run, cannot be written or is locked.
+            RunDirectoryError: The folder holds a run or other files, cannot be written or is
+                locked.
         """
         run = cls(expanded(path).absolute())
         run.refuse_existing()
@@ -207,13 +209,32 @@ class RunDirectory:
         return run
 
     def refuse_existing(self) -> None:
-        """Raise a RunDirectoryError when the folder is a file, or already holds a run."""
+        """Refuse a folder in which no run can begin.
+
+        Whoever gets a run directory gets all of it, and all of it has the date of the run's
+        creation. So nothing else is in it; what a start that was killed leaves is no hindrance.
+
+        Raises:
+            RunDirectoryError: It is a file, holds a run, holds other files or cannot be read.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
+        if self.config_file.exists() and self.status == "finished":
+            raise RunDirectoryError(
+                f"{self.path} already holds a run, which has finished; choose another run "
+                f"directory (`privsyn inspect {self.path}` shows that one, and "
+                'resume = "auto" gives its result).'
+            )
         if self.config_file.exists():
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory, or resume it: "
                 f'{how_to_resume(self.path)}; resume = "auto" does either.'
+            )
+        if others := others_than_a_start(self.path):
+            some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+            raise RunDirectoryError(
+                f"{self.path} holds other files ({some}), and a run directory is new or empty: "
+                "who gets it gets all that is in it."
             )
 
     def refuse_finished(self) -> None:

@@ -150,6 +150,32 @@ def stated_digests(path: Path) -> dict[str, str]:
     return found
 
 
+def others_than_a_start(path: Path) -> list[str]:
+    """Names in a folder that are not what a start leaves that was killed before there was a run.
+
+    Args:
+        path: the folder; there are none where there is no folder.
+
+    Raises:
+        RunDirectoryError: it cannot be read.
+    """
+    written = ("config.json", "state.json", "progress.json")
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The folder {path} cannot be read: {error.strerror or error}."
+        ) from error
+    return [
+        name
+        for name in names
+        if name not in {*written, ".flower", ".lock", "lost+found"}  # the last of a disk of its own
+        and not name.startswith(tuple(f".{one}." for one in written))  # half written
+    ]
+
+
 def hide_dates(path: Path, created: str) -> None:
     """Give every file and folder of a run the date of its creation.
 

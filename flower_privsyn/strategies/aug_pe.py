@@ -217,6 +217,7 @@ class AugPE(PrivateSumStrategy):
         generator: TextGenerator | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        AugPEConfig.refuse_other(config, strategy="AugPE")
         method = EvolutionByClass(
             config, embedder=embedder, variation=variation, generator=generator
         )

@@ -279,6 +279,7 @@ class CTCL(PrivateSumStrategy):
         embedder: Embedder | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        CTCLConfig.refuse_other(config, strategy="CTCL")
         super().__init__(config, TopicsAndTraining(config, embedder=embedder), random=random)
 
 

@@ -179,6 +179,7 @@ class DPFedAvg(PrivateSumStrategy):
     """
 
     def __init__(self, config: DPFedAvgConfig, *, random: RandomSource | None = None) -> None:
+        DPFedAvgConfig.refuse_other(config, strategy="DPFedAvg")
         super().__init__(config, AveragedTraining(config), random=random)
 
 

@@ -173,6 +173,7 @@ class DPFTRL(PrivateSumStrategy):
     """
 
     def __init__(self, config: DPFTRLConfig, *, random: RandomSource | None = None) -> None:
+        DPFTRLConfig.refuse_other(config, strategy="DPFTRL")
         super().__init__(config, CorrelatedTraining(config), random=random)
 
 

@@ -309,6 +309,7 @@ class FreD(PrivateSumStrategy):
         embedder: Embedder | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        FreDConfig.refuse_other(config, strategy="FreD")
         super().__init__(config, ReleasedMoments(config, embedder=embedder), random=random)
 
 

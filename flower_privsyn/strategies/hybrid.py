@@ -147,6 +147,7 @@ class Hybrid(PrivateSumStrategy):
     """
 
     def __init__(self, config: HybridConfig, *, random: RandomSource | None = None) -> None:
+        HybridConfig.refuse_other(config, strategy="Hybrid")
         super().__init__(config, SketchThenTraining(config), random=random)
 
 

@@ -115,6 +115,7 @@ class JointSketch(PrivateSumStrategy):
         generator: TextGenerator | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        JointSketchConfig.refuse_other(config, strategy="JointSketch")
         super().__init__(config, AskedOnce(config, generator=generator), random=random)
 
 

@@ -162,6 +162,7 @@ class KernelSketch(PrivateSumStrategy):
         trainer: PreferenceTrainer | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        KernelSketchConfig.refuse_other(config, strategy="KernelSketch")
         method = SketchRefinement(
             config, embedder=embedder, generator=generator, variation=variation, trainer=trainer
         )

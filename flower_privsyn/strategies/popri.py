@@ -313,6 +313,7 @@ class POPri(PrivateSumStrategy):
         trainer: PreferenceTrainer | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        POPriConfig.refuse_other(config, strategy="POPri")
         method = PreferencesByScores(
             config, embedder=embedder, generator=generator, trainer=trainer
         )

@@ -234,6 +234,7 @@ class PrivateEvolution(PrivateSumStrategy):
         generator: TextGenerator | None = None,
         random: RandomSource | None = None,
     ) -> None:
+        PrivateEvolutionConfig.refuse_other(config, strategy="PrivateEvolution")
         method = EvolutionByVotes(
             config, embedder=embedder, variation=variation, generator=generator
         )

@@ -80,6 +80,7 @@ class PublicMidTraining(PrivateSumStrategy):
     def __init__(
         self, config: PublicMidTrainingConfig, *, random: RandomSource | None = None
     ) -> None:
+        PublicMidTrainingConfig.refuse_other(config, strategy="PublicMidTraining")
         super().__init__(config, TrainingInHalves(config), random=random)
 
 

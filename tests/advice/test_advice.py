@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
-from flower_privsyn.advice.measured import TABLE, MeasuredTable, collect, document
+from flower_privsyn.advice.measured import TABLE, VARIANTS, MeasuredTable, collect, document
 from flower_privsyn.advice.page import advice_lines, page
 from flower_privsyn.advice.picture import picture
 from flower_privsyn.cli import main
 from flower_privsyn.cli.advise import bytes_of
+from flower_privsyn.comparison import APP
 from flower_privsyn.errors import ConfigError
 from scripts import measured_cells
 
@@ -283,6 +284,9 @@ class TestTheCommand:
         said = capsys.readouterr().out
         assert said.startswith("5,000 users, epsilon 1, 1 MB up at most:\n")
         assert "users 5,000 is between those measured" in said
+        assert (
+            "privsyn run every --config cpu/joint-sketch --set data=FILE --set epsilon=1`" in said
+        )
         words = ["advise", "--users", "5000", "--epsilon", "1", "--json"]
         assert main(words) == 0
         read = json.loads(capsys.readouterr().out)
@@ -348,8 +352,9 @@ class TestThePage:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
-        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "with_ends")]
-        words = ["measured_cells", *sources, *setup]
+        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "compare")]
+        ends = ["--with-ends", str(DOCS / "with_ends.jsonl")]
+        words = ["measured_cells", *sources, *ends, *setup]
         monkeypatch.setattr("sys.argv", words)
         assert measured_cells.main() == 0
         made = json.loads(capsys.readouterr().out)
@@ -360,6 +365,25 @@ class TestThePage:
         assert ("abstracts of sealed users", "joint-sketch, tokens alone") in found
         assert ("abstracts", "joint-sketch, tokens alone") not in found  # of an older version
         assert not any(method.startswith("without-") for _, method in found)
+
+    def test_students_with_ends_are_in_no_order_with_others(self) -> None:
+        cells = MeasuredTable.read().cells
+        ends = [cell for cell in cells if cell.data.endswith(", students with ends")]
+        others = {cell.place: cell for cell in cells if cell not in ends}
+        named = {(cell.data, cell.users, cell.epsilon, cell.method) for cell in others.values()}
+        assert len(ends) == 12
+        for cell in ends:
+            data = cell.data.removesuffix(", students with ends")
+            assert (data, cell.users, cell.epsilon, cell.method) not in named
+            without = next(one for one in others.values() if one.data == data)
+            assert without.floor == cell.floor
+            assert without.ceiling > cell.ceiling
+
+    def test_what_is_advised_has_settings(self) -> None:
+        for cell in MeasuredTable.read().cells:
+            config = VARIANTS.get(cell.method, f"cpu/{cell.method}")
+            if cell.is_private:
+                assert (APP / "conf" / f"{config}.toml").is_file(), cell.method
 
     def test_comparisons_of_other_models_are_not_put_together(
         self,

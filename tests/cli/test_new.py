@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS
+from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS, source_of
 from flower_privsyn.host.app import load_app, resolve_config
 
 
@@ -29,7 +29,7 @@ def test_an_example_is_written_whole_and_can_be_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["new", example, "my apps/first/"]) == 0
-    assert files(Path("my apps/first")) == files(EXAMPLES / example)
+    assert files(Path("my apps/first")) == files(source_of(example))
     shown = capsys.readouterr().out
     assert "my apps/first/README.md" in shown
     commands = [shlex.split(line) for line in shown.splitlines() if line.startswith("    ")]
@@ -47,7 +47,7 @@ def test_an_example_is_written_whole_and_can_be_run(
 
 def test_every_app_among_the_examples_can_be_written() -> None:
     apps = {path.relative_to(EXAMPLES).parts[0] for path in EXAMPLES.rglob("pyproject.toml")}
-    assert apps | {"deployment"} == set(NEXT_STEPS)
+    assert apps | {"deployment", "every-method"} == set(NEXT_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_app_among_the_examples_can_be_written() -> None:
         (
             ["quikstart", "new"],
             "EXAMPLE must be one of quickstart, own-data, existing-federation, ask-once, "
-            "deployment, got quikstart",
+            "deployment, every-method, got quikstart",
         ),
         (["quickstart", "full"], "DIR must be a folder that is new or empty, got full"),
         (["quickstart", "file"], "DIR must be a folder that is new or empty, got file"),

@@ -219,7 +219,11 @@ def test_rows_with_other_fields_are_refused_by_number(row: object, got: str) -> 
 
 
 def test_rows_without_an_id_are_refused_by_number() -> None:
-    with pytest.raises(DataError, match="row 2 must begin with a user id, a string, got NoneType"):
+    numbered = Users.from_rows([(7, "a"), ("7", "b"), (np.int64(8), "c")])
+    assert numbered.user_ids == ("7", "8")
+    with pytest.raises(DataError, match="row 1 must begin with a user id, .* got bool"):
+        Users.from_rows([(True, "a")])
+    with pytest.raises(DataError, match="row 2 must begin with a user id, .* got NoneType"):
         Users.from_rows([("a", "x"), (None, "y")])  # type: ignore[list-item]
 
 

@@ -14,6 +14,7 @@ from flwr.cli.app import app as flwr
 
 from flower_privsyn import __version__
 from flower_privsyn.cli.app import privsyn
+from flower_privsyn.cli.new import source_of
 from flower_privsyn.host.app import load_app, resolve_config
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,7 @@ RUN_BY = {
     r"privsyn check baselines/dp-fl --config cpu --try-noise": (
         "tests/dry_run/test_check.py::test_noise_is_tried_where_that_is_asked_for"
     ),
+    r"privsyn run every .*": "tests/comparison/test_run.py::test_a_comparison",
     r"privsyn compare .*": "tests/comparison/test_run.py::test_a_comparison",
     r"privsyn budget .*": "tests/cli/test_budget.py::test_budget_from_epsilon_and_back",
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",
@@ -274,7 +276,7 @@ def test_commands_of_ours_can_be_read(page: Path) -> None:
         given = context.params
         if command.name == "new":
             example, folder = shlex.split(line)[2:]
-            apps[folder] = ROOT / "examples" / example
+            apps[folder] = source_of(example)
         elif command.name in ("run", "check"):
             folder, _, rest_of_it = given["app"].partition("/")
             app = apps.get(folder, ROOT / folder) / rest_of_it

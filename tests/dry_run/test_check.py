@@ -103,7 +103,7 @@ def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("settings", "topic", "sentence"),
     [
-        (["epsilon=-1"], "settings", "give either epsilon or noise-multiplier"),
+        (["epsilon=-1"], "settings", "neither epsilon nor noise-multiplier is given"),
         (["sampling=fixed-size", "sample-size=61"], "privacy", "more than the 60 users"),
         (["epsilon=0.05"], "noise", "the result is noise whatever they wrote"),
     ],
@@ -135,9 +135,11 @@ def test_who_has_no_text_and_ids_that_are_odd_are_counted(check: Check, tmp_path
 
 
 def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(**values: Any) -> Report:
+    app = load_app(APP)
+
+    def found(run_dir: str | None = None, **values: Any) -> Report:
         report = Report()
-        _place(values, report)
+        _place(app, values, run_dir, report)
         return report
 
     taken = tmp_path / "taken"
@@ -146,6 +148,12 @@ def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert found(**{"run-dir": str(tmp_path / "new")}).findings == []
     said = stops(found(**{"run-dir": str(taken)}))["run directory"]
     assert said.startswith(f"{taken} already holds a run")
+    said = stops(found(str(taken)))["run directory"]
+    assert said.startswith(f"{taken} already holds a run")
+    said = stops(found(str(taken), **{"run-dir": str(tmp_path)}))["run directory"]
+    assert said.endswith("name two folders; give one")
+    said = stops(found(str(APP / "runs")))["run directory"]
+    assert "lies inside the app" in said
     file = taken / "config.json"
     said = stops(found(**{"run-dir": str(file)}))["run directory"]
     assert said == f"The run directory {file} is a file, not a folder"

@@ -103,7 +103,7 @@ def test_true_and_false_are_what_they_were(federation: Builder, config: Builder)
     with pytest.raises(RunDirectoryError, match="There is no run directory"):
         Probe(config(resume=True)).start(federation())
     Probe(config(resume=False)).start(federation())
-    with pytest.raises(RunDirectoryError, match=r'already holds a run.*"auto" does either'):
+    with pytest.raises(RunDirectoryError, match=r'has finished.*"auto" gives its result'):
         Probe(config(resume=False)).start(federation())
     with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
         Probe(config(resume=True)).start(federation())

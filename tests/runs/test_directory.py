@@ -69,6 +69,33 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path).config == {"round": 1}
 
 
+def test_create_refuses_a_finished_run_and_names_no_way_to_resume_it(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, config={}).session():
+        pass
+    with pytest.raises(RunDirectoryError, match="which has finished; choose another") as caught:
+        RunDirectory.create(tmp_path, config={})
+    assert "privsyn resume" not in str(caught.value)
+
+
+def test_create_leaves_a_folder_alone_that_is_somebodys(tmp_path: Path) -> None:
+    for name in ("users.jsonl", "state.json", "d", "e", "f"):
+        (tmp_path / name).write_text("mine")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    with pytest.raises(RunDirectoryError, match=r"holds other files \(d, e, f, \.\.\.\)"):
+        RunDirectory.create(tmp_path, config={})
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+    assert {file.stat().st_mtime for file in tmp_path.iterdir()} == {1e9}
+
+
+def test_create_goes_over_what_a_killed_start_leaves(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path, config={}).unlock()
+    (tmp_path / "config.json").rename(tmp_path / ".config.json.77.78")
+    (tmp_path / "progress.json").write_text("{}")
+    (tmp_path / "lost+found").mkdir()
+    RunDirectory.create(tmp_path, config={"round": 1}).unlock()
+    assert RunDirectory.open(tmp_path).config == {"round": 1}
+
+
 def test_a_run_goes_on_by_the_command_that_does_not_refuse_it(tmp_path: Path) -> None:
     assert runs.how_to_resume(tmp_path, num_rounds=3) == (
         f"`flwr run APP --run-config 'run-dir=\"{tmp_path}\" resume=true num-rounds=3'` (where the "

@@ -43,6 +43,20 @@ def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+def test_settings_of_another_strategy_are_refused(name: str) -> None:
+    config, strategy = STRATEGIES[name]
+    other = next(one for one, _ in STRATEGIES.values() if not issubclass(one, config))
+    said = f"^{strategy.__name__} takes a {config.__name__}\\(\\.\\.\\.\\), got "
+    for given, got in (
+        (other(epsilon=1.0), f"a {other.__name__}"),
+        (config, f"the class {config.__name__}"),
+        ({"epsilon": 1.0}, "a dict"),
+    ):
+        with pytest.raises(ConfigError, match=f"{said}{got}$"):
+            strategy(given)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_what_one_user_can_cost_is_bounded_unless_it_is_asked_for(name: str) -> None:
     """The time a user's answer takes is noised by nobody."""
     config, _ = STRATEGIES[name]
