@@ -221,9 +221,9 @@ class RunDirectory:
             raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
         if self.config_file.exists() and self.status == "finished":
             raise RunDirectoryError(
-                f"{self.path} already holds a run, which has finished; choose another run "
-                f"directory (`privsyn inspect {self.path}` shows that one, and "
-                'resume = "auto" gives its result).'
+                f"{self.path} already holds a run; choose another run directory. That one has "
+                f"finished: `privsyn inspect {self.path}` shows it, and "
+                'resume = "auto" gives its result.'
             )
         if self.config_file.exists():
             raise RunDirectoryError(

@@ -72,7 +72,7 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
 def test_create_refuses_a_finished_run_and_names_no_way_to_resume_it(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, config={}).session():
         pass
-    with pytest.raises(RunDirectoryError, match="which has finished; choose another") as caught:
+    with pytest.raises(RunDirectoryError, match="That one has finished") as caught:
         RunDirectory.create(tmp_path, config={})
     assert "privsyn resume" not in str(caught.value)
 

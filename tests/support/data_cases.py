@@ -552,8 +552,8 @@ BAD = [
         "another name of the text's column",
         "u.csv",
         content("client_id,note\na,some text\nb,other text\n", "u.csv"),
-        "u.csv has no column 'text'; its columns are 'client_id', 'note'; set text-column to the "
-        "one that holds the text.",
+        "u.csv has no column 'text'; its columns are 'client_id', 'note'; name the one that "
+        "holds the text: text-column (--text-column).",
     ),
     DataCase(
         "no names of columns",
