@@ -414,7 +414,7 @@ class EvolutionByVotes(Evolution):
         if config.output in ("survivors", "both"):
             records += survivor_records(seeds)
         dropped: dict[str, int] = {}
-        if config.output in ("expanded", "both"):
+        if self.writes:
             expanded, dropped = self._expand(seeds)
             records += expanded
         self.run.write_synthetic(records)

@@ -101,6 +101,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/strategies/test_judged_by_fred.py",),
     ),
     Mutation(
+        name="a record that takes another's place moves the sum as one that comes or goes",
+        file=FRED,
+        function="ReleasedMoments._epsilon_of_a_record",
+        before="moved = 1.0 if relation is NeighboringRelation.REPLACE_ONE else 2.0",
+        after="moved = 1.0",
+        tests=(FRED_TESTS,),
+    ),
+    Mutation(
+        name="a record counts noise that the colluding may take out",
+        file=FRED,
+        function="ReleasedMoments._epsilon_of_a_record",
+        before='noise_multiplier=line["noise_multiplier"] * line["l2_sensitivity"] / moved',
+        after="noise_multiplier=self.releases()[0].noise_std / moved",
+        tests=(FRED_TESTS,),
+    ),
+    Mutation(
         name="rounds go on though survivors come no nearer",
         file="flower_privsyn/strategies/private_evolution.py",
         function="EvolutionByVotes.following",

@@ -392,6 +392,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{REQUEST_TESTS}::TestWhoIsDrawn",),
     ),
     Mutation(
+        name="a batch of long documents has a mask without a zero",
+        file="flower_privsyn/node/paraphrase.py",
+        function="Paraphraser.__init__",
+        before="self._width = begun + max_document_tokens + 1",
+        after="self._width = begun + max_document_tokens",
+        tests=("tests/node/test_paraphrase.py::test_no_document_fills_its_row",),
+    ),
+    Mutation(
         name="what is told is written before it is charged",
         file="flower_privsyn/node/paraphrase.py",
         function="paraphrase_file",

@@ -207,8 +207,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the setting run-dir is passed over",
         file="flower_privsyn/cli/run.py",
         function="run",
-        before="    if run_dir or set_to:\n        path = expanded(run_dir or set_to)",
-        after="    if run_dir:\n        path = Path(run_dir)",
+        before="    named = launch.named_run_directory(values, run_dir)",
+        after='    named = run_dir or ""',
         tests=("tests/host/test_launch.py::test_a_run_directory_may_be_a_setting",),
     ),
     Mutation(

@@ -281,9 +281,14 @@ class TestTwoRounds:
         assert figures["count"] == len(USERS.texts)
 
     def test_a_record_is_charged_as_its_user_is_under_secure_aggregation(
-        self, federation: Builder, config: Builder
+        self,
+        federation: Builder,
+        config: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Without the noise that the colluding may take out, and with the round that was lost."""
+        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
 
         def lose(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type != secure_wire.AGREE:
