@@ -60,16 +60,21 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def _how_to_begin(advice: Advice) -> Iterator[str]:
-    """What to type for the first method that an app can run by itself."""
-    for method in advice.best:
-        config = VARIANTS.get(method, f"cpu/{method}")
-        if config.startswith("from-distilled/"):  # from the student of a comparison's other cell
-            continue
-        yield (
-            f"To run {method} on your own: `privsyn new every-method every`, then `privsyn run "
-            f"every --config {config} --set data=FILE --set epsilon={advice.need.epsilon:g}`."
-        )
+    """What to type for one of the methods that are first, of those that send least."""
+    configs = {
+        cell.method: (cell.bytes_up, VARIANTS.get(cell.method, f"cpu/{cell.method}"))
+        for one in advice.judgements
+        for cell in one.leaders
+        # Others begin with what another cell of a comparison has made.
+        if not VARIANTS.get(cell.method, "").startswith("from-distilled/")
+    }
+    if not configs:
         return
+    method = min(configs, key=lambda name: configs[name][0])
+    yield (
+        f"To run {method} on your own: `privsyn new every-method every`, then `privsyn run every "
+        f"--config {configs[method][1]} --set data=FILE --set epsilon={advice.need.epsilon:g}`."
+    )
 
 
 def _first_line(method: str, advice: Advice) -> str:
