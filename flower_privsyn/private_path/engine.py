@@ -34,10 +34,11 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.private_path import flower_loop
-from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
+from flower_privsyn.private_path.aggregation import Central, Expected, Secure
 from flower_privsyn.private_path.asked import AskedRound, refuse_unfit
+from flower_privsyn.private_path.asking import Asking
 from flower_privsyn.private_path.finished import result_of
-from flower_privsyn.private_path.method import Method, Question, need
+from flower_privsyn.private_path.method import Method, need
 from flower_privsyn.private_path.outline import (
     ask_of,
     broadcast_of,
@@ -48,7 +49,7 @@ from flower_privsyn.private_path.outline import (
 )
 from flower_privsyn.private_path.preparation import Federation, Preparation
 from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
-from flower_privsyn.private_path.rounds import RoundEnds
+from flower_privsyn.private_path.rounds import Next, RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
@@ -114,16 +115,8 @@ class PrivateSumStrategy(Strategy):
         self.method = method
         self.tracker: Tracker | None = None
         self._random: RandomSource = random or SecureRandom()
-        self._aggregation: Aggregation | None = None
         self._run: RunDirectory | None = None
-        self._grid: WindowedGrid | None = None
-        self._ledger: PrivacyLedger | None = None
-        self._federation: Federation | None = None
-        self._rounds: RoundEnds | None = None
-        self._behind = 0  # rounds that were over when Flower's loop began
-        self._next: Question | None = None
-        self._asked: AskedRound | None = None
-        self._noise: CorrelatedNoise | None = None
+        self._asking: Asking | None = None
 
     # ------------------------------------------------------------------ Flower's interface
 
@@ -134,8 +127,8 @@ class PrivateSumStrategy(Strategy):
 
     @property
     def plan(self) -> Plan:
-        """The phases of the run with their noise; available from the meeting with the nodes on."""
-        return need(self._federation).settled.plan
+        """The phases of the run with their noise; available from the first question on."""
+        return need(self._asking).federation.settled.plan
 
     def start(
         self,
@@ -177,37 +170,37 @@ class PrivateSumStrategy(Strategy):
         flower_loop.refuse_own_messages(type(self).__name__, *own)
         flower_loop.refuse_other_rounds(num_rounds, settings)
         timeout = flower_loop.seconds_per_round(timeout, settings)
-        self._aggregation = Secure(timeout=timeout) if settings.secure_aggregation else Central()
         tracker = Following.of(settings.tracker, self.tracker)
+        secure = settings.secure_aggregation
         run = self._open_run()
         if run.status == "finished":  # which resume = "auto" allows
             return result_of(run, settings, self.method, type(self).__name__, tracker)
-        resume = run.goes_on
         with run.session():
-            self._grid = WindowedGrid(grid, window=self.messages_under_way)
-            self._rounds = RoundEnds(
+            window = WindowedGrid(grid, window=self.messages_under_way)
+            rounds = RoundEnds(
                 run=run, method=self.method, total=settings.num_rounds, tracker=tracker
             )
-            self._federation = Preparation(
-                run=run,
-                settings=settings,
-                method=self.method,
-                strategy=type(self).__name__,
-                grid=self._grid,
-                timeout=timeout,
-            ).get_ready(resume=resume)
+            federation = self._prepare(window, timeout)
             with self._open_ledger(run) as ledger:
-                result = self._ask_all(
-                    ledger,
-                    resume=resume,
-                    timeout=timeout,
-                    evaluate_fn=evaluate_fn,
-                )
+                following = self._following(rounds, ledger, federation)
+                if federation is not None and following.question is not None:
+                    self._asking = Asking(
+                        grid=window,
+                        aggregation=Secure(timeout=timeout) if secure else Central(),
+                        ledger=ledger,
+                        federation=federation,
+                        rounds=rounds,
+                        behind=following.behind,
+                        question=following.question,
+                    )
+                result = self._ask_all(timeout, evaluate_fn)
+                rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
+                result = flower_loop.completed(result, following.behind, self.method, settings)
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
                 run.settle_metrics()  # what may fail comes before the word that all is done
                 run.mark_finished(summary)
-                self._rounds.settle()
+                rounds.settle()
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
                 shown(summary["epsilon_release"]),
@@ -240,50 +233,35 @@ class PrivateSumStrategy(Strategy):
         The ledger records that the round has begun before anything is sent, so a run that dies
         inside the round finds it there and charges it. The messages can be read once.
         """
-        if self._next is None:
+        asking = need(self._asking)
+        if asking.question is None:
             # Flower's loop goes on to the number of rounds it was given; nobody is asked in them.
             return []
-        settings, federation = self.config, need(self._federation)
-        number = self._behind + server_round
-        phase = federation.settled.plan.at(number)
+        number = asking.behind + server_round
         # As nodes see it after the journey.
-        question = replace(self._next, broadcast=wire.read_broadcast(arrays))
-        roster, source = federation.roster, federation.source_of(question.query)
-        refuse_unfit(question, number, phase=phase, source=source, roster=roster)
-        mechanism = mechanism_of(question.query, phase, settings)
+        question = replace(asking.question, broadcast=wire.read_broadcast(arrays))
         started = clock.seconds()
-        connection = need(self._grid)
+        phase = self.plan.at(number)
+        roster, source = asking.federation.roster, asking.federation.source_of(question.query)
+        refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
-            connected=set(connection.get_node_ids()),
+            connected=set(asking.grid.get_node_ids()),
             random=self._random,
-            everybody=settings.secure_aggregation,
+            everybody=self.config.secure_aggregation,
         )
         recipients = roster.recipients(phase.sampling, always=always, random=self._random)
-        correlation = self._open_noise(number)
+        mechanism = mechanism_of(question.query, phase, self.config)
         ask = ask_of(
             question,
-            settings,
-            federation.settled,
+            self.config,
+            asking.federation.settled,
             number=number,
             mechanism=mechanism,
             source=source,
-            secure=federation.terms,
+            secure=asking.federation.terms,
         )
-        # Packed before it is paid for: what cannot be packed is not asked.
-        traffic = traffic_of(ask, arrays, nodes=len(recipients))
-        need(self._ledger).begin(
-            round=number,
-            query=question.query.name,
-            mechanism=mechanism,
-            relation=NeighboringRelation(settings.relation),
-            sampling=phase.sampling,
-            planned_users=max(1, round(phase.sampling.expected_users)),
-            secure_randomness=self._random.secure,
-            correlation=correlation,
-            max_nodes_per_user=settings.max_nodes_per_user,
-        )
-        self._asked = AskedRound(
+        asked = AskedRound(
             number=number,
             question=question,
             mechanism=mechanism,
@@ -292,9 +270,11 @@ class PrivateSumStrategy(Strategy):
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
             started=started,
-            traffic=traffic,
-            secure=settings.secure_aggregation,
+            # Packed before it is paid for: what cannot be packed is not asked.
+            traffic=traffic_of(ask, arrays, nodes=len(recipients)),
+            secure=self.config.secure_aggregation,
         )
+        self._begin(asked)
 
         def asks() -> Iterator[tuple[int, wire.Ask]]:
             for node, one in recipients.items():
@@ -311,33 +291,46 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return need(self._aggregation).messages(asks(), arrays, grid=connection)
+        return asking.aggregation.messages(asks(), arrays, grid=asking.grid)
+
+    def _begin(self, asked: AskedRound) -> None:
+        """Have the ledger say that a round has begun; nothing of it is sent before."""
+        asking, settings = need(self._asking), self.config
+        asking.ledger.begin(
+            round=asked.number,
+            query=asked.question.query.name,
+            mechanism=asked.mechanism,
+            relation=NeighboringRelation(settings.relation),
+            sampling=asked.sampling,
+            planned_users=max(1, round(asked.sampling.expected_users)),
+            secure_randomness=self._random.secure,
+            correlation=self._open_noise(asked.number),
+            max_nodes_per_user=settings.max_nodes_per_user,
+        )
+        asking.asked = asked
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Release the noisy sum of a round and hand it to the method."""
-        if self._next is None:
+        asking = need(self._asking)
+        if asking.question is None:
             return None, None
-        federation, asked, rounds = (
-            need(self._federation),
-            need(self._asked),
-            need(self._rounds),
-        )
+        asked, rounds = need(asking.asked), asking.rounds
         released, counts = self._release(asked, replies)
-        if late := need(self._grid).take_late():
+        if late := asking.grid.take_late():
             counts["rejected: late reply"] = late
         answered = clock.seconds()
-        spent = {**need(self._ledger).spent, **self._stamped()}
+        spent = {**asking.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
         # On the disk before anything is made of the release: a round that is killed from here on
         # keeps its line.
         self.run.hold_metrics(asked.number, metrics)
         if released is None:
-            rounds.lose(asked.number, need(self._ledger))
-            self._next = rounds.after_skipped(asked.number)
+            rounds.lose(asked.number, asking.ledger)
+            asking.question = rounds.after_skipped(asked.number)
         else:
-            self._next = rounds.finish(released)
+            asking.question = rounds.finish(released)
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(
             "round",
@@ -346,9 +339,9 @@ class PrivateSumStrategy(Strategy):
             seconds_server=clock.seconds() - answered,
         )
         rounds.settle()
-        federation.attendance.check(consequence=self._after_silence(asked))
+        asking.federation.attendance.check(consequence=self._after_silence(asked))
         return (
-            flower_loop.arrays_of(self._next, self.method, self.config),
+            flower_loop.arrays_of(asking.question, self.method, self.config),
             flower_loop.numbers_of(metrics),
         )
 
@@ -379,16 +372,14 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        ledger, query = need(self._ledger), asked.question.query
+        asking, query = need(self._asking), asked.question.query
         expected = Expected(
             query=query,
             length=query.answer_length(asked.question.broadcast),
             most_users=asked.most_users,
             roster_users=asked.roster_users,
         )
-        collected = need(self._aggregation).collect(
-            replies, expected=expected, grid=need(self._grid)
-        )
+        collected = asking.aggregation.collect(replies, expected=expected, grid=asking.grid)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost
@@ -403,13 +394,13 @@ class PrivateSumStrategy(Strategy):
         self._note_attendance(asked, collected.answering, counts)
         random: RandomSource = self._random
         noise_std = asked.mechanism.standard_deviation
-        if self._noise is not None:
+        if asking.noise is not None:
             # On the disk before the ledger says that the sum is out: what is out, later rounds
             # must take up. The round's noise then comes from there in place of fresh noise.
-            self._noise.prepare(asked.number, expected.length)
-            noise_std *= self._noise.deviation(asked.number)
-            random = self._noise
-        ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
+            asking.noise.prepare(asked.number, expected.length)
+            noise_std *= asking.noise.deviation(asked.number)
+            random = asking.noise
+        asking.ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
         if collected.noise_std:
             # The nodes have added it.
             values, noise_std = from_grid(collected.total), collected.noise_std
@@ -432,8 +423,8 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        ledger, told = need(self._ledger), asked.why_lost(reason)
-        need(self._federation).attendance.lost(asked.number, told)
+        ledger, told = need(self._asking).ledger, asked.why_lost(reason)
+        need(self._asking).federation.attendance.lost(asked.number, told)
         if charged or asked.sampling.hides_cohort:
             ledger.charge(round=asked.number, num_users=num_users)
         else:
@@ -444,7 +435,7 @@ class PrivateSumStrategy(Strategy):
         self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
     ) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
-        attendance = need(self._federation).attendance
+        attendance = need(self._asking).federation.attendance
         if not asked.sampling.hides_cohort or answering & asked.always_asked:
             attendance.answered()
         else:
@@ -461,17 +452,18 @@ class PrivateSumStrategy(Strategy):
 
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
-        settled = need(self._federation).settled
+        asking = need(self._asking)
+        settled = asking.federation.settled
         correlation = settled.correlation_at(number)
         if number == settled.plan.first_round(settled.plan.at(number)):
             # That of the phase before, which no round takes up, also of a process that is gone.
             self._forget_noise()
-        if correlation is None or self._noise is not None:
+        if correlation is None or asking.noise is not None:
             return correlation
         path = self.run.path / NOISE_FILE
-        self._noise = CorrelatedNoise(correlation, random=self._random, path=path)
-        released = need(self._ledger).last_released(correlation)
-        if released is not None and released > self._noise.last_round:
+        asking.noise = CorrelatedNoise(correlation, random=self._random, path=path)
+        released = asking.ledger.last_released(correlation)
+        if released is not None and released > asking.noise.last_round:
             raise LedgerError(
                 f"{path} does not reach round {released}, which was released: the noise of the "
                 "rounds to come must take that round's noise up, and the run cannot continue"
@@ -484,7 +476,8 @@ class PrivateSumStrategy(Strategy):
         Not only after a last round that was released. One that was lost leaves the memory of the
         round before on the disk, and a process killed while writing leaves a file of its own.
         """
-        self._noise = None
+        if self._asking is not None:
+            self._asking.noise = None
         for file in (self.run.path / NOISE_FILE, *leftovers(self.run.path / NOISE_FILE)):
             file.unlink(missing_ok=True)
 
@@ -504,10 +497,19 @@ class PrivateSumStrategy(Strategy):
             strategy=type(self).__name__,
             resume=resume,
         )
-        # Of an earlier start. Another process may have gone on with the run since, and noise that
-        # takes up other noise than that of the rounds which are out is not what was accounted for.
-        self._noise = self._next = self._asked = None
+        self._asking = None  # of an earlier start
         return self._run
+
+    def _prepare(self, grid: Grid, timeout: float) -> Federation | None:
+        """What must hold before the first question; None where every round has been asked."""
+        return Preparation(
+            run=self.run,
+            settings=self.config,
+            method=self.method,
+            strategy=type(self).__name__,
+            grid=grid,
+            timeout=timeout,
+        ).get_ready(resume=self.run.goes_on)
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file
@@ -521,42 +523,36 @@ class PrivateSumStrategy(Strategy):
         else:
             ledger = PrivacyLedger.create(path, **expected)
         run.follow_ledger(lambda: ledger.digest)
-        self._ledger = ledger
         return ledger
 
     # ------------------------------------------------------------------ the rounds
 
-    def _ask_all(
-        self,
-        ledger: PrivacyLedger,
-        *,
-        resume: bool,
-        timeout: float,
-        evaluate_fn: flower_loop.Evaluate | None,
-    ) -> Result:
-        """Ask every round that is left, in Flower's own loop."""
-        rounds, federation = need(self._rounds), self._federation
-        if resume:
+    def _following(
+        self, rounds: RoundEnds, ledger: PrivacyLedger, federation: Federation | None
+    ) -> Next:
+        """What is asked first, or after the rounds that are over."""
+        if self.run.goes_on:
             plan = None if federation is None else federation.settled.plan
-            following = rounds.go_on(ledger, plan)
-        else:
-            with self._timed("begin"):
-                following = rounds.begin()
-        behind = self._behind = following.behind
-        self._next = following.question
-        evaluate = evaluate_fn and flower_loop.evaluated_by(evaluate_fn, behind, self._last_asked)
-        result = Result()
-        if self._next is not None:
+            return rounds.go_on(ledger, plan)
+        with self._timed("begin"):
+            return rounds.begin()
+
+    def _ask_all(self, timeout: float, evaluate_fn: flower_loop.Evaluate | None) -> Result:
+        """Ask every round that is left, in Flower's own loop."""
+        result, asking = Result(), self._asking
+        if asking is not None:
+            evaluate = evaluate_fn and flower_loop.evaluated_by(
+                evaluate_fn, asking.behind, lambda: asking.last_asked
+            )
             result = super().start(
-                need(self._grid),
-                initial_arrays=broadcast_of(self._next, self.config),
-                num_rounds=self.config.num_rounds - behind,
+                asking.grid,
+                initial_arrays=broadcast_of(need(asking.question), self.config),
+                num_rounds=self.config.num_rounds - asking.behind,
                 timeout=timeout,
                 evaluate_fn=evaluate,
             )
         self._forget_noise()
-        rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
-        return flower_loop.completed(result, behind, self.method, self.config)
+        return result
 
     @contextlib.contextmanager
     def _timed(self, event: str) -> Iterator[None]:
@@ -569,9 +565,6 @@ class PrivateSumStrategy(Strategy):
         """What rounds that too few answered have cost, and how the run goes on."""
         makes_up = self.plan.at(asked.number).makes_up
         return asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
-
-    def _last_asked(self) -> int:
-        return self._asked.number if self._asked else 0
 
     @property
     def _go_on(self) -> str:

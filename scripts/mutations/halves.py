@@ -89,9 +89,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="a strategy that is started again goes on with the noise that it has in memory",
         file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._open_run",
-        before="self._noise = self._next = self._asked = None",
-        after="self._next = self._asked = None",
+        function="PrivateSumStrategy._open_noise",
+        before="asking.noise = CorrelatedNoise(correlation, random=self._random, path=path)",
+        after="asking.noise = self.__dict__.setdefault(\n"
+        '        "kept", CorrelatedNoise(correlation, random=self._random, path=path)\n'
+        "    )",
         tests=("tests/strategies/test_dp_ftrl.py::TestRestart",),
     ),
     Mutation(

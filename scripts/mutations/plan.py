@@ -16,8 +16,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="every phase has the noise of the first",
         file="flower_privsyn/private_path/engine.py",
         function="PrivateSumStrategy.configure_train",
-        before="mechanism_of(question.query, phase, settings)",
-        after="mechanism_of(question.query, self.plan.phases[0], settings)",
+        before="mechanism_of(question.query, phase, self.config)",
+        after="mechanism_of(question.query, self.plan.phases[0], self.config)",
         tests=(f"{PHASES}::test_add_the_noise_of_their_own",),
     ),
     Mutation(

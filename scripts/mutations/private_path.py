@@ -49,7 +49,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the ledger is written after the release is used",
         file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="    ledger.charge("
+        before="    asking.ledger.charge("
         "round=asked.number, num_users=num_users, extra=collected.facts)\n",
         after=(
             "    self.method.following(\n"
@@ -63,7 +63,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             "        ),\n"
             "        last=False,\n"
             "    )\n"
-            "    ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)\n"
+            "    asking.ledger.charge("
+            "round=asked.number, num_users=num_users, extra=collected.facts)\n"
         ),
         tests=(f"{SUM_TESTS}::TestLedgerComesFirst",),
     ),
@@ -79,12 +80,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the noise keeps the first round's clip norm",
         file=ENGINE,
         function="PrivateSumStrategy.configure_train",
-        before="mechanism = mechanism_of(question.query, phase, settings)\n",
+        before="mechanism = mechanism_of(question.query, phase, self.config)\n",
         after=(
             "mechanism = (\n"
-            "        self._asked.mechanism\n"
-            "        if self._asked\n"
-            "        else mechanism_of(question.query, phase, settings)\n"
+            "        asking.asked.mechanism\n"
+            "        if asking.asked\n"
+            "        else mechanism_of(question.query, phase, self.config)\n"
             "    )\n"
         ),
         tests=(f"{SUM_TESTS}::TestSampling",),
@@ -149,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a lost memory of the noise is not noticed",
         file=ENGINE,
         function="PrivateSumStrategy._open_noise",
-        before="    if released is not None and released > self._noise.last_round:\n",
+        before="    if released is not None and released > asking.noise.last_round:\n",
         after="    if False:\n",
         tests=(f"{FTRL_TESTS}::TestRestart",),
     ),
@@ -165,7 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="correlated rounds are released with independent noise",
         file=ENGINE,
         function="PrivateSumStrategy._release",
-        before="        random = self._noise\n",
+        before="        random = asking.noise\n",
         after="",
         tests=(f"{FTRL_TESTS}::TestNoise",),
     ),

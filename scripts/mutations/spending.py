@@ -172,8 +172,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="public text is the result of a run without a release",
         file=ENGINE,
-        function="PrivateSumStrategy._ask_all",
-        before="    rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)\n",
+        function="PrivateSumStrategy.start",
+        before="            rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)\n",
         after="",
         tests=(f"{TESTS}::TestSilence",),
     ),
