@@ -66,6 +66,8 @@ _CLUSTER_SECONDS = 10.0
 _NO_CONTEXT = "Queue timeout. No context received."
 #: What Flower's ServerApp is told that asks for its work when the time to start is over.
 _LATE = "[/v1/runtime/pull-task-input][ApiError:1008] Runtime task-token authentication failed."
+#: What Flower's SuperLink says of a ServerApp that it has given up.
+_UNHEARD = "No heartbeat received from the task"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,6 +490,13 @@ def _judge(
         sentence = (
             "Flower gave up the ServerApp before it had started: on this machine, busy as it is, "
             "that took longer than Flower waits. Nothing was spent: run it again."
+        )
+        unexpected = False
+    elif _UNHEARD in status.details:
+        sentence = (
+            "Flower heard nothing of the ServerApp for a minute and ended the run: the machine "
+            "slept, or was too busy with other work. Go on with the same command or "
+            "`privsyn resume`."
         )
         unexpected = False
     elif status.died:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from flwr.supercore.corestate import sql_corestate
 
 from flower_privsyn.cli import main
 from flower_privsyn.environment import SUPERVISOR_PID
@@ -290,6 +292,19 @@ def test_a_server_app_that_flower_did_not_wait_for_is_told_from_one_that_was_kil
     RunDirectory.create(tmp_path / "run", config={})
     outcome = _judge(app, tmp_path / "run", "finished:failed", died=True, log=log)
     assert outcome.error == "The ServerApp was killed before the run was finished."
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
+    app: App, tmp_path: Path, died: bool
+) -> None:
+    assert launch._UNHEARD in inspect.getsource(sql_corestate)
+    run = RunDirectory.create(tmp_path / "run", config={})
+    outcome = _judge(app, run.path, "finished:failed", details=launch._UNHEARD, died=died)
+    assert outcome.error is not None
+    assert "the machine slept, or was too busy" in outcome.error
+    assert outcome.error.endswith("same command or `privsyn resume`.")
+    assert (run.error, outcome.unexpected) == (outcome.error, False)
 
 
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
