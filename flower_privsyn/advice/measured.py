@@ -106,6 +106,11 @@ class MeasuredCell:
         return self.data, self.users, self.epsilon
 
     @property
+    def config(self) -> str:
+        """The settings that it was run with: a file below `conf` of the app of a comparison."""
+        return VARIANTS.get(self.method, f"cpu/{self.method}")
+
+    @property
     def gain(self) -> float:
         """Accuracy above the public model."""
         return self.accuracy - self.floor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flower_privsyn.advice.judge import Advice, Judgement, leaders
-from flower_privsyn.advice.measured import VARIANTS, MeasuredCell, MeasuredTable
+from flower_privsyn.advice.measured import MeasuredCell, MeasuredTable
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.strategies.catalogue import compared
@@ -62,11 +62,11 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 def _how_to_begin(advice: Advice) -> Iterator[str]:
     """What to type for one of the methods that are first, of those that send least."""
     configs = {
-        cell.method: (cell.bytes_up, VARIANTS.get(cell.method, f"cpu/{cell.method}"))
+        cell.method: (cell.bytes_up, cell.config)
         for one in advice.judgements
         for cell in one.leaders
         # Others begin with what another cell of a comparison has made.
-        if not VARIANTS.get(cell.method, "").startswith("from-distilled/")
+        if not cell.config.startswith("from-distilled/")
     }
     if not configs:
         return

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
-from flower_privsyn.advice.measured import TABLE, VARIANTS, MeasuredTable, collect, document
+from flower_privsyn.advice.measured import TABLE, MeasuredTable, collect, document
 from flower_privsyn.advice.page import advice_lines, page
 from flower_privsyn.advice.picture import picture
 from flower_privsyn.cli import main
@@ -381,9 +381,8 @@ class TestThePage:
 
     def test_what_is_advised_has_settings(self) -> None:
         for cell in MeasuredTable.read().cells:
-            config = VARIANTS.get(cell.method, f"cpu/{cell.method}")
             if cell.is_private:
-                assert (APP / "conf" / f"{config}.toml").is_file(), cell.method
+                assert (APP / "conf" / f"{cell.config}.toml").is_file(), cell.method
 
     def test_comparisons_of_other_models_are_not_put_together(
         self,
