@@ -493,10 +493,10 @@ def _judge(
         )
         unexpected = False
     elif _UNHEARD in status.details:
+        then = "run it again" if run is None else f"go on with `privsyn resume {run_path}`"
         sentence = (
             "Flower heard nothing of the ServerApp for a minute and ended the run: the machine "
-            "slept, or was too busy with other work. Go on with the same command or "
-            "`privsyn resume`."
+            f"slept, or was too busy with other work; {then}."
         )
         unexpected = False
     elif status.died:

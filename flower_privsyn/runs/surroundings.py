@@ -81,7 +81,9 @@ def disk_full_sentence(folder: Path | None = None) -> str:
         folder: where nothing more can be written; None where only a library's words are known.
     """
     where = "A disk" if folder is None else f"The disk of {folder}"
-    return f"{where} is full: make room, and go on with the same command or `privsyn resume`"
+    # The same command would begin a run anew, at a cost of its own.
+    then = "go on, with a run by `privsyn resume`, with all else by the same command"
+    return f"{where} is full: make room, and {then}"
 
 
 def versions() -> dict[str, str]:

@@ -242,7 +242,8 @@ def test_a_full_disk_is_the_cause_whatever_flower_says(
         outcome = _judge(app, stopped.path, "finished:failed", log=log)
         where = "A disk"
     assert outcome.error == (
-        f"{where} is full: make room, and go on with the same command or `privsyn resume`."
+        f"{where} is full: make room, and go on, with a run by `privsyn resume`, with all else by "
+        "the same command."
     )
     assert outcome.says_all
 
@@ -303,8 +304,11 @@ def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
     outcome = _judge(app, run.path, "finished:failed", details=launch._UNHEARD, died=died)
     assert outcome.error is not None
     assert "the machine slept, or was too busy" in outcome.error
-    assert outcome.error.endswith("same command or `privsyn resume`.")
+    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
     assert (run.error, outcome.unexpected) == (outcome.error, False)
+    begun = _judge(app, tmp_path / "none", "finished:failed", details=launch._UNHEARD, died=died)
+    assert begun.error is not None
+    assert begun.error.endswith("too busy with other work; run it again.")
 
 
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
