@@ -493,7 +493,7 @@ def _judge(
         )
         unexpected = False
     elif _UNHEARD in status.details:
-        then = "run it again" if run is None else f"go on with `privsyn resume {run_path}`"
+        then = "run it again" if run is None else f"go on with {how_to_resume(run_path)}"
         sentence = (
             "Flower heard nothing of the ServerApp for a minute and ended the run: the machine "
             f"slept, or was too busy with other work; {then}."

@@ -423,12 +423,12 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        ledger, told = need(self._asking).ledger, asked.why_lost(reason)
-        need(self._asking).federation.attendance.lost(asked.number, told)
+        asking, told = need(self._asking), asked.why_lost(reason)
+        asking.federation.attendance.lost(asked.number, told)
         if charged or asked.sampling.hides_cohort:
-            ledger.charge(round=asked.number, num_users=num_users)
+            asking.ledger.charge(round=asked.number, num_users=num_users)
         else:
-            ledger.discard(round=asked.number, num_users=num_users, reason=reason)
+            asking.ledger.discard(round=asked.number, num_users=num_users, reason=reason)
         logger.warning("round %d is left out: %s", asked.number, told)
 
     def _note_attendance(

@@ -301,6 +301,8 @@ def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
 ) -> None:
     assert launch._UNHEARD in inspect.getsource(sql_corestate)
     run = RunDirectory.create(tmp_path / "run", config={})
+    (run.path / LAUNCH_FILE).parent.mkdir()
+    (run.path / LAUNCH_FILE).write_text("{}")
     outcome = _judge(app, run.path, "finished:failed", details=launch._UNHEARD, died=died)
     assert outcome.error is not None
     assert "the machine slept, or was too busy" in outcome.error
