@@ -335,10 +335,11 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
 
 def _rows(public_text: str, rows: ChosenRows, report: Report, shelf: Shelf) -> None:
     try:
-        tokenizer = shelf.tokenizer(rows.model)
+        folder = shelf.tokenizer_folder(rows.model)
+        said = check_rows(public_text, rows, folder=folder)
     except (ModelError, MissingExtraError):
         return  # said where models are
-    if said := check_rows(public_text, rows, tokenizer=tokenizer):
+    if said:
         report.say("public text", said, level="warning")
 
 

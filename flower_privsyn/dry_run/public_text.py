@@ -13,11 +13,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flower_privsyn.data import Users
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.public_rows import count_long_rows, none_long_enough
+from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, located
 from flower_privsyn.private_path.needs import ChosenRows
@@ -91,13 +92,13 @@ def check_public_text(source: str, written: frozenset[int], *, data: str) -> str
     return said
 
 
-def check_rows(source: str, rows: ChosenRows, *, tokenizer: Any) -> str | None:
+def check_rows(source: str, rows: ChosenRows, *, folder: Path) -> str | None:
     """Refuse public text of which nothing can be chosen.
 
     Args:
         source: the setting `public-text`.
         rows: which of its rows may be chosen, and how many are.
-        tokenizer: of the model whose tokens they are cut by.
+        folder: of the model whose tokens they are cut by.
 
     Returns:
         A sentence where the users' answers leave out hardly any row; None elsewhere. A data set of
@@ -106,21 +107,16 @@ def check_rows(source: str, rows: ChosenRows, *, tokenizer: Any) -> str | None:
     Raises:
         ConfigError: no row is long enough.
         DataError: it cannot be read.
+        ModelError: the model has no tokenizer that can be read.
     """
     corpus = PublicCorpus.find(source, setting="public-text")
     if corpus.path is None and source != BUNDLED:
         return None
-    enough = _LEAST_CHOICE * rows.fewest
-    found = count_long_rows(
-        corpus,
-        tokenizer=tokenizer,
-        max_tokens=rows.max_tokens,
-        least=rows.least_tokens,
-        enough=enough,
-    )
+    _, fingerprint = load_tokenizer(str(folder))
+    found = _long_rows(source, json.dumps(corpus.identity()), rows, folder, fingerprint)
     if not found:
         raise none_long_enough(source, rows.least_tokens)
-    if found >= enough:
+    if found >= _LEAST_CHOICE * rows.fewest:
         return None
     several = "" if found == 1 else "s"
     return (
@@ -152,6 +148,28 @@ def _shared(source: str, identity: str, written: frozenset[int]) -> tuple[int, i
             if found in written:
                 shared.add(found)
     return len(shared), longer
+
+
+@lru_cache(maxsize=8)
+def _long_rows(
+    source: str,
+    identity: str,  # noqa: ARG001
+    rows: ChosenRows,
+    folder: Path,
+    fingerprint: str,  # noqa: ARG001
+) -> int:
+    """How many rows of a corpus may be chosen; counted no further than is enough.
+
+    Counted once while its files (`identity`) and the tokenizer (`fingerprint`) stay as they are,
+    for the reason of `_shared`.
+    """
+    return count_long_rows(
+        PublicCorpus.find(source, setting="public-text"),
+        tokenizer=load_tokenizer(str(folder))[0],
+        max_tokens=rows.max_tokens,
+        least=rows.least_tokens,
+        enough=_LEAST_CHOICE * rows.fewest,
+    )
 
 
 def _fingerprints(text: str) -> Iterator[int]:

@@ -70,13 +70,21 @@ class Shelf:
 
     def tokenizer(self, model: str) -> Any:
         """The tokenizer of a model, as `flower_privsyn.embedding.load_tokenizer` gives it."""
+        return load_tokenizer(str(self.tokenizer_folder(model)))[0]
+
+    def tokenizer_folder(self, model: str) -> Path:
+        """The folder of a model, of either kind, whose tokenizer is asked for.
+
+        Raises:
+            NotHereError: as `folder`.
+            ModelError: as `folder`.
+        """
         try:
-            folder = self.folder(model)
+            return self.folder(model)
         except NotHereError:
             raise
         except ModelError:
-            folder = self.folder(model, embeds=True)
-        return load_tokenizer(str(folder))[0]
+            return self.folder(model, embeds=True)
 
     def parameters(self, model: TrainableModel) -> int:
         """Parameters that are trained; the model is loaded for it, as nothing less is exact."""
