@@ -51,5 +51,9 @@ class TrainingError(PrivsynError):
     """Training a model failed or gave numbers that are no use."""
 
 
+class StoppedError(PrivsynError):
+    """The owner of a run asked that it end between two rounds, where nothing of it is lost."""
+
+
 class ProtocolError(PrivsynError):
     """A message of secure aggregation is not what an honest party sends, or too few came."""

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "check": ("check", "check a run before it is started; spends and writes nothing"),
     "run": ("run", "run a Flower app on this machine and follow it to its end"),
     "resume": ("run", "continue an interrupted run"),
+    "stop": ("stop", "end a run before its next round, where nothing is lost"),
     "inspect": ("inspect", "show what a run has done and what it has spent"),
     "track": ("track", "send the figures of a run to a tracker of experiments"),
     "migrate": ("migrate", "convert a run directory of version 0.1"),

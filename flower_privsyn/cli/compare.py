@@ -6,18 +6,20 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Column, Partitioner, option
-from flower_privsyn.cli.output import FAILED, complain
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from flower_privsyn.comparison import Comparison, Plan
+
+_CONTINUE: Final = "Continue with the same command; what is finished is kept.\n"
 
 _Data = Annotated[list[str], option("FILE ...", "users; several files are joined")]
 _Epsilon = Annotated[list[float], option("E ...")]
@@ -253,8 +255,11 @@ def _follow(
                 budget_minutes=budget_minutes,
             )
     except (KeyboardInterrupt, Stopped):
-        sys.stderr.write("Continue with the same command; what is finished is kept.\n")
+        sys.stderr.write(_CONTINUE)
         raise
+    except StoppedError as error:
+        sys.stderr.write(_CONTINUE)
+        return complain(str(error), INTERRUPTED)
     return max(_show(*pair) for pair in zip(comparisons, found, strict=True))
 
 

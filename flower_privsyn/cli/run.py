@@ -16,7 +16,7 @@ from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.evaluate import own_data
 from flower_privsyn.cli.inspect import epsilons, inspect_run, ranked
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
-from flower_privsyn.cli.output import FAILED, REFUSED, complain, plain_line
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
@@ -208,7 +208,11 @@ def _following(path: Path) -> Iterator[Any]:
             yield follow
     except (KeyboardInterrupt, Stopped):
         if (path / "config.json").is_file():
-            sys.stderr.write(f"Continue with: privsyn resume {path}\n")
+            sys.stderr.write(
+                f"Continue with: privsyn resume {path}\n"
+                "A round that nodes were answering is charged; `privsyn stop DIR` ends a run "
+                "before its next round.\n"
+            )
         raise
 
 
@@ -217,11 +221,14 @@ def show_outcome(outcome: Outcome) -> int:
     from flower_privsyn.messages.wire import NODE_LOG
     from flower_privsyn.runs.owner import OwnerFolder
     from flower_privsyn.runs.rounds import TRAINED_MODEL
+    from flower_privsyn.runs.surroundings import was_interrupted
 
     log = OwnerFolder(outcome.path).log_file
     if outcome.error is not None:
         if outcome.path.is_dir():  # nothing is left of a run that has not begun
             sys.stderr.write(f"Run directory: {outcome.path}\n")
+        if was_interrupted(outcome.error):
+            return complain(outcome.error, INTERRUPTED)
         if outcome.says_all:
             # A node's reasons are in its own log, which is this one here.
             here = f"\nThe nodes' log is {log}" if NODE_LOG in outcome.error else ""

@@ -38,6 +38,7 @@ from flower_privsyn.errors import (
     MissingExtraError,
     PrivsynError,
     RunDirectoryError,
+    StoppedError,
 )
 from flower_privsyn.files import (
     append_json_lines,
@@ -54,6 +55,7 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL
+from flower_privsyn.runs.surroundings import was_interrupted
 from flower_privsyn.training.fingerprint import weight_files
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -162,6 +164,7 @@ class Comparison:
             ModelError: The downstream model cannot be loaded.
             ConfigError: A cell was run with other settings.
             RunDirectoryError: Another process works on this comparison.
+            StoppedError: The owner asked the run of a cell to end before its next round.
         """
         # Whatever is wrong with the model would be wrong in every cell.
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
@@ -305,6 +308,8 @@ class Comparison:
         """What a cell gave, or why it gave nothing."""
         try:
             return self._outcome(cell, data, follower, figures=figures), None
+        except StoppedError:
+            raise  # the owner wants it to end here, and the cell to go on another day
         except PrivsynError as error:
             return {}, str(error)
         except Exception as error:  # any library's: the other cells go on
@@ -374,6 +379,8 @@ class Comparison:
                 outcome = resume_run(path, follow=follow)
             else:
                 outcome = run_app(self.plan.app, path, values, follow=follow)
+        if was_interrupted(outcome.error):
+            raise StoppedError(str(outcome.error))
         if outcome.error is not None:
             raise FederationError(outcome.error)
         return RunDirectory.open(path)

@@ -296,6 +296,7 @@ class PrivateSumStrategy(Strategy):
     def _begin(self, asked: AskedRound) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
         asking, settings = need(self._asking), self.config
+        asking.rounds.refuse_where_stopped(asked.number)
         asking.ledger.begin(
             round=asked.number,
             query=asked.question.query.name,

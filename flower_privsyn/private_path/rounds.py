@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from flower_privsyn.errors import FederationError, LedgerError
+from flower_privsyn.errors import FederationError, LedgerError, StoppedError
 from flower_privsyn.privacy import Plan, PrivacyLedger
 from flower_privsyn.private_path.method import Method, Question
 from flower_privsyn.private_path.release import ReleasedSum, is_stored, store_release
 from flower_privsyn.private_path.resume import Releases
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs import RunDirectory, how_to_resume
+from flower_privsyn.runs.surroundings import STOPPED
 from flower_privsyn.runs.trackers import Following
 
 logger = logging.getLogger("flwr.privsyn")
@@ -51,6 +52,21 @@ class RoundEnds:
         """Let the tracker know how the run ends."""
         if self.tracker is not None:
             self.run.follow_failure(partial(self.tracker.tell, self.run))
+
+    def refuse_where_stopped(self, number: int) -> None:
+        """End the run where its owner asked for it; the round has not begun, in no ledger.
+
+        Args:
+            number: of the round that would begin.
+
+        Raises:
+            StoppedError: the owner asked.
+        """
+        if self.run.owner.stop_file.exists():
+            raise StoppedError(
+                f"{STOPPED} {number} of {self.total}, as was asked: nothing is lost; go on with "
+                f"{how_to_resume(self.run.path)}"
+            )
 
     def settle(self) -> None:
         """Bring the lines of rounds to `metrics.jsonl`, and tell the tracker of all there are."""

@@ -71,12 +71,7 @@ from flower_privsyn.runs.run_format import (
     stated_digests,
 )
 from flower_privsyn.runs.session_warnings import OWNER_ALONE, warnings_to
-from flower_privsyn.runs.surroundings import (
-    INTERRUPTED,
-    asked_wrongly,
-    sentence_of,
-    versions,
-)
+from flower_privsyn.runs.surroundings import asked_wrongly, sentence_of, versions, was_interrupted
 
 FOR_THE_OWNER: Final[Mapping[str, bool]] = {OWNER_ALONE: True}
 """`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
@@ -480,9 +475,9 @@ class RunDirectory:
 
     @property
     def standing(self) -> str:
-        """`status`, but "interrupted" for a run that was killed, or that a signal ended."""
+        """`status`, but "interrupted" for a run that was killed or that somebody ended."""
         killed = self.status == "running" and self.running_process() is None
-        return "interrupted" if killed or self.error == INTERRUPTED else self.status
+        return "interrupted" if killed or was_interrupted(self.error) else self.status
 
     @property
     def error(self) -> str | None:
@@ -584,6 +579,7 @@ class RunDirectory:
         self.lock(wait_seconds=10)
         try:
             watch_supervisor()
+            self.owner.forget_stop()
             self.mark_running()
             try:
                 self.rounds.refuse_files()

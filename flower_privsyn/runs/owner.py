@@ -3,6 +3,7 @@
 ```
 <run-dir>.owner/times.jsonl  how long things took, under a stamp
                 flower.log   what Flower and the app printed, every line with its time
+                stop         the owner wants the run to end before its next round
 ```
 
 How long a round took may say how much somebody wrote, and no noise was added to that. So no time
@@ -47,6 +48,25 @@ class OwnerFolder:
     def log_file(self) -> Path:
         """What Flower and the app printed."""
         return self.path / "flower.log"
+
+    @property
+    def stop_file(self) -> Path:
+        """There while the owner wants the run to end before its next round."""
+        return self.path / "stop"
+
+    def ask_to_stop(self) -> None:
+        """Ask the process that works on the run to end it before its next round.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.make()
+        self.stop_file.touch(mode=0o600)
+
+    def forget_stop(self) -> None:
+        """Forget that the run was to end: it was asked of an earlier start."""
+        with contextlib.suppress(OSError):
+            self.stop_file.unlink(missing_ok=True)
 
     def make(self) -> None:
         """Make the folder, for its owner alone.

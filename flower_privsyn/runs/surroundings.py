@@ -20,6 +20,9 @@ from flower_privsyn.files import is_disk_full
 #: Why a run ended that Ctrl-C or a signal ended.
 INTERRUPTED = "The run was interrupted."
 
+#: How the sentence begins of a run that ended between two rounds because its owner asked for it.
+STOPPED = "Stopped before round"
+
 #: Settings that say where things were on the machine of the run, or how it was started.
 PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
 
@@ -67,6 +70,15 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
         file = Path(trace.tb_frame.f_code.co_filename)
         place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
     return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+
+
+def was_interrupted(error: str | None) -> bool:
+    """Whether somebody ended a run that could have gone on.
+
+    Args:
+        error: why it ended, as it was recorded.
+    """
+    return error is not None and (error == INTERRUPTED or error.startswith(STOPPED))
 
 
 def asked_wrongly(error: str | BaseException) -> bool:

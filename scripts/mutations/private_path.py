@@ -8,12 +8,29 @@ ENGINE = "flower_privsyn/private_path/engine.py"
 ROUNDS = "flower_privsyn/private_path/rounds.py"
 HANDLERS = "flower_privsyn/client_apps/handlers.py"
 NODE_USERS = "flower_privsyn/client_apps/node_users.py"
+STOP_TESTS = "tests/private_path/test_stop.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
 KILLED_TESTS = "tests/private_path/test_killed_runs.py"
 FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="a run that is to end asks on",
+        file=ENGINE,
+        function="PrivateSumStrategy._begin",
+        before="    asking.rounds.refuse_where_stopped(asked.number)\n",
+        after="",
+        tests=(f"{STOP_TESTS}::test_a_run_ends_before_its_next_round_and_goes_on",),
+    ),
+    Mutation(
+        name="a request to end is obeyed by the start that goes on",
+        file="flower_privsyn/runs/directory.py",
+        function="RunDirectory.session",
+        before="        self.owner.forget_stop()\n",
+        after="",
+        tests=(f"{STOP_TESTS}::test_a_request_is_of_one_start",),
+    ),
     Mutation(
         name="a finished run that is started again is asked again",
         file=ENGINE,

@@ -1,5 +1,6 @@
 """A comparison through Flower: what finished stays, what failed says why, and both are written."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -11,11 +12,13 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.compare import _show
 from flower_privsyn.comparison import APP, Comparison, People, make_plans
+from flower_privsyn.comparison import run as comparison_run
 from flower_privsyn.comparison.expected import Expected
-from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app
+from flower_privsyn.host.launch import Outcome
 from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
 from flower_privsyn.training.fingerprint import weight_files
 
@@ -194,6 +197,24 @@ class TestFolder:
         first.run(**QUIET)
         (cell,) = cells(out).values()
         assert (cell["status"], cell["wall_seconds"]) == ("finished", None)  # a part of it
+
+    def test_a_run_that_its_owner_stopped_ends_the_comparison_and_is_no_failure(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+        sentence = "Stopped before round 3 of 8, as was asked"
+
+        def stopped(app: Any, path: Path, *_: Any, **__: Any) -> Outcome:
+            return Outcome(path=path, error=sentence)
+
+        monkeypatch.setattr(comparison_run, "run_app", stopped)
+        comparison = Comparison(self.plan(methods=["popri", "pre-text"]), out)
+        with pytest.raises(StoppedError, match=sentence):
+            comparison.run(follower=lambda: contextlib.nullcontext(print), say=lambda line: None)
+        first, second = (cell["status"] for cell in document(out)["cells"])
+        assert (first, second) == ("running", "pending")
+        (cell,) = (json.loads(file.read_text()) for file in out.glob("cells/*/cell.json"))
+        assert (cell["status"], cell["error"]) == ("pending", None)
 
     def test_users_that_a_kill_left_before_the_first_cell_are_not_the_next_ones(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
