@@ -24,7 +24,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path, app, strategy, status, error, continue (what to do about a run without a result; None
         for one that is at work or done), changes (what resumed runs changed, oldest first),
         created, rounds_finished, rounds_lost, rounds_open (begun, and neither charged nor
-        discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, epsilon_budget,
+        discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, ended_early
+        (whether the epsilons are those of all planned rounds, as fewer were asked), epsilon_budget,
         stamp, synthetic_texts (how many), texts_are (what they are, in words), samples, trust (how
         far a sketch was trusted, None where there is none), ranking (of sets of text by their
         distance to a release, the nearest first, as `Ranked.to_dict` gives them; empty where there
@@ -39,7 +40,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     """
     from flower_privsyn.files import read_json_lines
     from flower_privsyn.host.launch import how_to_go_on
-    from flower_privsyn.privacy.ledger_chain import open_rounds
+    from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.run_format import stamp_of
     from flower_privsyn.runs.sketch_file import SELECTED, trust_of
@@ -49,6 +50,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     opened: dict[str, Any] = next((line for line in lines if line.get("event") == "opened"), {})
     releases = [line for line in lines if line.get("event") == "release"]
     last: dict[str, Any] = releases[-1] if releases else {}
+    spent = stated_costs(lines)
     samples: list[str] = []
     count, chosen = 0, False
     for record in read_json_lines(run.synthetic_jsonl):
@@ -73,8 +75,9 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "releases": len(releases),
         "users": last.get("num_users"),
         "delta": last.get("delta", opened.get("delta")),
-        "epsilon_release": last.get("epsilon_release"),
-        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
+        "epsilon_release": spent.get("epsilon_release"),
+        "epsilon_known_cohorts": spent.get("epsilon_known_cohorts"),
+        "ended_early": spent.get("event") == "ended",
         "epsilon_budget": opened.get("epsilon_budget"),
         "stamp": stamp_of(run.document),
         "synthetic_texts": count,
@@ -174,5 +177,21 @@ def epsilons(facts: Mapping[str, Any]) -> str:
         " (towards everyone who does not know who took part)\n"
         f"epsilon_known_cohorts = {number(facts['epsilon_known_cohorts'])}"
         " (towards one who does)\n"
-        f"delta = {number(facts['delta'])}, {facts['releases']} releases"
+        f"delta = {number(facts['delta'])}, {facts['releases']} releases{_until(facts)}"
+    )
+
+
+def _until(facts: Mapping[str, Any]) -> str:
+    """What the epsilons are of, where that is not what the releases were charged with."""
+    if facts["ended_early"]:
+        return (
+            "; it ended early, which may depend on what was released: the epsilons are those of "
+            "all rounds that were planned"
+        )
+    budget = facts["epsilon_budget"]
+    if facts["status"] == "finished" or budget is None or facts["epsilon_release"] >= budget:
+        return ""
+    return (
+        f" so far; whoever ends it here by what was released has spent the budget, epsilon = "
+        f"{number(budget)}"
     )

@@ -105,10 +105,9 @@ def show(
 
 def _epsilon(run: RunDirectory) -> float | None:
     """What the run's releases cost together; None without noise."""
-    from flower_privsyn.files import read_json_lines
+    from flower_privsyn.privacy.ledger_chain import stated_costs
 
-    charged = [line for line in read_json_lines(run.ledger_file) if line["event"] == "release"]
-    epsilon: float | None = charged[-1]["epsilon_release"] if charged else None
+    epsilon: float | None = stated_costs(run.ledger_lines()).get("epsilon_release")
     return epsilon
 
 

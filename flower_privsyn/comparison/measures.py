@@ -25,6 +25,7 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.run import LEAST_TEXTS, TextComparison, compare_texts, run_samples
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
+from flower_privsyn.privacy.ledger_chain import stated_costs
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.causal import fine_tune
 
@@ -283,7 +284,7 @@ class Measures:
 def privacy(run: RunDirectory) -> dict[str, Any]:
     """What a run's ledger says was spent."""
     lines = [line for line in run.ledger_lines() if line.get("event") == "release"]
-    last: Mapping[str, Any] = lines[-1] if lines else {}
+    last = stated_costs(run.ledger_lines())
     return {
         "epsilon_release": last.get("epsilon_release"),
         "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),

@@ -38,7 +38,7 @@ from flower_privsyn.host.launch import (
 )
 from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import read_gguf
-from flower_privsyn.privacy import accounting, quarantine
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
 from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
@@ -368,11 +368,7 @@ def _plan(
             epsilon=settings.epsilon,
             run=None,
         )
-        released = plan.plan.released()
-        epsilon = plan.plan.epsilon()
-        cohorts = accounting.known_cohorts_epsilon(
-            released, delta=settings.delta, accountant=settings.accountant
-        )
+        epsilon, cohorts = plan.plan.epsilon(), plan.plan.known_cohorts_epsilon()
         report.figures |= {
             "epsilon_release": epsilon if math.isfinite(epsilon) else None,
             "epsilon_known_cohorts": cohorts if math.isfinite(cohorts) else None,

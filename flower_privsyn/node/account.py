@@ -68,8 +68,11 @@ class NodeAccount:
         Formal guarantee:
             Unit: one user of the data set. The composition of these releases is an upper bound on
             what the user lost to everybody who sees the released sums, provided that the servers
-            added the noise they stated and released one sum per round. Nothing about a server that
-            keeps raw sums.
+            added the noise they stated and released one sum per round, and that no server chose
+            later noise, coins or rounds by what was released earlier. Where one does, a limit on
+            this epsilon still holds for Gaussian rounds that everybody is in (their losses add up
+            to one number, whatever the order), and not to the letter where coins are involved.
+            Nothing about a server that keeps raw sums.
         """
         groups: dict[Key, list[Charge]] = {}
         for charge in self.every:

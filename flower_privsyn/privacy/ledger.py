@@ -57,7 +57,8 @@ class PrivacyLedger(LedgerBook):
     states is refused, so cutting lines off the end is found as well. Who can write all files of
     the run can still cut them consistently: keep the directory where only the server can write.
 
-    Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``repaired``.
+    Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``ended``,
+    ``repaired``.
 
     Use `create` or `open`, as a context manager or with `close`; `read` to
     look only.
@@ -259,6 +260,7 @@ class PrivacyLedger(LedgerBook):
             correlation=correlation,
             max_nodes_per_user=check_whole("max_nodes_per_user", max_nodes_per_user, ge=1),
         )
+        self._refuse_ended()
         if planned.round in self._pending:
             raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
         for other in (*self._charged, *(planned.release() for planned in self._open_rounds)):
@@ -357,6 +359,54 @@ class PrivacyLedger(LedgerBook):
         del self._pending[planned.round]
         return line
 
+    def end(
+        self,
+        *,
+        round: int,  # noqa: A002 - the word of the field
+        epsilon_release: float,
+        epsilon_known_cohorts: float | None,
+    ) -> dict[str, Any]:
+        """State what it costs that rounds end before all that were planned are over.
+
+        Formal guarantee:
+            When to end may depend on what was released, by a rule or by whoever looks. An epsilon
+            of the rounds so far then holds for none of the ends that there might have been: it is
+            that of so many rounds fixed beforehand. What was released is a part of what all planned
+            rounds would have been, whatever the rule, and costs what they cost.
+
+        Args:
+            round: the last round that was asked.
+            epsilon_release: of all planned rounds; what was charged, where that is more.
+            epsilon_known_cohorts: of the same rounds; None where nobody knows.
+
+        Returns:
+            The line written.
+
+        Raises:
+            LedgerError: A round is started, the rounds ended before, or the file cannot be written.
+        """
+        self._refuse_ended()
+        if self._pending:
+            raise LedgerError(f"Round {min(self._pending)} is started in {self._path}.")
+        spent = self.spent
+        known = spent["epsilon_known_cohorts"]
+        line = self._write(
+            {
+                "event": "ended",
+                "round": check_whole("round", round, ge=0),
+                "delta": self._delta,
+                "epsilon_release": max(epsilon_release, spent["epsilon_release"] or 0.0),
+                "epsilon_known_cohorts": (
+                    None
+                    if epsilon_known_cohorts is None or known is None
+                    else max(epsilon_known_cohorts, known)
+                ),
+                "accountant": self._accountant,
+            }
+        )
+        self._take_end(line)
+        return line
+
     # Reading ------------------------------------------------------------------------------------
 
     @property
@@ -370,6 +420,14 @@ class PrivacyLedger(LedgerBook):
         return self._file.digest
 
     # Inside -------------------------------------------------------------------------------------
+
+    def _refuse_ended(self) -> None:
+        if self.ended:
+            raise LedgerError(f"The rounds of {self._path} have ended.")
+
+    def _take_end(self, line: Mapping[str, Any]) -> None:
+        names = ("epsilon_release", "epsilon_known_cohorts")
+        self._ended = {name: None if line[name] is None else float(line[name]) for name in names}
 
     def _started(self, number: int) -> PlannedRelease:
         if number not in self._pending:
@@ -492,6 +550,8 @@ class PrivacyLedger(LedgerBook):
                 else:
                     release = planned.with_multiplier(line["noise_multiplier"])
                     self._settle(planned, line, release)
+            elif event == "ended":
+                self._take_end(line)
             elif event != "repaired" and not (event == "opened" and number == 1):
                 raise damaged(self._path, number, f"unknown event {event!r}")
         except (KeyError, TypeError, ValueError) as error:

@@ -33,6 +33,7 @@ class LedgerBook:
         self._lines: list[dict[str, Any]] = []
         self._charged = Counter[Release]()
         self._private = True
+        self._ended: dict[str, float | None] | None = None
 
     @property
     def delta(self) -> float:
@@ -65,8 +66,18 @@ class LedgerBook:
         return self._epsilon_known_cohorts(self._charged) if self._private else None
 
     @property
+    def ended(self) -> bool:
+        """Whether the rounds ended before the planned ones were over: nothing more is charged."""
+        return self._ended is not None
+
+    @property
     def spent(self) -> dict[str, float | None]:
-        """Both epsilons so far, by the names that the files of a run give them."""
+        """Both epsilons so far, by the names that the files of a run give them.
+
+        Of rounds that ended early those of all that were planned; see `PrivacyLedger.end`.
+        """
+        if self._ended is not None:
+            return dict(self._ended)
         return {
             "epsilon_release": self.epsilon_release,
             "epsilon_known_cohorts": self.epsilon_known_cohorts,

@@ -142,6 +142,18 @@ def open_rounds(lines: Sequence[Mapping[str, Any]]) -> list[int]:
     return list(left)
 
 
+def stated_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The line whose epsilons are those of everything in a ledger; empty before the first release.
+
+    That of the last release, or where the rounds ended early the one that says so.
+
+    Args:
+        lines: of a ledger.
+    """
+    stated = [line for line in lines if line.get("event") in ("release", "ended")]
+    return stated[-1] if stated else {}
+
+
 def damaged(path: Path, number: int, what: str) -> LedgerError:
     """The error that names a line of a ledger."""
     return LedgerError(f"{path} line {number} is damaged: {what}.")

@@ -194,13 +194,27 @@ class Plan:
         Raises:
             ConfigError: a phase is open.
         """
+        self._refuse_open()
+        return accounting.release_epsilon(
+            self.released(), delta=self.delta, accountant=self.accountant
+        )
+
+    def known_cohorts_epsilon(self) -> float:
+        """The same of a user who is in every cohort, when it is known.
+
+        Raises:
+            ConfigError: a phase is open.
+        """
+        self._refuse_open()
+        return accounting.known_cohorts_epsilon(
+            self.released(), delta=self.delta, accountant=self.accountant
+        )
+
+    def _refuse_open(self) -> None:
         if self.open:
             raise ConfigError(
                 f'the noise of the phase "{self.open[0].name}" is not settled: calibrate the plan.'
             )
-        return accounting.release_epsilon(
-            self.released(), delta=self.delta, accountant=self.accountant
-        )
 
     def calibrated_multiplier(self, epsilon: float) -> float:
         """The least noise multiplier of the open phases that keeps a budget.

@@ -195,6 +195,7 @@ class PrivateSumStrategy(Strategy):
                     )
                 result = self._ask_all(timeout, evaluate_fn)
                 rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
+                rounds.close(ledger)
                 result = flower_loop.completed(result, following.behind, self.method, settings)
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
@@ -532,11 +533,11 @@ class PrivateSumStrategy(Strategy):
         self, rounds: RoundEnds, ledger: PrivacyLedger, federation: Federation | None
     ) -> Next:
         """What is asked first, or after the rounds that are over."""
+        plan = None if federation is None else federation.settled.plan
         if self.run.goes_on:
-            plan = None if federation is None else federation.settled.plan
             return rounds.go_on(ledger, plan)
         with self._timed("begin"):
-            return rounds.begin()
+            return rounds.begin(plan)
 
     def _ask_all(self, timeout: float, evaluate_fn: flower_loop.Evaluate | None) -> Result:
         """Ask every round that is left, in Flower's own loop."""

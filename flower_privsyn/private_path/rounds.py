@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from flower_privsyn.errors import FederationError, LedgerError, StoppedError
 from flower_privsyn.privacy import Plan, PrivacyLedger
@@ -17,6 +18,9 @@ from flower_privsyn.runs.surroundings import STOPPED
 from flower_privsyn.runs.trackers import Following
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: What all rounds of the plan cost together, in the state of round 0.
+_PLANNED: Final = "planned"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +109,46 @@ class RoundEnds:
         """What is asked after a round that was skipped; None after the last."""
         return None if number >= self.total else self.method.restore(number + 1)
 
-    def begin(self) -> Next:
-        """The first question."""
+    def begin(self, plan: Plan | None) -> Next:
+        """The first question.
+
+        Args:
+            plan: of the whole run, whose cost is kept: that of a run whose end its releases decide.
+        """
         question = self.method.first()
-        self.run.finish_round(0)
+        self.run.finish_round(0, {} if plan is None else {_PLANNED: _cost_of(plan)})
         return Next(behind=0, question=question)
+
+    def close(self, ledger: PrivacyLedger) -> None:
+        """Have the ledger state what all planned rounds cost, where fewer were asked.
+
+        A rule of the method that looks at releases, or somebody who did, has chosen the end: see
+        `PrivacyLedger.end`. Rounds that were lost, interrupted or discarded are over as well.
+
+        Args:
+            ledger: open.
+        """
+        changes = self.run.document.get("changes", [])
+        changed = {key for change in changes for key in change.get("settings", {})}
+        last = max(self.run.finished_rounds())
+        by_rule = bool((self.run.round_state(last) or {}).get("ended"))
+        if ledger.ended or ledger.epsilon_release is None:
+            return
+        if not by_rule and "num-rounds" not in changed:
+            return
+        planned = (self.run.round_state(0) or {}).get(_PLANNED, {})
+        known = planned.get("epsilon_known_cohorts")
+        # Drawn from others, later rounds cost something else, within the budget if there is one;
+        # towards who knows the cohorts it is the same.
+        others = bool(changed & {"num-users", "num-nodes"})
+        release = ledger.epsilon_budget or (known if others else planned.get("epsilon_release"))
+        if release is None:
+            logger.warning(
+                "the run ended early, without a budget, and was begun by a version that did not "
+                "keep what it had planned: its epsilons hold for an end that was fixed beforehand"
+            )
+            return
+        ledger.end(round=last, epsilon_release=release, epsilon_known_cohorts=known)
 
     def go_on(self, ledger: PrivacyLedger, plan: Plan | None) -> Next:
         """Bring the run directory to the end of a round.
@@ -125,7 +164,7 @@ class RoundEnds:
             LedgerError: the ledger lacks a round that was released.
         """
         if not self.run.finished_rounds():
-            return self.begin()
+            return self.begin(plan)
         self._refuse_missing_lines(ledger)
         self._settle_lines()
         started = [ledger.last_started(correlation) or 0 for correlation in ledger.correlations]
@@ -235,3 +274,12 @@ class RoundEnds:
                     f"{self.run.ledger_file} has no line for round {number}, which was released: "
                     "the ledger was removed or cut, and the run cannot continue"
                 )
+
+
+def _cost_of(plan: Plan) -> dict[str, float | None]:
+    """Both epsilons of all rounds, None where they are not private, by the names of the ledger."""
+    both = {
+        "epsilon_release": plan.epsilon(),
+        "epsilon_known_cohorts": plan.known_cohorts_epsilon(),
+    }
+    return {name: value if math.isfinite(value) else None for name, value in both.items()}

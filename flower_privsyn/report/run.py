@@ -16,7 +16,7 @@ from typing import Any
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.privacy.ledger_chain import open_rounds
+from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
 from flower_privsyn.report.figures import Chart, Cloud, Level, by_round
 from flower_privsyn.report.numbers import (
     Fact,
@@ -217,13 +217,18 @@ class RunFacts:
 
     @property
     def spent(self) -> tuple[str, str] | None:
-        """`epsilon_release` and `epsilon_known_cohorts` so far; None where none holds."""
-        last = self.releases[-1]
+        """`epsilon_release` and `epsilon_known_cohorts` of the run; None where none holds."""
+        last = stated_costs(self.ledger)
         if last.get("epsilon_release") is None:
             return None
         known = last.get("epsilon_known_cohorts")
         told = "none" if known is None else epsilon_text(known)
         return epsilon_text(last["epsilon_release"]), told
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether `spent` is of all planned rounds, as fewer were asked."""
+        return stated_costs(self.ledger).get("event") == "ended"
 
     @property
     def rounds_open(self) -> list[int]:

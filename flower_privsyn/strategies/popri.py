@@ -290,8 +290,9 @@ class POPri(PrivateSumStrategy):
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
         (mean similarity scores; first, with `initial_text = "selected"`, one joint sketch, and with
         `checkpoint = "sketch-mmd"` one kernel mean, with "fred" one vector of moments),
-        composed with the sampling in use. Pairs, training, the choice of the checkpoint and early
-        stopping are post-processing of public text and releases.
+        composed with the sampling in use. Pairs, training and the choice of the checkpoint are
+        post-processing of public text and releases. Where `patience` ends the rounds, the ledger
+        states what all planned ones cost (`PrivacyLedger.end`).
 
     Args:
         config: the settings.

@@ -8,6 +8,7 @@ ENGINE = "flower_privsyn/private_path/engine.py"
 ROUNDS = "flower_privsyn/private_path/rounds.py"
 HANDLERS = "flower_privsyn/client_apps/handlers.py"
 NODE_USERS = "flower_privsyn/client_apps/node_users.py"
+END_TESTS = "tests/private_path/test_early_end.py"
 STOP_TESTS = "tests/private_path/test_stop.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
 KILLED_TESTS = "tests/private_path/test_killed_runs.py"
@@ -15,6 +16,30 @@ FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
 POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="a run that a rule ended early has the epsilon of so many fixed rounds",
+        file=ROUNDS,
+        function="RoundEnds.close",
+        before='by_rule = bool((self.run.round_state(last) or {}).get("ended"))',
+        after="by_rule = False",
+        tests=(f"{END_TESTS}::test_a_rule_that_ends_the_rounds_leaves_the_cost_of_all",),
+    ),
+    Mutation(
+        name="a run that somebody ended early has the epsilon of so many fixed rounds",
+        file=ROUNDS,
+        function="RoundEnds.close",
+        before='if not by_rule and "num-rounds" not in changed:',
+        after="if not by_rule:",
+        tests=(f"{END_TESTS}::test_so_does_whoever_ends_it_by_hand",),
+    ),
+    Mutation(
+        name="the end of a run that ended early is not read again",
+        file="flower_privsyn/privacy/ledger.py",
+        function="PrivacyLedger._replay",
+        before="            self._take_end(line)\n",
+        after="            pass\n",
+        tests=(f"{END_TESTS}::test_after_the_end_nothing_begins",),
+    ),
     Mutation(
         name="a run that is to end asks on",
         file=ENGINE,

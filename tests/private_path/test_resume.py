@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -199,7 +200,11 @@ class TestEndingEarly:
         gone = federation(num_nodes=1)
         evolution(settings(num_rounds=2, resume=True)).start(gone)
         assert gone.requests == []
-        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+        after = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        assert after.startswith(before)  # and what the run costs that somebody ended
+        assert [line["event"] for line in map(json.loads, after[len(before) :].splitlines())] == [
+            "ended"
+        ]
         run = RunDirectory.open(tmp_path / "run")
         assert run.rounds_with_outcome("released") == [1, 2]
         assert run.document["changes"][0]["settings"]["num-rounds"] == {"from": 6, "to": 2}

@@ -1,0 +1,211 @@
+"""A run whose end its releases decide costs what all planned rounds would have cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import integrate, stats
+
+from flower_privsyn.cli.inspect import epsilons, inspect_run
+from flower_privsyn.errors import LedgerError
+from flower_privsyn.privacy import (
+    FullParticipation,
+    GaussianMechanism,
+    PrivacyLedger,
+    Release,
+    calibrate_noise_multiplier,
+    release_epsilon,
+)
+from flower_privsyn.report import write_run_page
+from flower_privsyn.runs import RunDirectory
+from tests.support.federation import rounds_asked
+from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+BOTH = ("epsilon_release", "epsilon_known_cohorts")
+
+
+def test_rounds_that_may_end_early_have_not_the_epsilon_of_so_many_fixed_ones() -> None:
+    """Two rounds at most: who stops after the first where it has told much is beyond delta."""
+    delta = 1e-3
+    noise = calibrate_noise_multiplier(
+        epsilon=1.0, delta=delta, rounds=2, sampling=FullParticipation()
+    )
+    release = Release(noise_multiplier=noise, sampling=FullParticipation())
+    one, two = (release_epsilon({release: count}, delta=delta) for count in (1, 2))
+    # The privacy loss of a round is normal; two rounds add theirs up.
+    mu = 1.0 / noise
+    loss = stats.norm(0.5 * mu**2, mu)
+
+    def beyond(left: float) -> float:
+        """Delta of one round at an epsilon."""
+        above, below = stats.norm.cdf([0.5 * mu - left / mu, -0.5 * mu - left / mu])
+        return float(above - math.exp(left) * below)
+
+    def delta_of(after_one: float, after_two: float) -> float:
+        """Of who chooses the worse end for each first loss, at what is stated after each."""
+
+        def worse(first: float) -> float:
+            stopped = max(1.0 - math.exp(after_one - first), 0.0)
+            return float(loss.pdf(first)) * max(stopped, beyond(after_two - first))
+
+        ends = loss.mean() - 9.0 * loss.std(), loss.mean() + 9.0 * loss.std()
+        return float(integrate.quad(worse, *ends, points=[after_one, after_two], limit=400)[0])
+
+    assert delta_of(one, two) > 1.4 * delta  # what the rounds so far were charged
+    assert delta_of(two, two) == pytest.approx(delta, rel=0.02)  # what the ledger states
+
+
+class EndsInTwo(ProbeMethod):
+    """Ends after its second release, by what it looks at."""
+
+    def following(self, release: Any, *, last: bool) -> Any:
+        question = super().following(release, last=last)
+        return None if release.round_number == 2 else question
+
+
+def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, float]:
+    """What the same run costs that asks all of its rounds."""
+    whole = Probe(settings(run_dir=str(tmp_path / "whole")))
+    whole.start(federation())
+    assert [line["event"] for line in lines(whole.run.ledger_file)][-1] == "release"
+    last = releases(whole.run.path)[-1]
+    return {name: last[name] for name in BOTH}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"epsilon": 4.0},
+        {"noise_multiplier": 2.0},
+        {"epsilon": 2.0, "sampling": "poisson", "sampling_rate": 0.4},
+        {"noise_multiplier": 2.0, "sampling": "poisson", "sampling_rate": 0.4},
+    ],
+)
+def test_a_rule_that_ends_the_rounds_leaves_the_cost_of_all(
+    federation: Builder,
+    config: Builder,
+    tmp_path: Path,
+    given: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def settings(**changes: Any) -> Any:
+        return config(num_rounds=5, num_users=12, min_users=0, **given, **changes)
+
+    grid, strategy = federation(), Probe(settings(), method=EndsInTwo)
+    strategy.start(grid)
+    run = strategy.run
+    assert rounds_asked(grid) == [1, 2]
+    whole = planned(federation, settings, tmp_path)
+    charged, ended = releases(run.path)[-1], lines(run.ledger_file)[-1]
+    assert (ended["event"], ended["round"]) == ("ended", 2)
+    stated = {name: ended[name] for name in BOTH}
+    assert stated == pytest.approx(whole, rel=1e-4)
+    for name in BOTH:
+        assert charged[name] < 0.8 * whole[name]
+    # Wherever the cost of the run is read.
+    facts = inspect_run(run.path)
+    assert {name: facts[name] for name in BOTH} == stated
+    assert {name: run.state["summary"][name] for name in BOTH} == stated
+    assert {name: PrivacyLedger.read(run.ledger_file).spent[name] for name in BOTH} == stated
+    assert "2 releases; it ended early" in epsilons(facts)
+    page = write_run_page(run, tmp_path / "page.html").read_text()
+    assert "both ε are those of all rounds that were planned" in page
+
+
+def test_so_does_whoever_ends_it_by_hand(
+    federation: Builder, config: Builder, tmp_path: Path
+) -> None:
+    def settings(**changes: Any) -> Any:
+        return config(num_rounds=5, noise_multiplier=2.0, **changes)
+
+    strategy = Probe(settings())
+
+    def die() -> None:
+        if len(strategy.released) == 2:
+            raise Killed
+
+    strategy.method.before_update = die
+    with pytest.raises(Killed):
+        strategy.start(federation())
+    again = Probe(config(num_rounds=3, noise_multiplier=2.0, resume=True))
+    again.start(federation(num_nodes=1))
+    ended = lines(again.run.ledger_file)[-1]
+    whole = planned(federation, settings, tmp_path)
+    assert {name: ended[name] for name in BOTH} == pytest.approx(whole)
+    assert releases(again.run.path)[-1]["epsilon_release"] < 0.9 * whole["epsilon_release"]
+
+
+def test_a_run_that_is_killed_after_it_has_ended_states_that_once(
+    federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies(EndsInTwo):
+        def finish(self) -> dict[str, Any]:
+            raise Killed
+
+    with pytest.raises(Killed):
+        Probe(config(num_rounds=5), method=Dies).start(federation())
+    again = Probe(config(num_rounds=5, resume=True), method=EndsInTwo)
+    again.start(federation())
+    events = [line["event"] for line in lines(again.run.ledger_file)]
+    assert events == ["opened", *["started", "release"] * 2, "ended"]
+
+
+@pytest.mark.parametrize("budget", [True, False])
+def test_of_a_run_of_an_earlier_version_the_budget_is_known_and_nothing_else(
+    federation: Builder, config: Builder, budget: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"epsilon": 4.0} if budget else {"noise_multiplier": 2.0}
+    strategy = Probe(config(num_rounds=5, **given), method=EndsInTwo)
+
+    def die() -> None:
+        raise Killed
+
+    strategy.method.before_update = die
+    with pytest.raises(Killed):
+        strategy.start(federation())
+    state = strategy.run.path / "rounds" / "0000" / "state.json"
+    kept = json.loads(state.read_text())
+    assert kept.pop("planned").keys() == set(BOTH)
+    state.write_text(json.dumps(kept))
+    with caplog.at_level(logging.WARNING, logger="flwr.privsyn"):
+        Probe(config(num_rounds=5, resume=True, **given), method=EndsInTwo).start(federation())
+    last = lines(RunDirectory.open(strategy.run.path).ledger_file)[-1]
+    if budget:
+        assert (last["epsilon_release"], last["epsilon_known_cohorts"]) == (4.0, None)
+    else:
+        assert last["event"] == "release"
+        assert "hold for an end that was fixed beforehand" in caplog.text
+
+
+def test_after_the_end_nothing_begins(tmp_path: Path) -> None:
+    mechanism = GaussianMechanism(noise_multiplier=5.0, l2_sensitivity=1.0)
+    asked: dict[str, Any] = {
+        "query": "votes",
+        "mechanism": mechanism,
+        "sampling": FullParticipation(10),
+        "planned_users": 10,
+    }
+    path = tmp_path / "ledger.jsonl"
+    with PrivacyLedger.create(path, delta=1e-5, epsilon_budget=9.0) as ledger:
+        ledger.begin(round=1, **asked)
+        with pytest.raises(LedgerError, match="Round 1 is started"):
+            ledger.end(round=1, epsilon_release=3.0, epsilon_known_cohorts=4.0)
+        spent = ledger.charge(round=1, num_users=10)["epsilon_release"]
+        # Never less than was charged.
+        ended = ledger.end(round=1, epsilon_release=spent / 2, epsilon_known_cohorts=4.0)
+        assert ended["epsilon_release"] == spent
+        assert ledger.spent == {"epsilon_release": spent, "epsilon_known_cohorts": 4.0}
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.spent == {"epsilon_release": spent, "epsilon_known_cohorts": 4.0}
+        with pytest.raises(LedgerError, match="have ended"):
+            ledger.begin(round=2, **asked)
+        with pytest.raises(LedgerError, match="have ended"):
+            ledger.end(round=1, epsilon_release=3.0, epsilon_known_cohorts=4.0)
