@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -276,6 +277,11 @@ def full_disk(folders: Iterable[Path]) -> Path | None:
             if is_disk_full(error):
                 return folder
     return None
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a command that somebody may paste into a shell."""
+    return shlex.quote(str(path))
 
 
 def plain(value: Any) -> Any:

@@ -251,7 +251,9 @@ class MeasuredTable:
                 raise ConfigError(f"its version is {read['version']}, not 1")
             cells = tuple(MeasuredCell(**cell) for cell in read["cells"])
             setup = tuple(map(str, read["setup"]))
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(f"{file} is no table of measured cells: {error}") from error
         if not any(cell.is_private for cell in cells):
             raise ConfigError(f"{file} holds no cell of a method that asks users")

@@ -75,7 +75,8 @@ def _picture(table: MeasuredTable, data: str) -> str:
 
     if data not in table.kinds:
         raise ConfigError(
-            f"--picture must be a kind of text of the table, {', '.join(table.kinds)}; got {data!r}"
+            "--picture must be a kind of text of the table, "
+            f"{', '.join(map(repr, table.kinds))}; got {data!r}"
         )
     return picture(table, data)
 

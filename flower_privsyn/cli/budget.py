@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flower_privsyn.checks import check_number
 from flower_privsyn.cli.options import Json, option
 from flower_privsyn.cli.output import number
 from flower_privsyn.errors import ConfigError, MissingExtraError
@@ -84,6 +85,7 @@ def _sampling(rate: float | None, size: int | None, population: int | None) -> S
     if rate is not None and size is not None:
         raise ConfigError("Give either --sampling-rate or --sample-size, not both.")
     if rate is not None:
+        check_number("--sampling-rate", rate, gt=0, le=1)
         return PoissonSampling(rate, population=population)
     if size is None:
         return FullParticipation(population)

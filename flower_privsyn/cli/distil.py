@@ -137,6 +137,7 @@ def _distil(
     """Train, with a stage for what the teacher reads and one for the student's steps."""
     from flower_privsyn.host.progress import ShownProgress, Stage
     from flower_privsyn.host.terminal import follower
+    from flower_privsyn.models import stamped
     from flower_privsyn.training.causal import fine_tune
 
     with ended_by_signals(), follower() as follow, contextlib.ExitStack() as running:
@@ -164,4 +165,6 @@ def _distil(
             teacher_folder=kept,
             reading=counted("Teacher reads"),
             progress=counted("Student learns"),
+            # What has learnt from such a model is such a model.
+            stamp=stamped.stamp_of(student, *(() if taught is None else (taught.teacher,))),
         )

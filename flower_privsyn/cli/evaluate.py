@@ -111,7 +111,7 @@ def evaluate(
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
     training = CausalTraining(max_steps=steps or 0, learn_ends=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with follower() as follow:
         record = evaluate_run(
             run,

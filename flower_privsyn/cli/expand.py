@@ -79,6 +79,7 @@ def expand(
     from flower_privsyn.files import expanded
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
+    from flower_privsyn.models import stamped
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
@@ -100,6 +101,8 @@ def expand(
             "temperature": temperature,
         },
     )
+    if generator is not None:  # the run's own has the stamp of the run
+        stamped.refuse("--generator", generator)
     try:
         with ended_by_signals(), follower() as follow:
             written = write_more(

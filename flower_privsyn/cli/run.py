@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Sett
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, quoted
 
 #: Below it a sketch says so little that the end of a run tells.
 _LITTLE_TRUST: Final = 0.2
@@ -209,7 +208,7 @@ def _following(path: Path) -> Iterator[Any]:
     except (KeyboardInterrupt, Stopped):
         if (path / "config.json").is_file():
             sys.stderr.write(
-                f"Continue with: privsyn resume {path}\n"
+                f"Continue with: privsyn resume {quoted(path.absolute())}\n"
                 "A round that nodes were answering is charged; `privsyn stop DIR` ends a run "
                 "before its next round.\n"
             )
@@ -269,7 +268,7 @@ def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     from flower_privsyn.private_path.writers import object_of_the_app
     from flower_privsyn.runs import RunDirectory
 
-    place = shlex.quote(str(run_path))
+    place = quoted(run_path)
     if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":
         return f"privsyn sketch show {place} (what was released)"
     run = RunDirectory.open(run_path)

@@ -14,13 +14,14 @@ def stop(run_dir: RunDir) -> int:
     nodes are answering is finished and released; Ctrl-C ends a run at once, and such a round is
     charged without a release. `privsyn resume`, or the same command for a comparison, goes on.
     """
-    from flower_privsyn.files import expanded
+    from flower_privsyn.files import expanded, quoted
 
     path = _at_work(expanded(Path(run_dir)))
     _ask(path)
     print(
         f"The run in {path} ends before its next round. Where no round is left, it is finished, "
-        f"and so is what follows the last one; `privsyn inspect {path}` says how it stands."
+        "and so is what follows the last one.\n"
+        f"How it stands: privsyn inspect {quoted(path)}"
     )
     return 0
 

@@ -22,6 +22,7 @@ from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import LEAST_TEXTS, TextComparison, compare_texts, run_samples
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.host.progress import ShownProgress
@@ -183,6 +184,7 @@ class Measures:
         student: str = STUDENT,
     ) -> str:
         """Fine-tune the downstream model, as `tuned` does; the folder that it is in."""
+        reads_private_text = self._plan.method(job.cell).kind == "private text"
         output = job.folder / student
         with job.progress.stage("Fine-tune the downstream model") as stage:
             fine_tune(
@@ -193,6 +195,7 @@ class Measures:
                 seed=job.cell.seed,
                 progress=stage.reach,
                 distillation=distillation,
+                stamp=STAMP if reads_private_text else "",
             )
         return str(output)
 

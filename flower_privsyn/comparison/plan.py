@@ -58,6 +58,21 @@ _WRITTEN: Final = "written"
 #: Begins an `initial-model` that is the student of another method of the comparison.
 _STUDENT_OF: Final = "cell:"
 
+#: Settings that a comparison gives every method, by the options of the command that say them.
+_OPTIONS: Final[Mapping[str, str]] = {
+    "data": "--data",
+    "num-users": "--users",
+    "newer-than": "--newer-than",
+    "epsilon": "--epsilon",
+    "noise-multiplier": "--epsilon",
+    "delta": "--delta",
+    "seed": "--first-seed, with --seeds,",
+    "model": "--downstream",
+    "student-batch-size": "--batch-size",
+    "student-learning-rate": "--learning-rate",
+    "student-steps": "--steps",
+}
+
 #: Far enough below 2^32, where the seeds of numpy end.
 _LARGEST_FIRST_SEED: Final = 2**31
 
@@ -305,9 +320,11 @@ class Plan:
                 )
             ours = decided | trained[owner] if dot else everywhere
             if (rest if dot else key) in ours:
+                name = rest if dot else key
+                option = _OPTIONS.get(name)
                 raise ConfigError(
-                    f"--set {setting}: {rest if dot else key} is the same for every method of a "
-                    "comparison and has its own option"
+                    f"--set {setting}: {name} is the same for every method of a comparison"
+                    + (f": {option} says what it is" if option else " and decided by it")
                 )
         report = Report()
         with report.refusals("figures"):
@@ -409,7 +426,7 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
 def _method_of(app: App, file: Path) -> ComparedMethod:
     """The method that a file of settings makes of its strategy."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     strategy = document.get("strategy", app.defaults.get("strategy"))

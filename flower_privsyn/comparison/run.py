@@ -84,7 +84,8 @@ class Comparison:
         self.command = command
         self._has_page = True
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            # Beside the figures are times, and models that have learnt private text.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
                 f"The folder {self.folder} cannot be written: {error.strerror or error}."

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from flower_privsyn.data import Cut
@@ -36,7 +37,7 @@ from flower_privsyn.host.launch import (
     require_cluster,
     require_simulation,
 )
-from flower_privsyn.models import gemma
+from flower_privsyn.models import gemma, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.method import Method
@@ -156,6 +157,7 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
             report.say("libraries", f"{', '.join(needs.libraries)} are installed")
     for model in needs.models:
         with report.refusals("models"):
+            stamped.refuse(model.setting, model.name)
             _model(model, report, shelf, api_key_env=api_key_env)
     with report.refusals("settings"):
         if needs.prompt:
@@ -183,7 +185,7 @@ def _place(
     with report.refusals("run directory"):
         named = named_run_directory(values, run_dir)
         path = user_path(named or "runs").absolute()
-        refuse_resume(values, path)
+        refuse_resume(values, path if named else Path("DIR"))
         refuse_odd_places(path)
         if named:
             refuse_inside(app, path)

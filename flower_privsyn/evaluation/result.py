@@ -60,8 +60,8 @@ class NotPrivate:
 
     @final
     def write(self, path: Path) -> None:
-        """Write the record as a JSON file, as a whole."""
-        write_json(path, self.to_dict())
+        """Write the record as a JSON file, as a whole, for its owner alone."""
+        write_json(path, self.to_dict(), for_the_owner=True)
 
 
 def _plain_fields(record: Any) -> dict[str, Any]:

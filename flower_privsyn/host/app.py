@@ -284,7 +284,8 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        # Editors on Windows begin a file with a mark that no reader sees.
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

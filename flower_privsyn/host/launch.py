@@ -31,6 +31,7 @@ from flower_privsyn.files import (
     expanded,
     full_disk,
     is_disk_full,
+    quoted,
     refuse_other_than_utf8,
     says_disk_full,
     write_json,
@@ -156,7 +157,7 @@ def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
     if values.get("resume") not in (None, False, "auto"):
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
-            f"the same people again. To continue one: privsyn resume {run_path}"
+            f"the same people again. To continue one: privsyn resume {quoted(run_path)}"
         )
 
 
@@ -243,14 +244,15 @@ def how_to_go_on(run: RunDirectory) -> str | None:
         _resumption(run.path, ())
     except PrivsynError as error:
         return f"not by `privsyn resume`: {error}"
-    command = f"privsyn resume {run.path}"
+    command = f"privsyn resume {quoted(run.path)}"
     if run.standing == "interrupted" or not run.state.get("asked_wrongly"):
         return command
     if run.ledger_file.is_file():
         return f"mend what the error names, then {command}"
     return (
         "nothing was spent: mend the setting that the error names and start a new run; what it "
-        f"names on this machine can be mended for this run, too: {command}"
+        "names on this machine, or by --set where no release depends on it, can be mended for "
+        f"this run, too: {command}"
     )
 
 

@@ -44,7 +44,8 @@ class Paraphrasing:
 
     Formal guarantee:
         `max_new_tokens` * `choice.epsilon` per document, pure and local: whatever is written in
-        place of a document, no paraphrase becomes likelier by more than that factor's exponential.
+        place of a document, so long as it can be read and is not blank, no paraphrase becomes
+        likelier by more than that factor's exponential. Which rows hold a document is not hidden.
         All tokens are charged, also where the text ends before. A user's documents add up.
 
     Attributes:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 import textwrap
 import tomllib
 from collections.abc import Mapping
@@ -244,11 +245,12 @@ class NodePolicy(Settings):
         """Read a policy file; keys that are left out keep their defaults, save `max-epsilon`.
 
         Raises:
-            ConfigError: The file is missing, no TOML, lacks `max-epsilon` or holds an unknown key
-                or a value that is not allowed.
+            ConfigError: The file is missing, can be written by all, is no TOML, lacks
+                `max-epsilon` or holds an unknown key or a value that is not allowed.
         """
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            _refuse_others(path)
+            values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ConfigError(
                 f"The node policy {path} cannot be read: {error.strerror or error}."
@@ -272,6 +274,22 @@ class NodePolicy(Settings):
                 "for no limit). Was the file saved as a whole?"
             )
         return policy
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse a policy that every user of the machine can write: they would say what it allows.
+
+    Raises:
+        ConfigError: The file, or its folder, can be written by all.
+        OSError: It cannot be looked at.
+    """
+    for place, sticky in ((path, 0), (path.resolve().parent, stat.S_ISVTX)):
+        mode = place.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & sticky:
+            raise ConfigError(
+                f"The node policy {path} is not taken: {place} can be written by every user of "
+                f"this machine (mode {stat.S_IMODE(mode):04o}); chmod o-w it."
+            )
 
 
 def policy_file() -> Path:

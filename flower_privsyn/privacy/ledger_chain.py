@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
+from flower_privsyn.files import quoted
 
 VERSION = 2
 """Of the ledger's format. Version 1, of flower-privsyn 0.1, had a time in every line."""
@@ -99,7 +100,7 @@ def header(
     if found == 1 and version > 1:
         raise LedgerError(
             f"{path} is a ledger of flower-privsyn 0.1 (version 1 where this package reads "
-            f"{version}); convert its run with `privsyn migrate {path.parent}`."
+            f"{version}); convert its run with `privsyn migrate {quoted(path.parent)}`."
         )
     if found != version:
         raise LedgerError(f"{path} has version {found!r} where this package reads {version}.")

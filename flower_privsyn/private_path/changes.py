@@ -132,7 +132,7 @@ def record_changes(
         )
         logger.warning("the run goes on with other libraries: %s", ", ".join(told))
     for key, (before, now) in changes.items():
-        logger.info("%s = %r from now on, in place of %r", key, now, before)
+        logger.warning("%s = %r from now on, in place of %r", key, now, before)
     if "num-rounds" in changes and num_rounds in run.rounds_with_outcome("released"):
         # Before the change is recorded: until then the round is done as one among others.
         run.reopen_round(num_rounds)

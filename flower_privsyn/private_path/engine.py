@@ -22,6 +22,7 @@ from flower_privsyn.errors import LedgerError
 from flower_privsyn.files import leftovers
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
+from flower_privsyn.models import stamped
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -199,6 +200,7 @@ class PrivateSumStrategy(Strategy):
                 result = flower_loop.completed(result, following.behind, self.method, settings)
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
+                    stamped.mark_all(run.path / "models", self.method.stamp)
                 run.settle_metrics()  # what may fail comes before the word that all is done
                 run.mark_finished(summary)
                 rounds.settle()

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from flower_privsyn.host.progress import Progress
+from flower_privsyn.models import stamped
 from flower_privsyn.private_path.attendance import Attendance
 from flower_privsyn.private_path.changes import changes_of_run, record_changes
 from flower_privsyn.private_path.meeting import Meeting, Roster
@@ -94,6 +95,8 @@ class Preparation:
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
             logger.warning("%s", method.stamp)
+        for needed in method.needs().models:
+            stamped.refuse(needed.setting, needed.name)
         sources = method.prepare(Workplace(run=run, progress=progress, released=Releases(run).of))
         if resume:
             record_changes(run, changes, num_rounds=settings.num_rounds)

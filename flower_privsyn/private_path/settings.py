@@ -204,9 +204,9 @@ class PrivateSumConfig(Settings):
         super().__post_init__()
         if self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
-                "neither epsilon nor noise-multiplier is given: set epsilon to a number above 0, "
-                "or noise-multiplier to one of at least 0 (in a run configuration a negative "
-                "number means not given)"
+                "neither epsilon nor noise-multiplier is given (a negative number means not given, "
+                "in a run configuration): set epsilon to a number above 0, or noise-multiplier to "
+                "one of at least 0"
             )
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ConfigError(

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -44,6 +45,7 @@ from flower_privsyn.files import (
     append_json_lines,
     expanded,
     plain,
+    quoted,
     read_json_lines,
     replacing,
     write_json,
@@ -217,13 +219,15 @@ class RunDirectory:
         if self.config_file.exists() and self.status == "finished":
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory. That one has "
-                f"finished: `privsyn inspect {self.path}` shows it, and "
+                f"finished: `privsyn inspect {quoted(self.path)}` shows it, and "
                 'resume = "auto" gives its result.'
             )
         if self.config_file.exists():
+            then = f'resume it: {how_to_resume(self.path)}; resume = "auto" does either.'
+            if (pid := self.running_process()) not in (None, os.getpid()):
+                then = f"wait for process {pid}, which works on it."
             raise RunDirectoryError(
-                f"{self.path} already holds a run; choose another run directory, or resume it: "
-                f'{how_to_resume(self.path)}; resume = "auto" does either.'
+                f"{self.path} already holds a run; choose another run directory, or {then}"
             )
         if others := others_than_a_start(self.path):
             some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import read_json_lines
+from flower_privsyn.files import quoted, read_json_lines
 from flower_privsyn.runs.rounds import ROUNDS, Rounds
 
 FORMAT = 2
@@ -46,12 +46,14 @@ def how_to_resume(path: Path, **settings: object) -> str:
     """
     given = [f"{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if (path / LAUNCH_FILE).is_file():
-        return f"`{' --set '.join([f'privsyn resume {path}', *given])}`"
-    keys = " ".join([f'run-dir="{path}"', "resume=true", *given])
+        return f"`{' --set '.join([f'privsyn resume {quoted(path)}', *given])}`"
+    run_dir = json.dumps(str(path), ensure_ascii=False)
+    keys = " ".join([f"run-dir={run_dir}", "resume=true", *given])
     in_code = ", ".join(["resume=True", *(f"{name}={value}" for name, value in settings.items())])
+    # Not a command of its own: what it leaves out would be the app's, not what the run began with.
     return (
-        f"`flwr run APP --run-config '{keys}'` (where the app sets run_dir in code, with {in_code} "
-        "there)"
+        f"the command that began it, and `{keys}` in its --run-config (where the app sets run_dir "
+        f"in code, {in_code} there)"
     )
 
 
@@ -102,7 +104,7 @@ def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
         raise RunDirectoryError(
             f"The run in {path} was written by flower-privsyn 0.1 (format 1): its releases are not "
             "rounded and its files hold times that depend on private text; convert it with "
-            f"`privsyn migrate {path}`."
+            f"`privsyn migrate {quoted(path)}`."
         )
     raise RunDirectoryError(
         f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "

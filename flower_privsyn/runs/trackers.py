@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
-from flower_privsyn.files import replacing
+from flower_privsyn.files import quoted, replacing
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import LEDGER_KEY, stamp_of
 from flower_privsyn.runs.surroundings import PLACES
@@ -369,7 +369,7 @@ def tell(tracker: Tracker, run: RunDirectory) -> bool:
     except Exception as error:  # a library of others, and a server of others
         again = "the end of the run tells it again"
         if run.status != "running":
-            again = f"`privsyn track {run.path}` tells it again"
+            again = f"`privsyn track {quoted(run.path)}` tells it again"
         # The warning is in the run directory, and libraries quote the address that they were given.
         said = _LOGIN.sub("", str(error))
         logger.warning("the tracker was not told: %s: %s (%s)", type(error).__name__, said, again)

@@ -77,6 +77,7 @@ def fine_tune(
     reading: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     resume: bool = True,
+    stamp: str = "",
 ) -> FineTuning:
     """Train all weights of a causal language model on texts.
 
@@ -103,6 +104,8 @@ def fine_tune(
         reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
         resume: Go on from an interrupted training, or take a finished one. False starts anew.
+        stamp: What the folder says of itself where the texts are private, in a sentence; runs then
+            refuse to begin with it. "" of other texts.
 
     Returns:
         What was done.
@@ -142,7 +145,7 @@ def fine_tune(
         partial=partial,
         checkpoint=checkpoint,
     )
-    storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
+    storage.install(built, output, fingerprint=fingerprint, report=asdict(report), stamp=stamp)
     shutil.rmtree(partial)
     return report
 

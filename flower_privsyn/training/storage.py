@@ -11,6 +11,7 @@ from typing import Any
 
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import write_json
+from flower_privsyn.models import stamped
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -148,7 +149,12 @@ def refuse_other(output: Path) -> None:
 
 
 def install(
-    built: Path, output: Path, *, fingerprint: Mapping[str, Any], report: Mapping[str, Any]
+    built: Path,
+    output: Path,
+    *,
+    fingerprint: Mapping[str, Any],
+    report: Mapping[str, Any],
+    stamp: str = "",
 ) -> None:
     """Make a built adapter or model the output in one step; an older one there is replaced.
 
@@ -157,7 +163,10 @@ def install(
         output: What it is to be called.
         fingerprint: What the training depended on.
         report: What it reported.
+        stamp: What is to be said of a model that no epsilon covers; "" of others.
     """
+    if stamp:
+        stamped.mark(built, stamp)
     write_json(built / RECORD, {"fingerprint": fingerprint, "report": report})
     # Some tokenizers keep their further templates in a folder of their own.
     for path in sorted(built.rglob("*"), reverse=True):

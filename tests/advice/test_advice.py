@@ -298,8 +298,8 @@ class TestTheCommand:
         [
             (["--users", "5"], "give --users and --epsilon, or --page"),
             (["--users", "5", "--epsilon", "1", "--upload", "much"], "--upload must be an amount"),
-            (["--page", "--table", "nowhere.json"], "nowhere.json is no table"),
-            (["--picture", "novels"], "--picture must be a kind of text of the table, abstracts"),
+            (["--page", "--table", "nowhere.json"], "nowhere.json cannot be read"),
+            (["--picture", "novels"], "--picture must be a kind of text of the table, 'abstracts"),
         ],
     )
     def test_bad_words_are_named(

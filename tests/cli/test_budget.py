@@ -80,7 +80,7 @@ def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--epsilon", "1", "--sample-size", "3"], "--sample-size needs --population"),
         (["--epsilon", "-1"], "epsilon"),
-        (["--epsilon", "1", "--sampling-rate", "1.5"], "rate"),
+        (["--epsilon", "1", "--sampling-rate", "1.5"], "--sampling-rate must be a number"),
     ],
 )
 def test_budget_refuses_contradictions(

@@ -402,8 +402,9 @@ class TestSettings:
         [
             ("popri.num-rounds=0", r"popri: num-rounds must be a whole number of at least 1"),
             ("nothing.num-rounds=1", "'nothing' is none of the methods compared"),
-            ("epsilon=3", "epsilon is the same for every method"),
-            ("popri.seed=3", "seed is the same for every method"),
+            ("epsilon=3", "epsilon is the same for every method of a comparison: --epsilon says"),
+            ("popri.seed=3", "seed is the same .*: --first-seed, with --seeds, says"),
+            ("held-out-fraction=0.1", "held-out-fraction is the same .* and decided by it"),
             ("num-runds=3", "did you mean 'num-rounds'"),
         ],
     )

@@ -223,6 +223,7 @@ class TestFolder:
         Comparison(self.plan(users=[30]), out)._write_users()
         monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
         Comparison(self.plan(users=[24]), out).run(**QUIET)
+        assert out.stat().st_mode & 0o777 == 0o700  # there are times in it
         asked = {json.loads(line)["client_id"] for line in (out / "data/private.jsonl").open()}
         assert len(asked) == document(out)["data"]["private_users"] == 24
         # Cells without their comparison are nobody's to go on with.

@@ -30,6 +30,7 @@ RECORD = Outer(inner=Inner(value=0.5), table={1: 0.25}, rows=(Inner(value=np.flo
 
 def test_every_form_of_a_record_holds_the_stamp(tmp_path: Path) -> None:
     RECORD.write(tmp_path / "record.json")
+    assert (tmp_path / "record.json").stat().st_mode & 0o777 == 0o600
     forms = [
         RECORD.to_dict(),
         json.loads(RECORD.to_json()),

@@ -45,6 +45,13 @@ def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) 
     assert values["behaviour"] == "a b"
 
 
+def test_a_mark_before_the_first_letter_is_no_letter(app: App) -> None:
+    """Editors on Windows write one, and show none."""
+    file = app.path / "conf" / "marked.toml"
+    file.write_text("epsilon = 2.5\n", encoding="utf-8-sig")
+    assert resolve_config(app, config_name="marked")["epsilon"] == 2.5
+
+
 @pytest.mark.parametrize(
     ("config", "setting", "expected"),
     [

@@ -186,7 +186,7 @@ def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> 
     (stopped.path / LAUNCH_FILE).unlink()
     said = launch.how_to_go_on(stopped)
     assert said is not None
-    assert "was not started by `privsyn run`; resume it with `flwr run APP" in said
+    assert "was not started by `privsyn run`; resume it with the command that began" in said
     stopped.mark_finished()
     assert launch.how_to_go_on(stopped) is None
 

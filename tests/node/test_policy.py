@@ -38,6 +38,25 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("file", "folder"), [(0o666, 0o755), (0o644, 0o777)])
+def test_a_policy_that_all_can_write_is_nobodys(tmp_path: Path, file: int, folder: int) -> None:
+    """Whoever can write it would say how much of its people's text a node tells."""
+    path = written(tmp_path, policy_text())
+    path.chmod(file)
+    tmp_path.chmod(folder)
+    with pytest.raises(ConfigError, match=r"can be written by every user .*; chmod o-w it"):
+        NodePolicy.read(path)
+    path.chmod(0o664)
+    tmp_path.chmod(0o1777)  # as /tmp: who does not own it cannot replace it
+    assert NodePolicy.read(path).to_dict() == NodePolicy().to_dict()
+
+
+def test_a_mark_before_the_first_letter_is_no_letter(tmp_path: Path) -> None:
+    path = written(tmp_path, policy_text())
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert NodePolicy.read(path).to_dict() == NodePolicy().to_dict()
+
+
 class TestFile:
     def test_what_is_written_reads_back(self, tmp_path: Path) -> None:
         assert NodePolicy.read(written(tmp_path, policy_text())).to_dict() == NodePolicy().to_dict()

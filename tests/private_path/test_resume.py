@@ -160,7 +160,8 @@ class TestResultWithoutNodes:
             f"{how_to_resume(strategy.run.path, num_rounds=2)}"
         )
         # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
-        assert f'`flwr run APP --run-config \'run-dir="{strategy.run.path}"' in str(caught.value)
+        keys = f'the command that began it, and `run-dir="{strategy.run.path}" resume=true'
+        assert keys in str(caught.value)
         (strategy.run.path / LAUNCH_FILE).parent.mkdir()
         (strategy.run.path / LAUNCH_FILE).write_text("{}")
         # Of its runs no node is ever gone: fewer of them are dealt the same users.

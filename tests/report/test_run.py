@@ -104,8 +104,8 @@ def test_before_the_first_release(empty: RunDirectory) -> None:
     page = check(run_page(empty))
     for sentence in ("Nothing has been released.", "No round has counted its messages."):
         assert sentence in page.text
-    command = """flwr run APP --run-config 'run-dir="my run" resume=true'"""
-    assert command in page.with_class("banner")[0].text
+    keys = 'the command that began it, and run-dir="my run" resume=true in its --run-config'
+    assert keys in page.with_class("banner")[0].text
     assert headings(page) == ["Privacy", "Rounds and what they cost", "Settings"]
     with empty.session():
         page = check(run_page(RunDirectory.open(empty.path)))
@@ -120,7 +120,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(empty: RunDirectory) -> None:
     page = check(run_page(RunDirectory.open(empty.path)))
     (banner,) = page.with_class("banner")
     assert "The run was interrupted. It was stopped before its end." in banner.text
-    assert "privsyn resume my run" in banner.text
+    assert "privsyn resume 'my run'" in banner.text
     assert page.with_class("status")[0].text == "interrupted"
 
 

@@ -64,9 +64,24 @@ def test_create_takes_over_what_the_command_recorded(tmp_path: Path) -> None:
 
 def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, config={"round": 1}).unlock()
-    with pytest.raises(RunDirectoryError, match=r"already holds a run; choose .* `flwr run APP"):
+    with pytest.raises(RunDirectoryError, match="already holds a run; choose .* that began it"):
         RunDirectory.create(tmp_path, config={"round": 2})
     assert RunDirectory.open(tmp_path).config == {"round": 1}
+
+
+def test_a_run_that_is_at_work_is_to_be_waited_for(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from flower_privsyn.runs import RunDirectory;"
+        "run = RunDirectory.create(Path(sys.argv[1]), config={}); run.lock(); run.mark_running();"
+        "print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as at_work:
+        assert at_work.stdout is not None
+        at_work.stdout.readline()
+        said = f"choose another run directory, or wait for process {at_work.pid}, which works on it"
+        with pytest.raises(RunDirectoryError, match=said):
+            RunDirectory.create(tmp_path, config={})
 
 
 def test_create_refuses_a_finished_run_and_names_no_way_to_resume_it(tmp_path: Path) -> None:
@@ -98,9 +113,14 @@ def test_create_goes_over_what_a_killed_start_leaves(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_by_the_command_that_does_not_refuse_it(tmp_path: Path) -> None:
     assert runs.how_to_resume(tmp_path, num_rounds=3) == (
-        f"`flwr run APP --run-config 'run-dir=\"{tmp_path}\" resume=true num-rounds=3'` (where the "
-        "app sets run_dir in code, with resume=True, num_rounds=3 there)"
+        f'the command that began it, and `run-dir="{tmp_path}" resume=true num-rounds=3` in its '
+        "--run-config (where the app sets run_dir in code, resume=True, num_rounds=3 there)"
     )
+    (tmp_path / "my run" / runs.LAUNCH_FILE).parent.mkdir(parents=True)
+    (tmp_path / "my run" / runs.LAUNCH_FILE).write_text("{}")
+    # What is pasted into a shell is one word there.
+    quoted = f"`privsyn resume '{tmp_path}/my run'`"
+    assert runs.how_to_resume(tmp_path / "my run") == quoted
     (tmp_path / runs.LAUNCH_FILE).parent.mkdir()
     (tmp_path / runs.LAUNCH_FILE).write_text("{}")
     command = f"`privsyn resume {tmp_path} --set num-rounds=3`"

@@ -1,0 +1,65 @@
+"""Models that have learnt private text outside of any budget: said in their folder, and refused.
+
+A folder of weights is copied to where the figures beside it are not, and a run that began with such
+a model would publish, under an ordinary epsilon, what no ledger knows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import expanded, located, read_json, write_json
+
+#: The file in a model's folder that says so.
+FILE: Final = "not_private.json"
+
+
+def mark(folder: Path, stamp: str) -> None:
+    """Say of a model that no epsilon covers it.
+
+    Args:
+        folder: of the model.
+        stamp: the sentence.
+    """
+    write_json(folder / FILE, {"stamp": stamp})
+
+
+def mark_all(models: Path, stamp: str | None) -> None:
+    """The same of every model of a run.
+
+    Args:
+        models: the folder of their folders, which may not exist.
+        stamp: the sentence; None of a run whose epsilons cover its result.
+    """
+    if stamp is not None:
+        for config in models.glob("*/*config.json"):
+            mark(config.parent, stamp)
+
+
+def stamp_of(*names: str) -> str:
+    """What the first of some models says of itself that says so; "" where none does.
+
+    Args:
+        names: as settings have them; of a model that is no folder nothing is known.
+    """
+    found = (read_json(expanded(located(name)) / FILE).get("stamp") for name in names)
+    return next((str(stamp) for stamp in found if stamp), "")
+
+
+def refuse(setting: str, name: str) -> None:
+    """Refuse a model that says so of itself.
+
+    Args:
+        setting: that names it.
+        name: as it stands there.
+
+    Raises:
+        ConfigError: it is marked.
+    """
+    if stamp := stamp_of(name):
+        raise ConfigError(
+            f'{setting} = "{name}" has learnt private text outside of any budget, and what is made '
+            f"with it would have no epsilon (its {FILE}: {stamp}); name a model that has not"
+        )

@@ -1,0 +1,85 @@
+"""A model that has learnt private text says so in its folder, and no run begins with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.cli import main
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.models import stamped
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.training.causal_settings import CausalTraining
+
+TEXTS = ["my diagnosis is nobody's business but my doctor's and mine"] * 4
+SETTINGS = CausalTraining(max_steps=1, batch_size=2)
+
+
+def trained(folder: Path, stamp: str) -> Path:
+    fine_tune("privsyn-tiny", TEXTS, settings=SETTINGS, output=folder, seed=0, stamp=stamp)
+    return folder
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Path:
+    return trained(tmp_path / "ceiling", STAMP)
+
+
+def test_only_what_is_marked_is_refused(marked: Path, tmp_path: Path) -> None:
+    said = f'initial-model = "{marked}" has learnt private text outside of any budget'
+    with pytest.raises(ConfigError, match=said):
+        stamped.refuse("initial-model", str(marked))
+    other = trained(tmp_path / "public", "")
+    assert not (other / stamped.FILE).exists()
+    for name in (str(other), "privsyn-tiny", "vllm:some/model", "http://127.0.0.1:1/v1"):
+        stamped.refuse("generator", name)
+
+
+def test_what_is_trained_of_it_is_marked_too(marked: Path, tmp_path: Path) -> None:
+    text, student = tmp_path / "text.txt", tmp_path / "student"
+    text.write_text("a town and its river\n" * 20)
+    words = ["distil", "--student", str(marked), "--text", str(text), "--output", str(student)]
+    assert main([*words, "--steps", "1"]) == 0
+    assert stamped.stamp_of(str(student)) == STAMP
+
+
+def test_a_run_stops_before_anything_is_spent(
+    federation: Callable[..., Any],
+    settings: Callable[..., Any],
+    evolution: Callable[..., Any],
+    marked: Path,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="likelihood-model = .* has learnt private text"):
+        evolution(settings(likelihood_quantile=0.5, likelihood_model=str(marked))).start(
+            federation()
+        )
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_more_text_is_not_written_by_it(
+    marked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={"generator": "privsyn-lm"}, strategy="x")
+    run.write_synthetic([{"text": "one", "round": 1, "parent": None, "source": "x"}])
+    run.mark_running()
+    run.mark_finished()
+    run.unlock()
+    assert main(["expand", str(run.path), "--samples", "2", "--generator", str(marked)]) == 2
+    assert f'--generator = "{marked}" has learnt private text' in capsys.readouterr().err
+
+
+def test_all_models_of_a_run_are_marked_where_it_has_a_stamp(tmp_path: Path) -> None:
+    for name, file in (("final", "config.json"), ("generator", "adapter_config.json")):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / file).write_text("{}")
+    stamped.mark_all(tmp_path / "models", None)
+    assert not list(tmp_path.rglob(stamped.FILE))
+    stamped.mark_all(tmp_path / "models", RESEARCH_STAMP)
+    assert stamped.stamp_of(*map(str, (tmp_path / "models").iterdir())) == RESEARCH_STAMP
+    assert len(list(tmp_path.rglob(stamped.FILE))) == 2
