@@ -39,6 +39,7 @@ from flower_privsyn.host.launch import (
 )
 from flower_privsyn.models import gemma, stamped
 from flower_privsyn.models.gguf import read_gguf
+from flower_privsyn.models.pretrained import refuse_other_kind
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
@@ -325,6 +326,8 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         raise MissingExtraError(f"{model.setting} = {model.name} needs vllm: pip install vllm")
     try:
         folder = shelf.folder(name, embeds=model.kind == "embedding")
+        if model.kind != "embedding":
+            refuse_other_kind(name, folder, "masked" if model.kind == "masked" else "causal")
     except NotHereError as error:
         report.say("models", f"{model.setting}: {error}", level="warning")
     except ModelError as error:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -22,6 +23,9 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Kind = Literal["causal", "masked", "causal or encoder-decoder"]
 
 _HUB_TIMEOUT_SECONDS = 5.0
+
+#: How causal architectures are called; a "WithLMHeadModel" of old is also filled as a masked one.
+_CAUSAL = re.compile(r"(ForCausalLM|(?<!With)LMHeadModel)$")
 
 
 def choose_device(device: str | None) -> torch.device:
@@ -98,6 +102,7 @@ def load_pretrained(
         raise ModelError(
             f"model {str(name)!r} cannot be loaded as a {called} language model: {error}"
         ) from error
+    refuse_other_kind(name, Path(resolved), kind)
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     try:
@@ -122,13 +127,6 @@ def load_pretrained(
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
-    if (
-        kind != "masked"
-        and any(name.endswith("ForMaskedLM") for name in model.config.architectures or ())
-        and not getattr(model.config, "is_decoder", False)
-    ):
-        # Transformers would run it, and let every token see the ones after it.
-        raise ModelError(f"model {str(name)!r} is a masked language model, not a causal one")
     missing = sorted(report["missing_keys"])
     if missing:
         # Transformers would fill them with random numbers and only warn.
@@ -150,11 +148,29 @@ def is_encoder_decoder(model: Any) -> bool:
 
 def holds_encoder_decoder(folder: Path) -> bool:
     """Whether the model in a folder is of an encoder and a decoder; False where it does not say."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and bool(config.get("is_encoder_decoder"))
+    return bool(_configuration(folder).get("is_encoder_decoder"))
+
+
+def refuse_other_kind(name: str | Path, folder: Path, kind: Kind) -> None:
+    """Refuse a model that is for something else, by what its folder says without loading it.
+
+    Args:
+        name: what the message calls it.
+        folder: of the model; one that does not say what it is for is not refused.
+        kind: what it is to be used as, as `load_pretrained` has it.
+
+    Raises:
+        ModelError: it is a masked model and another is needed, or a causal one and a masked is.
+    """
+    config = _configuration(folder)
+    named = config.get("architectures")
+    architectures = [str(one) for one in named] if isinstance(named, list) else []
+    if kind == "masked":
+        if any(map(_CAUSAL.search, architectures)):
+            raise ModelError(f"model {str(name)!r} is a causal language model, not a masked one")
+    elif any(one.endswith("ForMaskedLM") for one in architectures) and not config.get("is_decoder"):
+        # Transformers would run it, and let every token see the ones after it.
+        raise ModelError(f"model {str(name)!r} is a masked language model, not a causal one")
 
 
 def context_of(model: Any) -> int | None:
@@ -179,6 +195,15 @@ def decoder_start_token(model: Any, tokenizer: Any) -> int:
         if token is not None:
             return int(token)
     raise ModelError("the encoder-decoder names no token that its decoder begins with")
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    """What a model's `config.json` holds; nothing where it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _class_for(kind: Kind, config: Any, transformers: Any) -> Any:

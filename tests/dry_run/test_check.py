@@ -288,6 +288,16 @@ def test_writers_that_are_files_or_packages(
     assert shelf.weights(f"gguf:{gguf_llama}") == 383_616
 
 
+def test_a_model_of_the_wrong_kind(check: Check) -> None:
+    """A run would load it first, and refuse it then."""
+    assert stops(check("epsilon=8", "generator=privsyn-mlm")) == {
+        "models": "generator: model 'privsyn-mlm' is a masked language model, not a causal one"
+    }
+    assert stops(check("epsilon=8", "variation-model=privsyn-lm")) == {
+        "models": "variation-model: model 'privsyn-lm' is a causal language model, not a masked one"
+    }
+
+
 def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Path) -> None:
     chinese = users_file(tmp_path, text="自然语言处理是人工智能的一个重要方向。")
     report = check("epsilon=8", f"data={chinese}")

@@ -250,7 +250,7 @@ def test_wrong_input(fill: MaskFill):
 
 
 def test_a_model_that_is_no_masked_language_model(llama: Path):
-    with pytest.raises(ModelError, match="masked language model") as caught:
+    with pytest.raises(ModelError, match="is a causal language model, not a masked") as caught:
         MaskFill(llama)
     assert "\n" not in str(caught.value)
 

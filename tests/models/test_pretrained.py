@@ -16,7 +16,12 @@ import pytest
 import torch
 
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
-from flower_privsyn.models.pretrained import choose_device, choose_dtype, load_pretrained
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    choose_dtype,
+    load_pretrained,
+    refuse_other_kind,
+)
 
 
 def _load(name: str | Path, kind: str = "causal"):
@@ -150,6 +155,32 @@ def test_a_folder_without_a_tokenizer(llama: Path, tmp_path: Path):
     shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(ModelError, match=r"cannot be loaded|no fast tokenizer"):
         _load(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "kind", "refused"),
+    [
+        ("BertForMaskedLM", {}, "causal", "a masked language model, not a causal one"),
+        ("BertForMaskedLM", {"is_decoder": True}, "causal", ""),
+        ("BertForMaskedLM", {}, "masked", ""),
+        ("LlamaForCausalLM", {}, "masked", "a causal language model, not a masked one"),
+        ("GPT2LMHeadModel", {}, "masked", "a causal language model, not a masked one"),
+        ("XLMWithLMHeadModel", {}, "masked", ""),  # one class for both
+        ("LlamaForCausalLM", {}, "causal", ""),
+        ("BartForConditionalGeneration", {}, "causal or encoder-decoder", ""),
+        (None, {}, "masked", ""),
+    ],
+)
+def test_what_a_model_is_for_is_read_from_its_folder(
+    architecture: str | None, settings: dict, kind: str, refused: str, tmp_path: Path
+):
+    named = {} if architecture is None else {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(named | settings))
+    if not refused:
+        refuse_other_kind("m", tmp_path, kind)
+        return
+    with pytest.raises(ModelError, match=f"model 'm' is {refused}"):
+        refuse_other_kind("m", tmp_path, kind)
 
 
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch):
