@@ -28,6 +28,7 @@ from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
 from flower_privsyn.generation.gguf_backend import file_of
+from flower_privsyn.generation.variation import refuse_longer
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
 from flower_privsyn.host.launch import (
     named_run_directory,
@@ -336,6 +337,17 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise ModelError(f"{model.setting}: {folder} holds no weights")
         report.say("models", f"{model.setting} = {name}: {folder}")
+        if model.max_tokens:
+            _length(model, shelf)
+
+
+def _length(model: NeededModel, shelf: Shelf) -> None:
+    try:
+        most = shelf.most_tokens(model.name)
+    except (ModelError, MissingExtraError):
+        return  # a tokenizer that is made when the model is loaded
+    if math.isfinite(most):
+        refuse_longer(model.max_tokens, most=int(most), model=model.name)
 
 
 def _rows(public_text: str, rows: ChosenRows, report: Report, shelf: Shelf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ class Shelf:
             raise
         except ModelError:
             return self.folder(model, embeds=True)
+
+    def most_tokens(self, model: str) -> float:
+        """Tokens that a model reads besides the special ones; infinity where its files do not say.
+
+        One that counts places from the padding's may read a few less, which only loading it tells.
+        """
+        folder = self.folder(model)
+        said = (
+            (_json(folder / "config.json") or {}).get("max_position_embeddings"),
+            (_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
+        )
+        context = min((one for one in said if isinstance(one, int) and one > 0), default=math.inf)
+        return context - int(self.tokenizer(model).num_special_tokens_to_add(False))
 
     def parameters(self, model: TrainableModel) -> int:
         """Parameters that are trained; the model is loaded for it, as nothing less is exact."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 import numpy as np
 
 from flower_privsyn.checks import check_choice, check_number, check_whole
-from flower_privsyn.errors import GenerationError, ModelError
+from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import ProgressCallback, check_texts
 from flower_privsyn.models.pretrained import Precision, context_of, load_pretrained
@@ -137,8 +137,7 @@ class MaskFill:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
 
         Raises:
-            ConfigError: A setting is out of range.
-            GenerationError: `max_tokens` is more than the model reads.
+            ConfigError: A setting is out of range, or `max_tokens` is more than the model reads.
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
@@ -414,12 +413,25 @@ class MaskFill:
             padding = self._model.config.pad_token_id or 0
             offset = padding + 1 if _counts_positions_from_padding(self._model) else 0
             limit = min(limit, positions - offset)
-        if max_tokens + special > limit:
-            raise GenerationError(
-                f"generation setting max_tokens must be at most {int(limit) - special} for model "
-                f"{model!r}, got {max_tokens}"
-            )
+        refuse_longer(max_tokens, most=int(limit) - special, model=model)
         return max_tokens
+
+
+def refuse_longer(max_tokens: int, *, most: int, model: str) -> None:
+    """Refuse texts of more tokens than a masked language model reads.
+
+    Args:
+        max_tokens: of a text, at most.
+        most: tokens that the model reads besides the special ones.
+        model: as the setting has it.
+
+    Raises:
+        ConfigError: they are more.
+    """
+    if max_tokens > most:
+        raise ConfigError(
+            f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
+        )
 
 
 @dataclass

@@ -18,11 +18,14 @@ class NeededModel:
         setting: the key that names it.
         name: as the setting has it.
         kind: what it is used as; a "generator" may also be a server.
+        max_tokens: the setting `max-tokens`, where the model refuses more than it reads; 0 where
+            that is not so.
     """
 
     setting: str
     name: str
     kind: ModelKind
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
-from flower_privsyn.private_path.needs import Look, NeededModel, Needs
+from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.runs.rounds import Rounds
@@ -44,7 +44,7 @@ from flower_privsyn.strategies.parts.preferences import (
 )
 from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.sketch import Sketch, kernel_of, sketch_query
-from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling
+from flower_privsyn.strategies.parts.variation import MaskFraction, mask_filling, masked_model
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -212,9 +212,7 @@ class SketchRefinement(AskedAgain):
         needs = PublicSide.needs(self.config)
         if self.config.refine != "evolution":
             return needs
-        name = self.config.variation_model
-        variation = NeededModel(setting="variation-model", name=name, kind="masked")
-        return replace(needs, models=(*needs.models, variation))
+        return replace(needs, models=(*needs.models, masked_model(self.config)))
 
     def outline(self, look: Look) -> Outline:
         """The kernel mean in every round."""

@@ -20,6 +20,7 @@ from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.models import BUNDLED_FOLDER
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.needs import NeededModel, Needs
 from flower_privsyn.strategies.catalogue import entries
@@ -296,6 +297,19 @@ def test_a_model_of_the_wrong_kind(check: Check) -> None:
     assert stops(check("epsilon=8", "variation-model=privsyn-lm")) == {
         "models": "variation-model: model 'privsyn-lm' is a causal language model, not a masked one"
     }
+
+
+def test_texts_longer_than_the_variation_model_reads(check: Check, tmp_path: Path) -> None:
+    said = "max-tokens = 127 must be at most 126 for variation-model = privsyn-mlm"
+    assert stops(check("epsilon=8", "max-tokens=127")) == {"models": said}
+    assert check("epsilon=8", "max-tokens=126").ready
+    shutil.copytree(BUNDLED_FOLDER / "privsyn-mlm", folder := tmp_path / "mlm")
+    (folder / "tokenizer_config.json").unlink()  # then the model's places bound it
+    said = f"max-tokens = 1000 must be at most 128 for variation-model = {folder}"
+    settings = ("epsilon=8", f"variation-model={folder}")
+    assert stops(check(*settings, "max-tokens=1000")) == {"models": said}
+    (folder / "tokenizer.json").unlink()
+    assert check(*settings, "max-tokens=1000").ready
 
 
 def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Path) -> None:

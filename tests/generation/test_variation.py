@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -168,7 +169,9 @@ def test_long_texts_are_cut_to_max_tokens(roberta: Path):
 
 
 def test_max_tokens_beyond_the_model_is_refused(roberta: Path):
-    with pytest.raises(GenerationError, match=r"max_tokens must be at most 65 .*, got 66"):
+    """A setting is at fault, and the sentence names it as it is set."""
+    said = f"max-tokens = 66 must be at most 65 for variation-model = {roberta}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         MaskFill(roberta, max_tokens=66)
     fill = MaskFill(roberta, max_tokens=65, dtype="float32")
     assert fill.vary(["the river waits under the garden " * 20], seed=0)

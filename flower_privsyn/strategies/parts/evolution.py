@@ -59,6 +59,7 @@ from flower_privsyn.strategies.parts.variation import (
     VariationPrompt,
     WordSpread,
     mask_filling,
+    masked_model,
     prompting,
 )
 
@@ -203,8 +204,7 @@ class Evolution(Method):
             NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding")
         ]
         if not by_prompt:
-            name = config.variation_model
-            models.append(NeededModel(setting="variation-model", name=name, kind="masked"))
+            models.append(masked_model(config))
         if config.likelihood_quantile > 0:
             name = config.likelihood_model
             models.append(NeededModel(setting="likelihood-model", name=name, kind="causal"))

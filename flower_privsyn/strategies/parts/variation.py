@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.files import located
 from flower_privsyn.generation.variation import MaskUnit
+from flower_privsyn.private_path.needs import NeededModel
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
@@ -84,6 +85,16 @@ class MaskSettings(Protocol):
     @property
     def max_tokens(self) -> int:
         """Length of a text."""
+
+
+def masked_model(config: MaskSettings) -> NeededModel:
+    """The model that `mask_filling` loads, for a check before a run."""
+    return NeededModel(
+        setting="variation-model",
+        name=config.variation_model,
+        kind="masked",
+        max_tokens=config.max_tokens,
+    )
 
 
 def mask_filling(config: MaskSettings, *, unit: MaskUnit = "token") -> Variation:
