@@ -152,10 +152,10 @@ def compare(
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
+    _check_sizes(users, grid, budget_minutes, steps=steps, trains=methods != ["public-only"])
     training = CausalTraining(
         learning_rate=learning_rate, batch_size=batch_size, max_steps=steps, learn_ends=learn_ends
     )
-    _check_sizes(users, grid, budget_minutes)
     people = People.read(
         data,
         held_out,
@@ -190,7 +190,11 @@ def compare(
     return _run(plans, Path(output), typed=context.obj, grid=bool(grid), minutes=budget_minutes)
 
 
-def _check_sizes(users: int, grid: Sequence[int] | None, minutes: float | None) -> None:
+def _check_sizes(
+    users: int, grid: Sequence[int] | None, minutes: float | None, *, steps: int, trains: bool
+) -> None:
+    # 0 would be passes over the text, which nobody here can set.
+    check_whole("--steps", steps, ge=1 if trains else 0)
     if minutes is not None:
         check_number("--budget-minutes", minutes, gt=0)
     if grid and users:

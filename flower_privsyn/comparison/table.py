@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -175,7 +176,7 @@ def caption(document: Mapping[str, Any]) -> str:
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
         "public model (0) to fine-tuning on the private text itself (100)"
-        f"{_missing_ends(rows)}.{taught}{classes}"
+        f"{_missing_ends(rows)}.{_above_ceiling(document)}{taught}{classes}"
         f"{copies} Traffic and CPU time are of one user in the whole run{embedding}."
     )
 
@@ -185,6 +186,24 @@ def _missing_ends(rows: Sequence[Mapping[str, Any]]) -> str:
     measured = {row["method"] for row in rows if row.get("next_token_accuracy")}
     lacking = [end for end in ("public-only", "finetune-private") if end not in measured]
     return f'; unknown ("-") without {" and ".join(lacking)}' if lacking else ""
+
+
+def _above_ceiling(document: Mapping[str, Any]) -> str:
+    """Whose gap is closed by more than all of it, and what that may come from."""
+    found = {
+        (row["method"], row["epsilon"]): figure["mean"]
+        for row in document["summary"]
+        if (figure := row.get("next_token_accuracy"))
+    }
+    ceiling = found.get(("finetune-private", None), math.inf)
+    above = dict.fromkeys(method for (method, _), mean in found.items() if mean > ceiling)
+    if not above:
+        return ""
+    return (
+        " Above fine-tuning on the private text itself: "
+        f"{', '.join(document['titles'][method] for method in above)}; the ceiling may have learnt "
+        "little (--steps)."
+    )
 
 
 def _note(row: Mapping[str, Any]) -> str:

@@ -59,6 +59,16 @@ class TestSummary:
         neither = '; unknown ("-") without public-only and finetune-private.'
         assert neither in table_of(CELLS[3:])
 
+    def test_what_is_above_the_ceiling_is_named(self) -> None:
+        """A share of far more than the whole says nothing of a method."""
+        assert "Above fine-tuning" not in table_of(CELLS)
+        cells = [CELLS[0], cell("finetune-private", None, 0, 0.21), *CELLS[3:]]
+        said = "Above fine-tuning on the private text itself: POPri; the ceiling may have learnt"
+        assert f"(100). {said} little (--steps). Traffic" in table_of(cells)
+        cells[1] = cell("finetune-private", None, 0, 0.19)  # no gap at all
+        assert "text itself: public model, POPri; the ceiling" in table_of(cells)
+        assert "Above fine-tuning" not in table_of([CELLS[0], *CELLS[3:]])
+
     def test_mean_standard_error_and_gap(self) -> None:
         floor, row, _, ceiling = summarise(CELLS, METHODS)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.28)
