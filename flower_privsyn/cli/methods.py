@@ -58,7 +58,7 @@ def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, no_wrap=number == 0)
+        table.add_column(heading, no_wrap=number == 0, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

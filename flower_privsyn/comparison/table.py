@@ -228,7 +228,7 @@ def show(document: Mapping[str, Any]) -> None:
         table = Table(pad_edge=False)
         table.add_column("method", overflow="fold")
         for heading, _ in columns:
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", overflow="fold")
         for row in document["summary"]:
             table.add_row(
                 Text(document["titles"][row["method"]] + _note(row)),

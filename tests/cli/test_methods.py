@@ -39,6 +39,23 @@ def test_the_settings_of_one_method(
     assert " 20 " in row
 
 
+@pytest.mark.parametrize("width", ["80", "60"])
+def test_a_narrow_table_loses_no_letter(
+    width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are longer than their columns there, also where the output is piped."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["methods"]) == 0
+    printed = capsys.readouterr().out
+    assert set(STRATEGIES) <= set(printed.replace("│", " ").split())
+    assert main(["methods", "popri"]) == 0
+    settings = capsys.readouterr().out
+    assert STRATEGIES["popri"][0].keys() <= set(settings.replace("│", " ").split())
+    assert "…" not in printed + settings
+    said = "".join(line.split("│")[-2].strip() for line in settings.splitlines() if "│" in line)
+    assert "`max-nodes-per-user`" in said
+
+
 def test_an_unknown_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "po-pri"]) == 2
     assert 'the method must be one of "private-evolution"' in capsys.readouterr().err

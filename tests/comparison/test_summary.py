@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.comparison.summary import summarise
-from flower_privsyn.comparison.table import markdown
+from flower_privsyn.comparison.table import markdown, show
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.numbers import fixed
 from flower_privsyn.strategies.catalogue import compared
@@ -152,19 +152,21 @@ def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
     assert "Class found: by logistic regression" in text
 
 
+def document_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "stamp": STAMP,
+        "titles": {method.name: method.title for method in METHODS},
+        "summary": summarise(cells, METHODS),
+        "cells": cells,
+        "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+        "downstream": "privsyn-tiny",
+        "delta": 4.2e-5,
+        "seeds": [0, 1],
+    }
+
+
 def table_of(cells: list[dict[str, Any]]) -> str:
-    return markdown(
-        {
-            "stamp": STAMP,
-            "titles": {method.name: method.title for method in METHODS},
-            "summary": summarise(cells, METHODS),
-            "cells": cells,
-            "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
-            "downstream": "privsyn-tiny",
-            "delta": 4.2e-5,
-            "seeds": [0, 1],
-        }
-    )
+    return markdown(document_of(cells))
 
 
 class TestTable:
@@ -180,6 +182,19 @@ class TestTable:
         assert "- POPri, ε = 7, seed 0: it broke | here" in lines
         columns = {line.count("|") for line in lines if line.startswith("|")}
         assert len(columns) == 1
+
+    def test_a_narrow_terminal_loses_no_letter(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        show(document_of(CELLS))
+        printed = capsys.readouterr().out
+        # Lines of one heading stand below one another.
+        lines = [line.split("┃")[1:-1] for line in printed.splitlines() if line.startswith("┃")]
+        second = [line for line in lines if len(line) == 9]
+        headings = {"".join("".join(pieces).split()) for pieces in zip(*second, strict=True)}
+        assert {"Fréchet²", "copies,%", "downperuser", "CPUsperuser"} <= headings
+        assert "…" not in printed
 
     def test_copies_and_those_of_held_out_text(self) -> None:
         texts = {"copies": 0.002, "copies_held_out": 0.0125}
