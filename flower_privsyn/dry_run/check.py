@@ -203,7 +203,8 @@ def _place(
         report.figures["bytes_free"] = free
         if free < _LEAST_FREE:
             said = f"{bytes_text(free)} are free on the disk of {there}"
-            report.say("run directory", said, level="warning")
+            # Also of a folder that only shows what the system is doing, as /proc.
+            report.say("run directory", said, level="warning" if free else "stops")
 
 
 def _settings_of(

@@ -169,6 +169,10 @@ def test_where_the_run_is_to_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     (finding,) = found().findings
     assert finding.level == "warning"
     assert finding.sentence.startswith("5 MB are free on the disk of ")
+    full = usage._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    said = stops(found(str(tmp_path / "new")))["run directory"]
+    assert said == f"0 B are free on the disk of {tmp_path}"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "where the run is to be written, cannot be written" in stops(found())["run directory"]
 
