@@ -10,6 +10,7 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
+from flower_privsyn.privacy.loss_distributions import quietly
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
 
@@ -146,7 +147,8 @@ def _closed_form(
     import dp_accounting
 
     doubled = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-    multiplier = doubled * math.sqrt(rounds) * dp_accounting.get_sigma_gaussian(epsilon, delta)
+    once = quietly(dp_accounting.get_sigma_gaussian, epsilon, delta)
+    multiplier = doubled * math.sqrt(rounds) * once
     if multiplier > _HIGHEST:
         raise _too_strict(epsilon)
     if multiplier < _LOWEST:

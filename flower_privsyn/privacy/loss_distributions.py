@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import renyi
 from flower_privsyn.privacy.costs import Cost, Costs
@@ -30,7 +32,7 @@ def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
     if all(kind == "gaussian" for (kind, *_), _ in costs):
         import dp_accounting
 
-        return float(dp_accounting.get_epsilon_gaussian(_gaussian_multiplier(costs), delta))
+        return quietly(dp_accounting.get_epsilon_gaussian, _gaussian_multiplier(costs), delta)
     left = delta - _rounding(costs)
     found = math.inf
     if left > 0.0:
@@ -55,6 +57,16 @@ def delta(costs: Costs, epsilon: float) -> float:
     if found < 2.0 * rounding:
         found = min(found, _by_renyi(renyi.delta, costs, epsilon, otherwise=1.0))
     return min(1.0, found)
+
+
+def quietly(closed_form: Callable[[float, float], float], value: float, delta: float) -> float:
+    """Ask the library for a closed form of the Gaussian mechanism, without its warnings.
+
+    On its way it takes the logarithm of a difference of probabilities, which is 0 where they agree
+    to the last digit: minus infinity is right there, and the warning tells nobody anything.
+    """
+    with np.errstate(divide="ignore"):
+        return float(closed_form(value, delta))
 
 
 #: By how much the rounding of one more release may move a tail of the composed distribution: 16

@@ -207,3 +207,11 @@ def test_a_budget_no_noise_can_keep_is_refused(sampling: Sampling, accountant: s
         calibrate_noise_multiplier(
             epsilon=1e-6, delta=1e-12, rounds=20, sampling=sampling, accountant=accountant
         )
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_extremes_bring_no_warning_of_the_library() -> None:
+    with pytest.raises(ConfigError, match=r"epsilon 1e\+09 is kept with a noise multiplier below"):
+        calibrate_noise_multiplier(epsilon=1e9, delta=1e-6, rounds=1, sampling=FullParticipation())
+    for multiplier in range(20_000, 80_000, 1_000):  # of some the last digits agree
+        assert 0 < spent(multiplier, FullParticipation(), rounds=1) < 1e-3
