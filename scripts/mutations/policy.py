@@ -18,6 +18,14 @@ SERVER_TESTS = "tests/node/test_servers.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="a policy that every user of the machine can write is in force",
+        file="flower_privsyn/node/policy.py",
+        function="NodePolicy.read",
+        before="        _refuse_others(path)\n",
+        after="",
+        tests=(f"{POLICY_TESTS}::test_a_policy_that_all_can_write_is_nobodys",),
+    ),
+    Mutation(
         name="an answer leaves before the node has charged it",
         file=HANDLERS,
         function="_Node.answer",

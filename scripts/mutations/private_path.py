@@ -17,6 +17,14 @@ POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
+        name="a run begins with a model that has learnt private text",
+        file="flower_privsyn/private_path/preparation.py",
+        function="Preparation.get_ready",
+        before="        stamped.refuse(needed.setting, needed.name)\n",
+        after="        pass\n",
+        tests=("tests/models/test_stamped.py::test_a_run_stops_before_anything_is_spent",),
+    ),
+    Mutation(
         name="a run that a rule ended early has the epsilon of so many fixed rounds",
         file=ROUNDS,
         function="RoundEnds.close",
