@@ -313,6 +313,8 @@ def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         seconds = None  # nodes that cannot write the file still answer
     return {
         "rounds": counted.rounds,
+        # Charged or not, nothing was made of them: the method had fewer than another one.
+        "rounds_lost": len(run.rounds_without_release()),
         # What a user may expect: nobody is in all rounds where users are drawn or take turns.
         **{name: round(counted.expected[name]) for name in sorted(counted.expected)},
         "client_cpu_seconds": seconds,

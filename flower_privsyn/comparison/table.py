@@ -176,7 +176,7 @@ def caption(document: Mapping[str, Any]) -> str:
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
         "public model (0) to fine-tuning on the private text itself (100)"
-        f"{_missing_ends(rows)}.{_above_ceiling(document)}{taught}{classes}"
+        f"{_missing_ends(rows)}.{_above_ceiling(document)}{_lost_rounds(document)}{taught}{classes}"
         f"{copies} Traffic and CPU time are of one user in the whole run{embedding}."
     )
 
@@ -203,6 +203,21 @@ def _above_ceiling(document: Mapping[str, Any]) -> str:
         " Above fine-tuning on the private text itself: "
         f"{', '.join(document['titles'][method] for method in above)}; the ceiling may have learnt "
         "little (--steps)."
+    )
+
+
+def _lost_rounds(document: Mapping[str, Any]) -> str:
+    """Which cells had fewer releases than was planned, and would give more without that."""
+    found = [
+        f"{document['titles'][cell['method']]}, ε = {epsilon_text(cell['epsilon'])}, seed "
+        f"{cell['seed']} ({lost})"
+        for cell in of_status(document, "finished")
+        if (lost := (cell.get("costs") or {}).get("rounds_lost"))
+    ]
+    if not found:
+        return ""
+    return (
+        f" Rounds that were interrupted, or answered by too few, gave nothing: {'; '.join(found)}."
     )
 
 

@@ -195,8 +195,7 @@ class PrivateSumStrategy(Strategy):
                         question=following.question,
                     )
                 result = self._ask_all(timeout, evaluate_fn)
-                rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)
-                rounds.close(ledger)
+                rounds.close(ledger, go_on=self._go_on)
                 result = flower_loop.completed(result, following.behind, self.method, settings)
                 with self._timed("finish"):
                     summary = {**self.method.finish(), **ledger.spent, **self._stamped()}

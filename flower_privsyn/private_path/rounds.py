@@ -119,7 +119,7 @@ class RoundEnds:
         self.run.finish_round(0, {} if plan is None else {_PLANNED: _cost_of(plan)})
         return Next(behind=0, question=question)
 
-    def close(self, ledger: PrivacyLedger) -> None:
+    def close(self, ledger: PrivacyLedger, *, go_on: str) -> None:
         """Have the ledger state what all planned rounds cost, where fewer were asked.
 
         A rule of the method that looks at releases, or somebody who did, has chosen the end: see
@@ -127,7 +127,12 @@ class RoundEnds:
 
         Args:
             ledger: open.
+            go_on: words for how a run goes on that has no release, and so nothing to end with.
+
+        Raises:
+            FederationError: it has none.
         """
+        self._refuse_to_end_empty_handed(ledger, go_on=go_on)
         changes = self.run.document.get("changes", [])
         changed = {key for change in changes for key in change.get("settings", {})}
         last = max(self.run.finished_rounds())
@@ -220,7 +225,7 @@ class RoundEnds:
                 self.run.hold_metrics(number, {**line, **counted, "released": False})
         self.run.settle_metrics()
 
-    def refuse_to_end_empty_handed(self, ledger: PrivacyLedger, *, go_on: str) -> None:
+    def _refuse_to_end_empty_handed(self, ledger: PrivacyLedger, *, go_on: str) -> None:
         """A result without any release would be public text under the name of a private one."""
         if self.run.rounds_with_outcome("released"):
             return

@@ -88,24 +88,21 @@ def fine_tune(
 
     Formal guarantee:
         Post-processing where the texts are public or were made from released values. On private
-        text (the epsilon = infinity baseline) there is no guarantee whatever, for the model, the
-        report and the checkpoints alike.
+        text (epsilon = infinity) none whatever, for the model, the report and the checkpoints.
 
     Args:
         model: A bundled short name, a folder, or a hub name of a causal language model.
         texts: At least one with a token.
         settings: How to train.
-        output: The folder to become the model, with its tokenizer, as Transformers loads it; it
-            appears only when training is finished, and replaces an older model there.
+        output: Folder of the model and its tokenizer; at the end it replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
-        distillation: A teacher to learn from as well; None, or one of weight 0, for texts alone.
-        teacher_folder: Where what it makes of the rows stays, for other students that see the same
-            rows; None keeps it with the checkpoints, until the end.
+        distillation: A teacher as well; None, or one of weight 0, for texts alone.
+        teacher_folder: Where what it makes of the rows stays, for other students of the same; None
+            keeps it with the checkpoints, until the end.
         reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
-        resume: Go on from an interrupted training, or take a finished one. False starts anew.
-        stamp: What the folder says of itself where the texts are private, in a sentence; runs then
-            refuse to begin with it. "" of other texts.
+        resume: Go on with an interrupted training, or take a finished one. False starts anew.
+        stamp: Of private texts, what the folder says of itself: runs refuse to begin with it.
 
     Returns:
         What was done.

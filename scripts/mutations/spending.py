@@ -171,9 +171,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="public text is the result of a run without a release",
-        file=ENGINE,
-        function="PrivateSumStrategy.start",
-        before="            rounds.refuse_to_end_empty_handed(ledger, go_on=self._go_on)\n",
+        file=ROUNDS,
+        function="RoundEnds.close",
+        before="    self._refuse_to_end_empty_handed(ledger, go_on=go_on)\n",
         after="",
         tests=(f"{TESTS}::TestSilence",),
     ),

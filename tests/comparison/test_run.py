@@ -77,6 +77,7 @@ def test_a_comparison(
     run = RunDirectory.open(out / done["run"])
     assert 0 < done["epsilon_release"] <= 8
     assert done["spent"] == [[1, done["epsilon_release"]]]
+    assert done["costs"]["rounds_lost"] == 0
     counted = run_costs(run)
     for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
         assert done["costs"][key] == getattr(counted, key)

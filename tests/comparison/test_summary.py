@@ -53,6 +53,13 @@ class TestSummary:
         assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
         assert [fixed(value, 0) for value in (-0.3, 0.3, -0.6)] == ["0", "0", "\N{MINUS SIGN}1"]
 
+    def test_rounds_without_a_release_stand_under_the_table(self) -> None:
+        """Such a cell had fewer releases than others, and its figures say so nowhere else."""
+        cells = [*CELLS[:3], cell("popri", 1.0, 0, 0.26, rounds_lost=2)]
+        cells += [cell("popri", 1.0, 1, 0.26, rounds_lost=0)]
+        assert "gave nothing: POPri, ε = 1, seed 0 (2)." in table_of(cells)
+        assert "gave nothing" not in table_of(CELLS)
+
     def test_the_end_of_the_gap_that_is_missing_is_named(self) -> None:
         assert "unknown" not in table_of(CELLS[:3])
         assert '(100); unknown ("-") without finetune-private.' in table_of(CELLS[:1] + CELLS[3:])
