@@ -55,7 +55,7 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL
-from flower_privsyn.runs.surroundings import was_interrupted
+from flower_privsyn.runs.surroundings import STOPPED
 from flower_privsyn.training.fingerprint import weight_files
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -380,10 +380,9 @@ class Comparison:
                 outcome = resume_run(path, follow=follow)
             else:
                 outcome = run_app(self.plan.app, path, values, follow=follow)
-        if was_interrupted(outcome.error):
-            raise StoppedError(str(outcome.error))
         if outcome.error is not None:
-            raise FederationError(outcome.error)
+            asked = outcome.error.startswith(STOPPED)
+            raise (StoppedError if asked else FederationError)(outcome.error)
         return RunDirectory.open(path)
 
     def _released(self, job: Job, run: RunDirectory) -> dict[str, Any]:

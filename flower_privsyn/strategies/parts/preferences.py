@@ -171,8 +171,9 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
     validation_text: Annotated[str, 'for "validation", a JSONL file with `text`.'] = ""
     patience: Annotated[
         NonNegativeInt,
-        "end the rounds when the responses have not come nearer to that mean for so many of them; "
-        '0 for never. Needs `checkpoint = "sketch-mmd"`, or "fred".',
+        "end the rounds when the responses have not come nearer to that mean for so many of them, "
+        "at the cost of all that were planned; 0 for never. Needs "
+        '`checkpoint = "sketch-mmd"`, or "fred".',
     ] = 0
     num_features: Annotated[NumFeatures, "random features of the kernel mean (D)."] = 4096
     bandwidth: Annotated[
