@@ -99,8 +99,8 @@ class PrivateEvolutionConfig(EvolutionConfig):
     ] = "all"
     survivor_patience: Annotated[
         NonNegativeInt,
-        "end the rounds when survivors have not come nearer for so many of them, at the cost of all "
-        'that were planned; 0 for never. Needs `survivors_of = "fred"`.',
+        "end the rounds when survivors have not come nearer for so many of them, at the cost of "
+        'all that were planned; 0 for never. Needs `survivors_of = "fred"`.',
     ] = 0
     moment_dimensions: MomentDimensions = DIMENSIONS
     survivor_weights: Annotated[
