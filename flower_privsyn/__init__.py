@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PrivsynError,
         ProtocolError,
         RunDirectoryError,
+        StoppedError,
         TrainingError,
     )
     from flower_privsyn.evaluation import evaluate_language_model, evaluate_run
@@ -155,6 +156,7 @@ _NAMES = {
         "PrivsynError",
         "ProtocolError",
         "RunDirectoryError",
+        "StoppedError",
         "TrainingError",
     ),
     "evaluation": (
@@ -331,6 +333,7 @@ __all__ = [
     "RunDirectory",
     "RunDirectoryError",
     "SamplingParameters",
+    "StoppedError",
     "TextGenerator",
     "Tracker",
     "TrainingError",
