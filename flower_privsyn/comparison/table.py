@@ -119,13 +119,15 @@ def markdown(document: Mapping[str, Any]) -> str:
     ):
         lines += [heading, ""] if found else []
         for cell in found:
-            budget = epsilon_text(cell["epsilon"])
             sentence = " ".join(str(cell[key]).split())
-            lines.append(
-                f"- {titles[cell['method']]}, ε = {budget}, seed {cell['seed']}: {sentence}"
-            )
+            lines.append(f"- {_called(document, cell)}: {sentence}")
         lines += [""] if found else []
     return "\n".join(lines)
+
+
+def _called(document: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
+    budget = epsilon_text(cell["epsilon"])
+    return f"{document['titles'][cell['method']]}, ε = {budget}, seed {cell['seed']}"
 
 
 def untaught(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -209,8 +211,7 @@ def _above_ceiling(document: Mapping[str, Any]) -> str:
 def _lost_rounds(document: Mapping[str, Any]) -> str:
     """Which cells had fewer releases than was planned, and would give more without that."""
     found = [
-        f"{document['titles'][cell['method']]}, ε = {epsilon_text(cell['epsilon'])}, seed "
-        f"{cell['seed']} ({lost})"
+        f"{_called(document, cell)} ({lost})"
         for cell in of_status(document, "finished")
         if (lost := (cell.get("costs") or {}).get("rounds_lost"))
     ]

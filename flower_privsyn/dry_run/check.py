@@ -45,7 +45,7 @@ from flower_privsyn.privacy import quarantine
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
 from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
-from flower_privsyn.private_path.outline import planned_traffic
+from flower_privsyn.private_path.outline import planned_traffic, shown
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
@@ -386,19 +386,19 @@ def _plan(
             epsilon=settings.epsilon,
             run=None,
         )
-        epsilon, cohorts = plan.plan.epsilon(), plan.plan.known_cohorts_epsilon()
+        costs = plan.plan.costs()
         report.figures |= {
-            "epsilon_release": epsilon if math.isfinite(epsilon) else None,
-            "epsilon_known_cohorts": cohorts if math.isfinite(cohorts) else None,
+            **costs,
             "noise_multipliers": [phase.noise_multiplier for phase in plan.plan.phases],
         }
-        if not math.isfinite(epsilon):
+        if costs["epsilon_release"] is None:
             report.say("privacy", "not private: no sufficient noise", level="warning")
         else:
             report.say(
                 "privacy",
-                f"epsilon {epsilon:.4g} towards everyone who does not know who took part, "
-                f"{cohorts:.4g} towards one who does; delta {settings.delta:g}",
+                f"epsilon {shown(costs['epsilon_release'])} towards everyone who does not know "
+                f"who took part, {shown(costs['epsilon_known_cohorts'])} towards one who does; "
+                f"delta {settings.delta:g}",
             )
         if known or settings.num_users:
             _noise(plan, settings, report)

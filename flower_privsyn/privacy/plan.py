@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -194,27 +195,27 @@ class Plan:
         Raises:
             ConfigError: a phase is open.
         """
-        self._refuse_open()
-        return accounting.release_epsilon(
-            self.released(), delta=self.delta, accountant=self.accountant
-        )
-
-    def known_cohorts_epsilon(self) -> float:
-        """The same of a user who is in every cohort, when it is known.
-
-        Raises:
-            ConfigError: a phase is open.
-        """
-        self._refuse_open()
-        return accounting.known_cohorts_epsilon(
-            self.released(), delta=self.delta, accountant=self.accountant
-        )
-
-    def _refuse_open(self) -> None:
         if self.open:
             raise ConfigError(
                 f'the noise of the phase "{self.open[0].name}" is not settled: calibrate the plan.'
             )
+        return accounting.release_epsilon(
+            self.released(), delta=self.delta, accountant=self.accountant
+        )
+
+    def costs(self) -> dict[str, float | None]:
+        """Both epsilons of all phases, None where none holds, by the names of the ledger.
+
+        Raises:
+            ConfigError: a phase is open.
+        """
+        both = {
+            "epsilon_release": self.epsilon(),
+            "epsilon_known_cohorts": accounting.known_cohorts_epsilon(
+                self.released(), delta=self.delta, accountant=self.accountant
+            ),
+        }
+        return {name: value if math.isfinite(value) else None for name, value in both.items()}
 
     def calibrated_multiplier(self, epsilon: float) -> float:
         """The least noise multiplier of the open phases that keeps a budget.

@@ -116,7 +116,7 @@ class RoundEnds:
             plan: of the whole run, whose cost is kept: that of a run whose end its releases decide.
         """
         question = self.method.first()
-        self.run.finish_round(0, {} if plan is None else {_PLANNED: _cost_of(plan)})
+        self.run.finish_round(0, {} if plan is None else {_PLANNED: plan.costs()})
         return Next(behind=0, question=question)
 
     def close(self, ledger: PrivacyLedger, *, go_on: str) -> None:
@@ -137,9 +137,9 @@ class RoundEnds:
         changed = {key for change in changes for key in change.get("settings", {})}
         last = max(self.run.finished_rounds())
         by_rule = bool((self.run.round_state(last) or {}).get("ended"))
-        if ledger.ended or ledger.epsilon_release is None:
-            return
         if not by_rule and "num-rounds" not in changed:
+            return
+        if ledger.ended or ledger.epsilon_release is None:
             return
         planned = (self.run.round_state(0) or {}).get(_PLANNED, {})
         known = planned.get("epsilon_known_cohorts")
@@ -279,12 +279,3 @@ class RoundEnds:
                     f"{self.run.ledger_file} has no line for round {number}, which was released: "
                     "the ledger was removed or cut, and the run cannot continue"
                 )
-
-
-def _cost_of(plan: Plan) -> dict[str, float | None]:
-    """Both epsilons of all rounds, None where they are not private, by the names of the ledger."""
-    both = {
-        "epsilon_release": plan.epsilon(),
-        "epsilon_known_cohorts": plan.known_cohorts_epsilon(),
-    }
-    return {name: value if math.isfinite(value) else None for name, value in both.items()}
