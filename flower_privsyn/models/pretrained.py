@@ -71,7 +71,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def load_pretrained(
-    name: str | Path, *, kind: Kind, dtype: str, device: str | None
+    name: str | Path, *, kind: Kind, dtype: str, device: str | None, tokenizer: Any = None
 ) -> tuple[Any, Any]:
     """Load a model in evaluation mode, and its tokenizer.
 
@@ -86,6 +86,7 @@ def load_pretrained(
             (`is_encoder_decoder` says which of the two was found).
         dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
         device: As PyTorch names it; None chooses.
+        tokenizer: As it was read from the same files before; None reads it.
 
     Returns:
         The model and its fast tokenizer.
@@ -107,7 +108,8 @@ def load_pretrained(
     chosen_dtype = choose_dtype(dtype, chosen_device)
     try:
         with quiet_transformers():
-            tokenizer = _read_tokenizer(transformers, resolved)
+            if tokenizer is None:
+                tokenizer = _read_tokenizer(transformers, resolved)
             config = transformers.AutoConfig.from_pretrained(
                 resolved, local_files_only=True, trust_remote_code=False
             )

@@ -49,6 +49,10 @@ from flower_privsyn.training.preference_settings import PreferencePair, Preferen
 
 logger = logging.getLogger(__name__)
 
+#: The tokenizer of the last training, by the files of its model. A round trains for a few steps,
+#: and reading 262,144 tokens takes longer than those do on a GPU.
+_last_tokenizer: list[tuple[Any, Any]] = []
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
@@ -148,6 +152,7 @@ def train_preferences(
         partial=partial,
         checkpoint=checkpoint,
         built=built,
+        files=fingerprint["model"],
     )
     report = _build(task)
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
@@ -163,6 +168,7 @@ class _Task:
         partial: of the checkpoints.
         checkpoint: to go on from; None for none.
         built: where the next adapter is written.
+        files: of the model, with their digests.
     """
 
     model: str | Path
@@ -174,6 +180,7 @@ class _Task:
     partial: Path
     checkpoint: Path | None
     built: Path
+    files: Any
 
 
 def _build(task: _Task) -> TrainingReport:
@@ -190,7 +197,9 @@ def _build(task: _Task) -> TrainingReport:
 def _train(task: _Task) -> TrainingReport:
     """Load, train from the checkpoint if there is one, and write the adapter."""
     model, settings = task.model, task.settings
-    base, tokenizer, bfloat16 = _load(model, device=settings.device, precision=settings.precision)
+    base, tokenizer, bfloat16 = _load(
+        model, device=settings.device, precision=settings.precision, files=task.files
+    )
     import torch
 
     trainers = _trainers()
@@ -331,13 +340,18 @@ def _fingerprint(
     }
 
 
-def _load(model: str | Path, *, device: str, precision: str) -> tuple[Any, Any, bool]:
+def _load(model: str | Path, *, device: str, precision: str, files: Any) -> tuple[Any, Any, bool]:
     """Load model and tokenizer; the third value tells whether bfloat16 was chosen."""
     _trainers()  # the clearer sentence when something is missing
     chosen = choose_device(None if device == "auto" else device)
     if precision == "auto":
         precision = "bfloat16" if chosen.type == "cuda" or _is_large(model) else "float32"
-    loaded, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=str(chosen))
+    # A mere name says nothing of what lies behind it.
+    known = next((kept for of, kept in _last_tokenizer if of == files != str(model)), None)
+    loaded, tokenizer = load_pretrained(
+        model, kind="causal", dtype=precision, device=str(chosen), tokenizer=known
+    )
+    _last_tokenizer[:] = [(files, tokenizer)]
     return loaded, tokenizer, precision == "bfloat16"
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.models import pretrained
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.training import (
     PreferencePair,
@@ -413,6 +415,29 @@ class TestTheAdapter:
         assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
         train(tiny, pairs_of_topics(5), tmp_path / "c", seed=4)
         assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
+
+    def test_rounds_read_the_tokenizer_once_and_again_where_it_changed(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        model = tmp_path / "model"
+        shutil.copytree(tiny, model)
+        file = model / "tokenizer.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        read: list[str] = []
+        before = pretrained._read_tokenizer
+
+        def reading(library: Any, folder: str) -> Any:
+            read.append(folder)
+            return before(library, folder)
+
+        monkeypatch.setattr(pretrained, "_read_tokenizer", reading)
+        for indent in (1, 2):  # other files than any model's, and then other ones again
+            file.write_text(json.dumps(known, indent=indent), encoding="utf-8")
+            for name in ("a", "b"):
+                train(model, pairs_of_topics(3), tmp_path / f"{name}{indent}")
+            assert read == [str(model)] * indent
+        train(tiny, pairs_of_topics(3), tmp_path / "c")
+        assert read == [str(model), str(model), str(tiny)]
 
     def test_other_random_numbers_are_left_alone(self, tiny: Path, tmp_path: Path):
         def draw() -> tuple[float, float, float]:
