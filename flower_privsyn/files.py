@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -164,6 +165,25 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_toml(path: Path, *, called: str = "") -> dict[str, Any]:
+    """The table in a TOML file, which may begin with the mark that editors on Windows write.
+
+    Args:
+        path: the file.
+        called: what a message calls it before its path, such as "The node policy".
+
+    Raises:
+        ConfigError: It cannot be read, or is no TOML.
+    """
+    name = f"{called} {path}".strip()
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:  # TOML's, and that of a file that is no UTF-8
+        raise ConfigError(f"{name} is not valid TOML: {error}.") from error
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

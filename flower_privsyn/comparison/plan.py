@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import LEAST_TEXTS
 from flower_privsyn.evaluation.sealed import OPENED
+from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -425,10 +425,7 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
 
 def _method_of(app: App, file: Path) -> ComparedMethod:
     """The method that a file of settings makes of its strategy."""
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+    document = read_toml(file)
     strategy = document.get("strategy", app.defaults.get("strategy"))
     if strategy not in entries():
         raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")

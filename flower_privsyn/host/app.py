@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded, refuse_other_than_utf8
+from flower_privsyn.files import expanded, read_toml, refuse_other_than_utf8
 from flower_privsyn.models.threads import most_threads
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def load_app(path: str | Path) -> App:
     file = folder / "pyproject.toml"
     if not file.is_file():
         raise ConfigError(f"{path} is not a Flower app: it holds no pyproject.toml.")
-    document = _read_toml(file)
+    document = read_toml(file)
     project = document.get("project", {})
     app = document.get("tool", {}).get("flwr", {}).get("app", {})
     components = app.get("components", {}) if isinstance(app, dict) else {}
@@ -219,7 +219,7 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
         raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
     return {
         key: check_setting(app, key, value, source=f"{file}: ")
-        for key, value in _flatten(_read_toml(file), file).items()
+        for key, value in _flatten(read_toml(file), file).items()
     }
 
 
@@ -280,16 +280,6 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
     if isinstance(value, str):
         refuse_other_than_utf8(f"{source}The setting {key}", value)
     return value
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        # Editors on Windows begin a file with a mark that no reader sees.
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
 
 
 def _flatten(table: Any, file: Path, prefix: str = "") -> dict[str, ConfigValue]:

@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import textwrap
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,7 +25,7 @@ from flower_privsyn.checks import (
 )
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.files import user_path
+from flower_privsyn.files import read_toml, user_path
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.queries.known import is_query_name
@@ -248,15 +247,8 @@ class NodePolicy(Settings):
             ConfigError: The file is missing, can be written by all, is no TOML, lacks
                 `max-epsilon` or holds an unknown key or a value that is not allowed.
         """
-        try:
-            _refuse_others(path)
-            values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except OSError as error:
-            raise ConfigError(
-                f"The node policy {path} cannot be read: {error.strerror or error}."
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"The node policy {path} is not TOML: {error}.") from None
+        values = read_toml(path, called="The node policy")
+        _refuse_others(path)
         known = {item.name.replace("_", "-"): item.name for item in fields(cls)}
         del known["source"]
         for key in values:
@@ -280,11 +272,15 @@ def _refuse_others(path: Path) -> None:
     """Refuse a policy that every user of the machine can write: they would say what it allows.
 
     Raises:
-        ConfigError: The file, or its folder, can be written by all.
-        OSError: It cannot be looked at.
+        ConfigError: The file, or its folder, can be written by all, or is not there any more.
     """
     for place, sticky in ((path, 0), (path.resolve().parent, stat.S_ISVTX)):
-        mode = place.stat().st_mode
+        try:
+            mode = place.stat().st_mode
+        except OSError as error:
+            raise ConfigError(
+                f"The node policy {path} cannot be read: {error.strerror or error}."
+            ) from error
         if mode & stat.S_IWOTH and not mode & sticky:
             raise ConfigError(
                 f"The node policy {path} is not taken: {place} can be written by every user of "

@@ -128,6 +128,9 @@ RUN_BY = {
     r"python -m scripts.experiments.random_teacher .*": (
         "tests/scripts/test_random_teacher.py::test_a_model_learns_from_rows_that_are_drawn"
     ),
+    r"python -m scripts.experiments.in_one_process .*": (
+        "tests/scripts/test_in_one_process.py::test_it_asks_the_users_of_the_comparison"
+    ),
     r"python -m scripts.experiments.text_after_round .*": (
         "tests/scripts/test_text_after_round.py::test_each_round_writes_its_own"
     ),

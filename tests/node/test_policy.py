@@ -98,7 +98,7 @@ class TestFile:
             ('[trained-models]\n"m" = "abc"', r"trained-models.m must be 64 hexadecimal.* 'abc'"),
             ("max-epsilons = 3", 'unknown key "max-epsilons"; did you mean "max-epsilon"'),
             ('source = "x"', 'unknown key "source"'),
-            ("max-epsilon = ", "is not TOML"),
+            ("max-epsilon = ", "is not valid TOML"),
             ("", "has no max-epsilon, which every policy must state"),
             ("max-rounds = 3", "has no max-epsilon"),
         ],
