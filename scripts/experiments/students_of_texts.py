@@ -57,6 +57,11 @@ class Students:
         self._held_out = self._samples("held_out")
         self._private = self._samples("private").texts
 
+    @property
+    def held_out(self) -> list[str]:
+        """The samples of the people who took no part."""
+        return list(self._held_out.texts)
+
     def _samples(self, group: str) -> Any:
         users = load_users(self._folder / "data" / f"{group}.jsonl")
         return self._cut.samples(self._cut.documents(users), tokenizer=self._tokenizer)
