@@ -69,6 +69,8 @@ _NO_CONTEXT = "Queue timeout. No context received."
 _LATE = "[/v1/runtime/pull-task-input][ApiError:1008] Runtime task-token authentication failed."
 #: What Flower's SuperLink says of a ServerApp that it has given up.
 _UNHEARD = "No heartbeat received from the task"
+#: What Ray says, in the log alone, where its processes are not ready in the time that it waits.
+_RAY_LATE = "The current node timed out during startup"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +481,7 @@ def _judge(
     if run is not None and run.status == "failed":
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     unexpected = True
+    then = "run it again" if run is None else f"go on with {how_to_resume(run_path)}"
     ours = re.findall(r"^flower_privsyn\.errors\.\w+: (.+)$", log, re.MULTILINE)
     if (
         status.word == "finished:completed"
@@ -495,10 +498,15 @@ def _judge(
         )
         unexpected = False
     elif _UNHEARD in status.details:
-        then = "run it again" if run is None else f"go on with {how_to_resume(run_path)}"
         sentence = (
             "Flower heard nothing of the ServerApp for a minute and ended the run: the machine "
             f"slept, or was too busy with other work; {then}."
+        )
+        unexpected = False
+    elif _RAY_LATE in log:
+        sentence = (
+            "Ray, which simulates the nodes, did not start in the time that it waits: the machine "
+            f"is busy with other work, or short of memory; {then}."
         )
         unexpected = False
     elif status.died:

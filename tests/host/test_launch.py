@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import inspect
 import json
 import os
@@ -311,6 +312,28 @@ def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
     begun = _judge(app, tmp_path / "none", "finished:failed", details=launch._UNHEARD, died=died)
     assert begun.error is not None
     assert begun.error.endswith("too busy with other work; run it again.")
+
+
+def test_a_ray_that_did_not_start_is_told_from_a_server_app_that_failed(
+    app: App, tmp_path: Path
+) -> None:
+    node = importlib.util.find_spec("ray._private.node")
+    assert node is not None
+    assert node.origin is not None
+    assert launch._RAY_LATE in Path(node.origin).read_text(encoding="utf-8")
+    log = f"Exception: {launch._RAY_LATE}. This could happen because some of the raylet failed\n"
+    ended = {"details": "An error was encountered. Ending simulation.", "log": log}
+    begun = _judge(app, tmp_path / "none", "finished:failed", **ended)
+    assert begun.error is not None
+    assert begun.error.startswith("Ray, which simulates the nodes, did not start")
+    assert begun.error.endswith("busy with other work, or short of memory; run it again.")
+    run = RunDirectory.create(tmp_path / "run", config={})
+    (run.path / LAUNCH_FILE).parent.mkdir()
+    (run.path / LAUNCH_FILE).write_text("{}")
+    outcome = _judge(app, run.path, "finished:failed", **ended)
+    assert outcome.error is not None
+    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
+    assert (run.error, outcome.unexpected) == (outcome.error, False)
 
 
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
