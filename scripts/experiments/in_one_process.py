@@ -1,7 +1,7 @@
 r"""A run of a comparison's method in this process alone: no server, no Ray, one model on one GPU.
 
     python -m scripts.experiments.in_one_process COMPARISON --config gemma-gpu --method popri \
-        --run-dir DIR --set learning-rate=2e-4
+        --run-dir DIR --set synthetic-samples=3200
 
 COMPARISON is the folder of a comparison: its users, delta and nodes are the run's, so that what the
 method writes can be put beside that comparison's rows (`scripts.experiments.students_of_texts`).

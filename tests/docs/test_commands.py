@@ -131,6 +131,9 @@ RUN_BY = {
     r"python -m scripts.experiments.in_one_process .*": (
         "tests/scripts/test_in_one_process.py::test_it_asks_the_users_of_the_comparison"
     ),
+    r"python -m scripts.experiments.distances_of_texts .*": (
+        "tests/scripts/test_distances_of_texts.py::test_what_is_like_the_users_is_nearer"
+    ),
     r"python -m scripts.experiments.text_after_round .*": (
         "tests/scripts/test_text_after_round.py::test_each_round_writes_its_own"
     ),
