@@ -21,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a policy that every user of the machine can write is in force",
         file="flower_privsyn/node/policy.py",
         function="NodePolicy.read",
-        before="        _refuse_others(path)\n",
+        before="    _refuse_others(path)\n",
         after="",
         tests=(f"{POLICY_TESTS}::test_a_policy_that_all_can_write_is_nobodys",),
     ),
