@@ -234,18 +234,19 @@ def _train(task: _Task) -> TrainingReport:
     else:
         policy = trainers.resume_adapter(base, task.adapter, settings)
     losses: list[dict[str, float]] = []
+    padding = tokenizer.pad_token
     if kept:
-        trainer = trainers.build_trainer(
-            policy,
-            tokenizer,
-            kept,
-            settings=settings,
-            folder=task.partial,
-            seed=small_seed,
-            bfloat16=bfloat16,
-            progress=task.progress,
-        )
         try:
+            trainer = trainers.build_trainer(
+                policy,
+                tokenizer,
+                kept,
+                settings=settings,
+                folder=task.partial,
+                seed=small_seed,
+                bfloat16=bfloat16,
+                progress=task.progress,
+            )
             start = None if task.checkpoint is None else str(task.checkpoint)
             trainer.train(resume_from_checkpoint=start)
             trainers.check_weights(policy)
@@ -259,6 +260,9 @@ def _train(task: _Task) -> TrainingReport:
                 f"micro_batch_size = {settings.micro_batch_size} or max_tokens = "
                 f"{settings.max_tokens}, or set gradient_checkpointing"
             ) from error
+        finally:
+            # TRL gives one to a tokenizer that has none, and the next round's would be another one.
+            tokenizer.pad_token = padding
         losses = [entry for entry in trainer.state.log_history if "privsyn/loss" in entry]
     storage.write_adapter(policy, task.built, base=_public_name(model))
     return _report(

@@ -439,6 +439,19 @@ class TestTheAdapter:
         train(tiny, pairs_of_topics(3), tmp_path / "c")
         assert read == [str(model), str(model), str(tiny)]
 
+    def test_rounds_leave_the_tokenizer_as_it_was_read(self, gpt2: Path, tmp_path: Path):
+        model = tmp_path / "model"
+        shutil.copytree(gpt2, model)
+        file = model / "tokenizer_config.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(known | {"pad_token": None}), encoding="utf-8")
+        (model / "special_tokens_map.json").unlink(missing_ok=True)
+        for name in ("a", "b"):
+            train(model, pairs_of_topics(5), tmp_path / name)
+            ((_, kept),) = preference._last_tokenizer
+            assert kept.pad_token is None
+        assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
+
     def test_other_random_numbers_are_left_alone(self, tiny: Path, tmp_path: Path):
         def draw() -> tuple[float, float, float]:
             return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
@@ -580,12 +593,19 @@ class TestFailures:
             train(tiny, pairs_of_topics(4), tmp_path / "a")
         assert list(tmp_path.iterdir()) == []
 
-    def test_too_little_memory_is_one_sentence(self, tiny: Path, tmp_path: Path):
-        def run_out(count: int) -> None:
+    @pytest.mark.parametrize("where", ["in a step", "at the reference"])
+    def test_too_little_memory_is_one_sentence(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    ):
+        def run_out(*_: Any) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
+        options: dict[str, Any] = {"progress": run_out}
+        if where == "at the reference":
+            monkeypatch.setattr(trainers.PreferenceTrainer, "reference_log_probabilities", run_out)
+            options = {"settings": replace(quick(), precompute_reference=True)}
         with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
-            train(tiny, pairs_of_topics(4), tmp_path / "a", progress=run_out)
+            train(tiny, pairs_of_topics(4), tmp_path / "a", **options)
         assert not (tmp_path / "a").exists()
 
     def test_a_missing_library_is_one_sentence(
