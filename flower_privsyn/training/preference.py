@@ -350,8 +350,10 @@ def _load(model: str | Path, *, device: str, precision: str, files: Any) -> tupl
     chosen = choose_device(None if device == "auto" else device)
     if precision == "auto":
         precision = "bfloat16" if chosen.type == "cuda" or _is_large(model) else "float32"
-    # A mere name says nothing of what lies behind it.
-    known = next((kept for of, kept in _last_tokenizer if of == files != str(model)), None)
+    # Where there is no folder, files are a mere name, which says nothing of what lies behind it.
+    known = None
+    if isinstance(files, list):
+        known = next((kept for of, kept in _last_tokenizer if of == files), None)
     loaded, tokenizer = load_pretrained(
         model, kind="causal", dtype=precision, device=str(chosen), tokenizer=known
     )

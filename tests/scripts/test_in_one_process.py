@@ -1,4 +1,4 @@
-"""A method of a comparison runs in one process as it does there, and goes on where it ended."""
+"""A method of a comparison runs in one process on its users, and a finished run is left alone."""
 
 from __future__ import annotations
 
