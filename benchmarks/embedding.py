@@ -1,6 +1,6 @@
 """Texts per CPU second of an embedding model, and what the check of company costs.
 
-    python -m benchmarks.embedding [--texts 400] [--precision float32] [--peers]
+    python -m benchmarks.embedding [--texts 400] [--precision float32] [--starts 2] [--peers]
 
 Bundled passages cut to 5 to 400 words, embedded by one thread: by the package, and by the library's
 own `encode`, in batches of 32 padded to the longest; then few texts at a time, as on nodes that
@@ -10,6 +10,9 @@ seconds count what else the machine does.
 The floor is the products of the model's matrices with the tokens there are, no padding, at the rate
 of one large product of the same precision. Between the floor and the package lies, besides the
 padding, what is no product: attention's softmax, GELU, norms, the tokenizer.
+
+Then processes of their own start, load the model and embed one text: with the folder read by the
+package, and by the library (`--starts` of each, in turn; the least).
 
 `--peers` adds ONNX Runtime and OpenVINO, where they are installed: texts per CPU second, cosine to
 the package in float32, how many of two thirds of the texts have another one of the last third for
@@ -24,6 +27,8 @@ import gzip
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +44,18 @@ from flower_privsyn.embedding.embedder import PRECISIONS, ROWS
 from flower_privsyn.embedding.packed import BLOCK, passes
 
 _PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
+
+_START = """
+import resource, sys
+from flower_privsyn.embedding import embedder
+if sys.argv[1] == "the library":
+    embedder.read_plain = lambda *arguments, **options: None
+embedder.load_embedder(precision=sys.argv[2]).embed(["a text"])
+used = resource.getrusage(resource.RUSAGE_SELF)
+# Not `ru_maxrss`, which a process inherits from the one that started it.
+most = open("/proc/self/status").read().split("VmHWM:")[1].split()[0]
+print(used.ru_utime + used.ru_stime, int(most) / 1024)
+"""
 
 
 def passages(count: int) -> list[str]:
@@ -98,6 +115,20 @@ def beside(ways: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str,
     return best
 
 
+def starts(count: int, precision: str) -> dict[str, tuple[float, float]]:
+    """CPU seconds and the most memory in MiB, of a process that embeds one text; the least."""
+    found: dict[str, list[tuple[float, float]]] = {"the package": [], "the library": []}
+    for _ in range(count):
+        for name, seen in found.items():
+            words = [sys.executable, "-c", _START, name, precision]
+            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            seconds, most = map(float, done.stdout.split())
+            seen.append((seconds, most))
+    return {
+        name: (min(s for s, _ in seen), min(m for _, m in seen)) for name, seen in found.items()
+    }
+
+
 def votes(vectors: Vectors) -> NDArray[np.int64]:
     """Which of the last third of the vectors is nearest to each of the others."""
     voters = len(vectors) * 2 // 3
@@ -139,6 +170,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser = argparse.ArgumentParser(description="Texts per CPU second of an embedding model.")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--starts", type=int, default=2, help="processes of each kind")
     parser.add_argument("--peers", action="store_true", help="ONNX Runtime and OpenVINO alone")
     arguments = parser.parse_args(given)
     import torch
@@ -174,7 +206,13 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     check = cpu_seconds(lambda: check_company(embedder), repeats=1)
     print(f"{arguments.precision}, the check of company: {check:.2f} CPU s")
     part = f"embedding, {len(texts)} texts, {arguments.precision}"
+    begun = starts(max(1, arguments.starts), arguments.precision)
+    for name, (taken, most) in begun.items():
+        print(f"{arguments.precision}, a start with {name}: {taken:.1f} CPU s, {most:.0f} MiB")
+    plain, whole = begun["the package"], begun["the library"]
+    alone = "a process that embeds one text"
     return [
+        Ratio(alone, "with the library", "peer", plain[0], whole[0], "CPU s"),
         Ratio(part, "its matrix products", "floor", ours, floor, "CPU s"),
         Ratio(part, "the library's encode", "peer", ours, found["the library"], "CPU s"),
     ]

@@ -9,8 +9,8 @@ own length gives. So is the pooling. A text's vector therefore never depends on 
 and nothing is padded but the last block: a pass of 8 rows wastes a fifth with 240 texts, and most
 of itself with three.
 
-Rows begin at multiples of 64 bytes wherever a text begins (`fits` asks for it), because a library
-may take other steps at other addresses.
+Rows begin at multiples of 64 bytes wherever a text begins (`aligned` asks for it), because a
+library may take other steps at other addresses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 #: Tokens in every product with a matrix. It decides the last bits of an embedding, as the form of
@@ -30,8 +31,34 @@ _ALIGNED: Final = 64  # bytes
 _BEHIND: Final = frozenset({"Pooling", "Normalize", "Dense", "LayerNorm", "Dropout"})
 
 
-def fits(modules: Sequence[Any]) -> bool:
-    """Whether a model is an encoder of BERT's form, on the CPU, with pooling alone behind it.
+@dataclass(frozen=True)
+class Bert:
+    """The weights of an encoder of BERT's form, on the CPU.
+
+    Attributes:
+        weights: By the names that transformers gives those of a ``BertModel``.
+        heads: Of attention, in each layer.
+        layers: Their number.
+        epsilon: What a normalisation adds to the variance.
+        bend: The function between the two products of a layer.
+    """
+
+    weights: Mapping[str, Any]
+    heads: int
+    layers: int
+    epsilon: float
+    bend: Callable[[Any], Any]
+
+
+def aligned(bert: Bert) -> bool:
+    """Whether the part of a row that is a head's begins at a multiple of 64 bytes."""
+    weight = bert.weights["embeddings.word_embeddings.weight"]
+    bytes_of_head = int(weight.shape[1]) // bert.heads * int(weight.element_size())
+    return bytes_of_head % _ALIGNED == 0
+
+
+def of_library(modules: Sequence[Any]) -> Bert | None:
+    """The encoder of a loaded model of BERT's form, on the CPU, with pooling alone behind, or None.
 
     Args:
         modules: Those of the loaded sentence-transformers model; the first is the transformer.
@@ -40,12 +67,17 @@ def fits(modules: Sequence[Any]) -> bool:
     behind = {type(module).__name__ for module in itertools.islice(modules, 1, None)}
     # Others may ask for what single texts have not, such as the states of all layers.
     if type(bert).__name__ != "BertModel" or not behind <= _BEHIND or "Pooling" not in behind:
-        return False
-    config = bert.config
-    head = config.hidden_size // config.num_attention_heads
-    bytes_of_head = head * bert.embeddings.word_embeddings.weight.element_size()
-    on_cpu = bert.device.type == "cpu"
-    return on_cpu and not config.is_decoder and bytes_of_head % _ALIGNED == 0
+        return None
+    if bert.device.type != "cpu" or bert.config.is_decoder:
+        return None
+    found = Bert(
+        weights=bert.state_dict(),
+        heads=int(bert.config.num_attention_heads),
+        layers=len(bert.encoder.layer),
+        epsilon=float(bert.config.layer_norm_eps),
+        bend=bert.encoder.layer[0].intermediate.intermediate_act_fn,
+    )
+    return found if aligned(found) else None
 
 
 def passes(lengths: Sequence[int]) -> list[list[int]]:
@@ -75,13 +107,18 @@ class PackedEncoder:
     The weights are copied into the layout in which products read them, where oneDNN offers one.
 
     Args:
-        bert: A transformers ``BertModel`` for which `fits` holds, in evaluation mode.
+        bert: An encoder that is `aligned`.
     """
 
-    def __init__(self, bert: Any) -> None:
-        self._embeddings = bert.embeddings
-        self._heads = int(bert.config.num_attention_heads)
-        self._layers = [_Layer(layer) for layer in bert.encoder.layer]
+    def __init__(self, bert: Bert) -> None:
+        given = bert.weights
+        self._words, self._places, self._types = (
+            given[f"embeddings.{name}_embeddings.weight"].detach()
+            for name in ("word", "position", "token_type")
+        )
+        self._norm = _norm(bert, "embeddings.LayerNorm")
+        self._heads = bert.heads
+        self._layers = [_Layer(bert, f"encoder.layer.{number}") for number in range(bert.layers)]
 
     def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[Any]:
         """Hidden states of each text.
@@ -122,9 +159,10 @@ class PackedEncoder:
 
     def _first(self, ids: Any, places: Any, types: Any) -> Any:
         """What enters the first layer for one block."""
-        given = self._embeddings
-        state = given.word_embeddings(ids) + given.token_type_embeddings(types)
-        return given.LayerNorm(state.add_(given.position_embeddings(places)))
+        from torch.nn.functional import embedding
+
+        state = embedding(ids, self._words) + embedding(types, self._types)
+        return self._norm(state.add_(embedding(places, self._places)))
 
     def _attend(self, asked: Any, met: Any, spans: Sequence[tuple[int, int]]) -> None:
         """Attention of every text by itself, into `met`."""
@@ -144,26 +182,42 @@ class PackedEncoder:
 class _Layer:
     """One layer: what is asked of attention, and what comes behind it."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, bert: Bert, name: str) -> None:
         import torch
 
-        attention, output = layer.attention.self, layer.attention.output
-        asking = (attention.query, attention.key, attention.value)
+        def product(part: str) -> Callable[[Any], Any]:
+            at = f"{name}.{part}.dense"
+            return _product(bert.weights[f"{at}.weight"], bert.weights[f"{at}.bias"])
+
+        asking = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
         weight, bias = (
-            torch.cat([getattr(part, name) for part in asking]) for name in ("weight", "bias")
+            torch.cat([bert.weights[f"{part}.{kind}"] for part in asking])
+            for kind in ("weight", "bias")
         )
         self.asked = _product(weight, bias)
-        self._joined = _product(output.dense.weight, output.dense.bias)
-        self._first_norm = output.LayerNorm
-        self._wider = _product(layer.intermediate.dense.weight, layer.intermediate.dense.bias)
-        self._bent = layer.intermediate.intermediate_act_fn
-        self._back = _product(layer.output.dense.weight, layer.output.dense.bias)
-        self._second_norm = layer.output.LayerNorm
+        self._joined = product("attention.output")
+        self._first_norm = _norm(bert, f"{name}.attention.output.LayerNorm")
+        self._wider = product("intermediate")
+        self._bent = bert.bend
+        self._back = product("output")
+        self._second_norm = _norm(bert, f"{name}.output.LayerNorm")
 
     def behind(self, met: Any, state: Any) -> Any:
         """The layer's result for one block, from what attention gave and what the layer got."""
         state = self._first_norm(self._joined(met).add_(state))
         return self._second_norm(self._back(self._bent(self._wider(state))).add_(state))
+
+
+def _norm(bert: Bert, name: str) -> Callable[[Any], Any]:
+    import torch
+
+    weight, bias = (bert.weights[f"{name}.{part}"].detach() for part in ("weight", "bias"))
+    shape, epsilon = weight.shape, bert.epsilon  # not the whole of it, which is needed no longer
+
+    def normed(state: Any) -> Any:
+        return torch.nn.functional.layer_norm(state, shape, weight, bias, epsilon)
+
+    return normed
 
 
 def _product(weight: Any, bias: Any) -> Callable[[Any], Any]:

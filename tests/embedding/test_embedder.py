@@ -242,8 +242,11 @@ def test_a_hub_model_in_the_cache_is_used_offline(
     assert load_embedder("some-one/some-model").fingerprint == minilm.fingerprint
 
 
-def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library(monkeypatch: pytest.MonkeyPatch, minilm: Embedder) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    # A plain model does without.
+    assert load_embedder().fingerprint == minilm.fingerprint
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
         load_embedder()
 
