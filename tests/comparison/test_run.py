@@ -31,7 +31,7 @@ SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" 
 def words(tmp_path: Path) -> list[str]:
     """The command: a run that works, one that can only fail once it has begun, and references."""
     return [
-        *("compare", "--data", str(SAMPLE), "--users", "24", "--held-out-users", "12"),
+        *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
         *("--methods", "public-only", "distill-public", "dp-prompt", "pre-text", "dp-fedavg"),
         "--distil",
@@ -114,7 +114,7 @@ def test_a_comparison(
         {json.loads(line)["client_id"] for line in (out / "data" / name).open()}
         for name in ("private.jsonl", "held_out.jsonl")
     )
-    assert (len(private), len(held_out)) == (24, 12)
+    assert (len(private), len(held_out)) == (8, 4)
     assert not private & held_out
 
     # Again, as after an interruption between the run and its figures: the run is not repeated,
