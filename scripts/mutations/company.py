@@ -6,6 +6,7 @@ from mutation import Mutation
 
 EMBEDDER = "flower_privsyn/embedding/embedder.py"
 EMBEDDING_TESTS = "tests/embedding/test_company.py"
+PLAIN = "flower_privsyn/embedding/plain.py"
 QUERY_TESTS = "tests/queries/test_company.py"
 SIEVE = "flower_privsyn/queries/sieve.py"
 SIEVE_TESTS = "tests/queries/test_sieve.py"
@@ -36,6 +37,30 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="keys[:, :, start:stop], values[:, :, start:stop]",
         after="keys[:, :, max(0, start - 1) : stop], values[:, :, max(0, start - 1) : stop]",
         tests=(f"{EMBEDDING_TESTS}::TestTheModel",),
+    ),
+    Mutation(
+        name="a key that nobody knows is passed over",
+        file=PLAIN,
+        function="_checked",
+        before=" or set(found) - set(known) - free",
+        after="",
+        tests=("tests/embedding/test_plain.py",),
+    ),
+    Mutation(
+        name="a model with other weights is taken for plain",
+        file=PLAIN,
+        function="_weights",
+        before="set(found) - _UNUSED != set(shapes)",
+        after="set(shapes) - set(found)",
+        tests=("tests/embedding/test_plain.py",),
+    ),
+    Mutation(
+        name="an accelerator is passed over",
+        file=PLAIN,
+        function="read_plain",
+        before="(device is not None or torch.accelerator.is_available())",
+        after="device is not None",
+        tests=("tests/embedding/test_plain.py",),
     ),
     Mutation(
         name="a pass of full rows has no mask",
