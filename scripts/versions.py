@@ -43,8 +43,8 @@ TRIED = {
     ),
     "trl 1.15.0": "fails tests/training/test_preference.py: outside of the range",
     "peft 0.20.0": (
-        "passes 67 of 68 tests of tests/training/test_preference.py; in the other one, twice of "
-        "two times, a training that was killed went on from an earlier step than it should. The "
+        "passes 67 of 68 tests of preference training; in the other one, twice of two times, "
+        "a training that was killed went on from an earlier step than it should. The "
         "same was seen with trl 1.15.0, so it may be the laying over"
     ),
 }

@@ -15,6 +15,7 @@ from flower_privsyn.training import (
     PreferencePair,
     PreferenceTraining,
     TrainingReport,
+    storage,
     train_preferences,
 )
 from flower_privsyn.training.encoding import encode_prompts, encode_responses
@@ -120,3 +121,17 @@ def response_log_probabilities(
         before = logits[len(prompt) - 1 : -1].log_softmax(-1)
         found.append(float(before[torch.arange(len(response)), torch.tensor(response)].sum()))
     return np.array(found)
+
+
+def weights(adapter: Path) -> dict[str, Any]:
+    """Of an adapter's folder, by name."""
+    from safetensors.torch import load_file
+
+    return load_file(adapter / storage.WEIGHTS)
+
+
+def distance(one: Path, other: Path) -> float:
+    """The largest difference between the weights of two adapters."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[key] - second[key]).abs().max()) for key in first)

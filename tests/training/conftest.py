@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.models import resolve_model
+from tests.support.preferences import pairs_of_topics, train
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def first(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter of a first round."""
+    output = tmp_path_factory.mktemp("first") / "adapter"
+    train(tiny, pairs_of_topics(8, first=500), output)
+    return output

@@ -1,0 +1,477 @@
+"""What preference training keeps, refuses, and goes on from when it was ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.generation import SamplingParameters
+from flower_privsyn.generation.transformers_backend import TransformersGenerator
+from flower_privsyn.models import pretrained
+from flower_privsyn.models.adapters import adapter_digest
+from flower_privsyn.training import (
+    preference,
+    storage,
+    trainers,
+)
+from tests.support.preferences import (
+    distance,
+    pairs_of_topics,
+    quick,
+    response_log_probabilities,
+    train,
+    weights,
+)
+
+
+class TestTheAdapter:
+    def test_the_folder(self, tiny: Path, first: Path):
+        assert sorted(path.name for path in first.iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "training.json",
+        ]
+        assert not first.with_name("adapter.partial").exists()
+        config = json.loads((first / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == tiny.name
+        assert config["peft_type"] == "LORA"
+        assert (config["r"], config["lora_alpha"], config["inference_mode"]) == (4, 8, True)
+        assert config["target_modules"] == [
+            "down_proj",
+            "gate_proj",
+            "k_proj",
+            "o_proj",
+            "q_proj",
+            "up_proj",
+            "v_proj",
+        ]
+        for file in first.iterdir():
+            for place in (tiny.parent, Path.home(), Path.cwd(), first.parent):
+                assert str(place).encode() not in file.read_bytes()
+
+    def test_bundled_and_hub_names_are_kept(self):
+        assert preference._public_name("privsyn-lm") == "privsyn-lm"
+        assert preference._public_name("owner/name") == "owner/name"
+
+    def test_peft_itself_loads_it(self, tiny: Path, first: Path):
+        """As vLLM and other programs do: plain PEFT on the plain model gives the same numbers."""
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        base = AutoModelForCausalLM.from_pretrained(tiny).eval()
+        tokenizer = AutoTokenizer.from_pretrained(tiny)
+        pair = pairs_of_topics(1)[0]
+        prompt = tokenizer(pair.prompt)["input_ids"]
+        response = tokenizer(pair.chosen, add_special_tokens=False)["input_ids"]
+        model = PeftModel.from_pretrained(base, first).eval()
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+        steps = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        expected = float(steps.gather(1, torch.tensor(response)[:, None]).sum())
+        found = response_log_probabilities(tiny, first, [pair.prompt], [pair.chosen])
+        assert found[0] == pytest.approx(expected, rel=1e-5)
+        plain = response_log_probabilities(tiny, None, [pair.prompt], [pair.chosen])
+        assert abs(plain[0] - expected) > 0.1
+
+    def test_the_generator_writes_with_it(self, tiny: Path, first: Path):
+        generator = TransformersGenerator(tiny, device="cpu", dtype="float32")
+        sampling = SamplingParameters(seed=1, max_new_tokens=12, temperature=0)
+        prompts = [pair.prompt for pair in pairs_of_topics(4)]
+        without = generator.generate(prompts, sampling=sampling)
+        assert generator.generate(prompts, sampling=sampling, adapter=first) != without
+
+    def test_the_same_arguments_give_the_same_bytes(self, tiny: Path, tmp_path: Path):
+        for name in ("a", "b"):
+            train(tiny, pairs_of_topics(5), tmp_path / name, seed=3)
+        assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
+        train(tiny, pairs_of_topics(5), tmp_path / "c", seed=4)
+        assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
+
+    def test_rounds_read_the_tokenizer_once_and_again_where_it_changed(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        model = tmp_path / "model"
+        shutil.copytree(tiny, model)
+        file = model / "tokenizer.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        read: list[str] = []
+        before = pretrained._read_tokenizer
+
+        def reading(library: Any, folder: str) -> Any:
+            read.append(folder)
+            return before(library, folder)
+
+        monkeypatch.setattr(pretrained, "_read_tokenizer", reading)
+        for indent in (1, 2):  # other files than any model's, and then other ones again
+            file.write_text(json.dumps(known, indent=indent), encoding="utf-8")
+            for name in ("a", "b"):
+                train(model, pairs_of_topics(3), tmp_path / f"{name}{indent}")
+            assert read == [str(model)] * indent
+        train(tiny, pairs_of_topics(3), tmp_path / "c")
+        assert read == [str(model), str(model), str(tiny)]
+
+    def test_rounds_leave_the_tokenizer_as_it_was_read(self, gpt2: Path, tmp_path: Path):
+        model = tmp_path / "model"
+        shutil.copytree(gpt2, model)
+        file = model / "tokenizer_config.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(known | {"pad_token": None}), encoding="utf-8")
+        (model / "special_tokens_map.json").unlink(missing_ok=True)
+        for name in ("a", "b"):
+            train(model, pairs_of_topics(5), tmp_path / name)
+            ((_, kept),) = preference._last_tokenizer
+            assert kept.pad_token is None
+        assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
+
+    def test_other_random_numbers_are_left_alone(self, tiny: Path, tmp_path: Path):
+        def draw() -> tuple[float, float, float]:
+            return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+        expected = draw()
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+        train(tiny, pairs_of_topics(4), tmp_path / "a")
+        assert draw() == expected
+
+    def test_another_rank_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
+        with pytest.raises(ConfigError, match=r"lora_rank must stay that of adapter .*, 4, got 8"):
+            train(
+                tiny,
+                pairs_of_topics(4),
+                tmp_path / "a",
+                adapter=first,
+                settings=quick(lora_rank=8),
+            )
+        assert not (tmp_path / "a").exists()
+
+    def test_an_adapter_of_another_model_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        (broken / storage.CONFIG).write_bytes((first / storage.CONFIG).read_bytes())
+        kept = {key: value for key, value in weights(first).items() if "layers.0" in key}
+        save_file(kept, broken / storage.WEIGHTS)
+        with pytest.raises(ModelError, match="broken cannot be loaded onto the model"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", adapter=broken)
+        with pytest.raises(ModelError, match=r"no folder with an adapter_config\.json"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", adapter=tmp_path / "nothing")
+
+    def test_the_output_may_not_be_the_adapter(self, tiny: Path, first: Path):
+        with pytest.raises(ConfigError, match="output must be another folder than adapter"):
+            train(tiny, pairs_of_topics(4), first, adapter=first)
+
+    def test_a_foreign_folder_is_not_replaced(self, tiny: Path, tmp_path: Path):
+        (tmp_path / "thesis").mkdir()
+        (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+        with pytest.raises(ModelError, match="is not replaced"):
+            train(tiny, pairs_of_topics(4), tmp_path / "thesis")
+        (tmp_path / "thesis").rename(tmp_path / "a.partial")
+        with pytest.raises(ModelError, match="it holds other files: move them"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
+        assert (tmp_path / "a.partial" / "chapter.txt").read_text() == "years of work"
+
+    def test_an_older_adapter_is_replaced(self, tiny: Path, tmp_path: Path):
+        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
+        before = adapter_digest(tmp_path / "a")
+        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=2)
+        assert adapter_digest(tmp_path / "a") != before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+class TestFailures:
+    def test_a_loss_that_is_no_number(self, tiny: Path, first: Path, tmp_path: Path):
+        before = adapter_digest(first)
+        with pytest.raises(TrainingError, match=r"broke down in step 2: the loss is nan"):
+            train(
+                tiny,
+                pairs_of_topics(8),
+                tmp_path / "a",
+                adapter=first,
+                settings=quick(learning_rate=1e30),
+            )
+        assert list(tmp_path.iterdir()) == []
+        assert adapter_digest(first) == before
+
+    def test_weights_that_are_no_numbers(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """After the last step there is no loss any more that would show it."""
+        from transformers import TrainerCallback
+
+        class Break(TrainerCallback):
+            def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                next(p for p in given["model"].parameters() if p.requires_grad).data[0] = math.inf
+
+        build = trainers.build_trainer
+
+        def build_broken(*args: Any, **options: Any) -> Any:
+            trainer = build(*args, **options)
+            trainer.add_callback(Break())
+            return trainer
+
+        monkeypatch.setattr(trainers, "build_trainer", build_broken)
+        with pytest.raises(TrainingError, match="weight .*lora_.* is no longer finite"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("where", ["in a step", "at the reference"])
+    def test_too_little_memory_is_one_sentence(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    ):
+        def run_out(*_: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+        options: dict[str, Any] = {"progress": run_out}
+        if where == "at the reference":
+            monkeypatch.setattr(trainers.PreferenceTrainer, "reference_log_probabilities", run_out)
+            options = {"settings": replace(quick(), precompute_reference=True)}
+        with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", **options)
+        assert not (tmp_path / "a").exists()
+
+    def test_a_missing_library_is_one_sentence(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setitem(sys.modules, "trl", None)
+        monkeypatch.delitem(sys.modules, "flower_privsyn.training.trainers")
+        with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[training\]'"):
+            train(tiny, pairs_of_topics(4), tmp_path / "a")
+
+
+class Killed(Exception):
+    """Stands for whatever ends a process."""
+
+
+def kill_after(pairs: int) -> Any:
+    passed = 0
+
+    def progress(count: int) -> None:
+        nonlocal passed
+        passed += count
+        if passed >= pairs:
+            raise Killed
+
+    return progress
+
+
+class TestResuming:
+    @pytest.fixture(autouse=True)
+    def every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 0.0)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"loss": "sft", "schedule": "cosine"},
+            {"lora_dropout": 0.3, "micro_batch_size": 2, "warmup_steps": 2},
+            {"reference": "previous", "precompute_reference": True, "loss": "ipo"},
+        ],
+        ids=["dpo", "sft", "dropout", "previous"],
+    )
+    def test_a_killed_training_ends_at_the_same_weights(
+        self, tiny: Path, first: Path, tmp_path: Path, changes: dict[str, Any]
+    ):
+        settings, pairs = quick(**changes), pairs_of_topics(10)
+        whole = train(tiny, pairs, tmp_path / "whole", adapter=first, settings=settings)
+        output = tmp_path / "a"
+        for pairs_passed in (5, 13):  # in the first epoch, then in the second
+            with pytest.raises(Killed):
+                train(
+                    tiny,
+                    pairs,
+                    output,
+                    adapter=first,
+                    settings=settings,
+                    progress=kill_after(pairs_passed),
+                )
+            assert not output.exists()
+            assert any((tmp_path / "a.partial").glob("checkpoint-*"))
+        passed: list[int] = []
+        report = train(
+            tiny, pairs, output, adapter=first, settings=settings, progress=passed.append
+        )
+        assert passed[0] >= 10  # nothing of the first epoch again
+        assert sum(passed) == 20
+        assert distance(output, tmp_path / "whole") < 1e-5
+        assert report.losses == pytest.approx(whole.losses, rel=1e-5)
+        assert report.steps == whole.steps == 6
+        assert report.margin == (
+            None if whole.margin is None else pytest.approx(whole.margin, rel=1e-3, abs=1e-5)
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "whole"]
+
+    def _kill(self, tiny: Path, output: Path, **changes: Any) -> None:
+        with pytest.raises(Killed):
+            train(
+                tiny,
+                changes.pop("pairs", pairs_of_topics(10)),
+                output,
+                progress=kill_after(13),
+                **changes,
+            )
+
+    @pytest.mark.parametrize("what", ["pairs", "settings", "seed", "adapter", "model"])
+    def test_checkpoints_of_another_training_are_not_used(
+        self, tiny: Path, first: Path, tmp_path: Path, what: str
+    ):
+        import shutil
+
+        model = tmp_path / "model"
+        shutil.copytree(tiny, model)
+        same: dict[str, Any] = {"pairs": pairs_of_topics(10), "settings": quick(), "seed": 0}
+        other: dict[str, Any] = {
+            "pairs": [*pairs_of_topics(9), pairs_of_topics(1, first=77)[0]],
+            "settings": quick(beta=0.2),
+            "seed": 1,
+            "adapter": first,
+        }
+        self._kill(
+            model, tmp_path / "a", **({**same, what: other[what]} if what in other else same)
+        )
+        if what == "model":
+            saved = load_file(model / "model.safetensors")
+            saved["model.norm.weight"] = saved["model.norm.weight"] * 1.1
+            save_file(saved, model / "model.safetensors", metadata={"format": "pt"})
+        passed: list[int] = []
+        resumed = train(model, output=tmp_path / "a", progress=passed.append, **same)
+        assert passed[0] == 4
+        fresh = train(model, output=tmp_path / "b", **same)
+        assert distance(tmp_path / "a", tmp_path / "b") == 0
+        assert resumed.losses == fresh.losses
+
+    def test_a_torn_checkpoint_is_passed_over(self, tiny: Path, tmp_path: Path):
+        pairs = pairs_of_topics(10)
+        train(tiny, pairs, tmp_path / "whole")
+        self._kill(tiny, tmp_path / "a", pairs=pairs)
+        found = sorted((tmp_path / "a.partial").glob("checkpoint-*"))
+        assert len(found) == 2
+        (found[-1] / "complete").unlink()
+        (found[-1] / "optimizer.pt").write_bytes(b"torn")
+        passed: list[int] = []
+        train(tiny, pairs, tmp_path / "a", progress=passed.append)
+        assert passed[0] < 10
+        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
+
+    def test_checkpoints_are_made_by_the_clock(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 3600.0)
+        self._kill(tiny, tmp_path / "a")
+        assert list((tmp_path / "a.partial").glob("checkpoint-*")) == []
+
+    def test_a_finished_training_is_not_run_again(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        self._kill(tiny, tmp_path / "a", pairs=pairs_of_topics(7))
+        (tmp_path / "a.partial").rename(tmp_path / "kept")
+        report = train(tiny, pairs_of_topics(4), tmp_path / "a")
+        (tmp_path / "kept").rename(tmp_path / "a.partial")  # as if killed before it was deleted
+        monkeypatch.delattr(trainers, "build_trainer")
+        passed: list[int] = []
+        assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
+        assert passed == [8]
+        assert not (tmp_path / "a.partial").exists()
+        with pytest.raises(AttributeError):
+            train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
+
+    def test_a_killed_process(self, tiny: Path, tmp_path: Path):
+        """SIGKILL: nothing of this process's own clean-up runs."""
+        script = tmp_path / "kill.py"
+        script.write_text(
+            "import os, signal, sys\n"
+            "from pathlib import Path\n"
+            "import torch\n"
+            "torch.set_num_threads(1)\n"
+            "from flower_privsyn.training import trainers\n"
+            "from tests.support.preferences import pairs_of_topics, train\n"
+            "trainers.CHECKPOINT_SECONDS = 0.0\n"
+            "passed = 0\n"
+            "def progress(count):\n"
+            "    global passed\n"
+            "    passed += count\n"
+            "    if passed >= 13:\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n"
+            "train(Path(sys.argv[1]), pairs_of_topics(10), Path(sys.argv[2]), progress=progress)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, str(script), str(tiny), str(tmp_path / "a")],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+        )
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert not (tmp_path / "a").exists()
+        train(tiny, pairs_of_topics(10), tmp_path / "whole")
+        passed: list[int] = []
+        train(tiny, pairs_of_topics(10), tmp_path / "a", progress=passed.append)
+        assert passed[0] >= 10
+        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
+
+
+QUIET = """
+import os, socket, sys
+def refuse(*args, **kwargs):
+    print("asked for the network", args, file=sys.stderr)  # also where the error is swallowed
+    raise OSError("no network")
+socket.getaddrinfo = refuse
+socket.socket.connect = refuse
+from pathlib import Path
+from flower_privsyn.training import trainers
+from tests.support.preferences import pairs_of_topics, quick, train
+trainers.CHECKPOINT_SECONDS = 0.0
+out = Path(sys.argv[2])
+first = None
+for loss in ("dpo", "sft", "ipo"):
+    settings = quick(loss=loss)
+    train(Path(sys.argv[1]), pairs_of_topics(6), out / loss, adapter=first, settings=settings)
+    first = out / loss
+"""
+
+
+def test_nothing_is_printed_sent_or_left_behind(tiny: Path, tmp_path: Path):
+    """In a bare environment: no offline switch, empty home, temporary and working folders."""
+    places = {name: tmp_path / name for name in ("home", "temporary", "work", "out")}
+    for place in places.values():
+        place.mkdir()
+    kept = {
+        key: os.environ[key] for key in ("PATH", "LANG", "OMP_NUM_THREADS") if key in os.environ
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", QUIET, str(tiny), str(places["out"])],
+        cwd=places["work"],
+        env={
+            **kept,
+            "HOME": str(places["home"]),
+            "TMPDIR": str(places["temporary"]),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr == ""
+    left = {
+        str(path.relative_to(tmp_path))
+        for name in ("home", "temporary", "work")
+        for path in places[name].rglob("*")
+        if path.is_file()
+    }
+    assert left == set()
+    assert sorted(path.name for path in places["out"].iterdir()) == ["dpo", "ipo", "sft"]
