@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -146,8 +147,9 @@ class SentenceTransformerEmbedder:
         if not weights:
             raise ModelError(f"{folder} holds no model weights ({' or '.join(_WEIGHT_PATTERNS)}).")
         refuse_code(folder)
-        self._place = (folder, precision, device)
+        self._place = (folder.resolve(), precision, device)
         self._library: Any = None
+        self._lock = threading.Lock()
         self._packed: packed.PackedEncoder | None = None
         plain = read_plain(folder, precision=precision, device=device)
         if plain is None:
@@ -164,6 +166,7 @@ class SentenceTransformerEmbedder:
             self._packed = None if bert is None else packed.PackedEncoder(bert)
             self._pooled: Callable[[Any], Any] = self._pooled_by_library
         else:
+            self._place = (folder.resolve(), precision, "cpu")
             limit, self._prompt = plain.max_tokens, ""
             self._packed, self._pooled = plain.encoder, plain.pooled
         if max_tokens is not None:
@@ -171,15 +174,19 @@ class SentenceTransformerEmbedder:
                 raise ConfigError(f"max-tokens must be at most {limit} here, got {max_tokens}.")
             limit = max_tokens
         self._max_tokens = limit
+        if self._packed is not None and limit > self._packed.places:
+            raise ModelError(
+                f"{folder} takes texts of {limit} tokens (max_seq_length in its "
+                f"sentence_bert_config.json), and its model has {self._packed.places} places."
+            )
         self._fingerprint = _fingerprint(
             folder, weights, precision=precision, max_tokens=self._max_tokens, prompt=self._prompt
         )
         # Of one word: shorter than every width, so that the mask of a pass with it has a zero.
         self._filler = self._encode(["a"])[0]
-        word = self._tokenizer("a", add_special_tokens=False)["input_ids"]
-        if set(word) <= {self._tokenizer.unk_token_id}:
-            # Transformers makes one of special tokens alone where the files are missing.
-            raise ModelError(f"{folder} has no vocabulary: its tokenizer does not know the word a.")
+        if set(self._tokenizer.get_vocab().values()) <= set(self._tokenizer.all_special_ids):
+            # Transformers makes one of those where the files are missing.
+            raise ModelError(f"{folder} has no vocabulary: its tokenizer has special tokens alone.")
         # Ask the model rather than its configuration files: they differ between versions.
         one = [self._filler]
         vector = self._padded((one, _MIN_WIDTH)) if self._packed is None else self._unpadded(one)
@@ -214,10 +221,11 @@ class SentenceTransformerEmbedder:
         Where the package read the folder without the library (`flower_privsyn.embedding.plain`), it
         is loaded when it is first asked for.
         """
-        if self._library is None:
-            folder, precision, device = self._place
-            self._library = _load(folder, precision=precision, device=device)
-        return self._library
+        with self._lock:
+            if self._library is None:
+                folder, precision, device = self._place
+                self._library = _load(folder, precision=precision, device=device)
+            return self._library
 
     @property
     def max_tokens(self) -> int:
@@ -347,7 +355,7 @@ def load_embedder(
 
     Raises:
         ConfigError: If an argument is out of range.
-        MissingExtraError: If sentence-transformers is not installed.
+        MissingExtraError: If sentence-transformers is needed and not installed.
         ModelError: If there is no such model, it cannot be reached, or its checksum is wrong.
     """
     _check(precision, max_tokens)

@@ -57,6 +57,33 @@ def aligned(bert: Bert) -> bool:
     return bytes_of_head % _ALIGNED == 0
 
 
+def shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The weights of an encoder of BERT's form, and how large they are.
+
+    Args:
+        sizes: By the names of transformers' configuration: "hidden_size", "intermediate_size",
+            "num_hidden_layers", "vocab_size", "max_position_embeddings", "type_vocab_size".
+    """
+    wide, inner = sizes["hidden_size"], sizes["intermediate_size"]
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (sizes["vocab_size"], wide),
+        "embeddings.position_embeddings.weight": (sizes["max_position_embeddings"], wide),
+        "embeddings.token_type_embeddings.weight": (sizes["type_vocab_size"], wide),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for number in range(sizes["num_hidden_layers"]):
+        layer = f"encoder.layer.{number}"
+        square = [f"{layer}.attention.self.{part}" for part in ("query", "key", "value")]
+        for name in (*square, f"{layer}.attention.output.dense"):
+            found |= {f"{name}.weight": (wide, wide), f"{name}.bias": (wide,)}
+        name = f"{layer}.intermediate.dense"
+        found |= {f"{name}.weight": (inner, wide), f"{name}.bias": (inner,)}
+        name = f"{layer}.output.dense"
+        found |= {f"{name}.weight": (wide, inner), f"{name}.bias": (wide,)}
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    return found | {f"{name}.{part}": (wide,) for name in norms for part in ("weight", "bias")}
+
+
 def of_library(modules: Sequence[Any]) -> Bert | None:
     """The encoder of a loaded model of BERT's form, on the CPU, with pooling alone behind, or None.
 
@@ -68,10 +95,15 @@ def of_library(modules: Sequence[Any]) -> Bert | None:
     # Others may ask for what single texts have not, such as the states of all layers.
     if type(bert).__name__ != "BertModel" or not behind <= _BEHIND or "Pooling" not in behind:
         return None
-    if bert.device.type != "cpu" or bert.config.is_decoder:
+    if bert.device.type != "cpu" or bert.config.is_decoder or not len(bert.encoder.layer):
+        return None
+    weights = bert.state_dict()
+    known = shapes(bert.config.to_dict())
+    # An adapter is beside the weights, under names of its own, and has its part in each product.
+    if any(name not in weights or weights[name].shape != known[name] for name in known):
         return None
     found = Bert(
-        weights=bert.state_dict(),
+        weights=weights,
         heads=int(bert.config.num_attention_heads),
         layers=len(bert.encoder.layer),
         epsilon=float(bert.config.layer_norm_eps),
@@ -120,6 +152,11 @@ class PackedEncoder:
         self._heads = bert.heads
         self._layers = [_Layer(bert, f"encoder.layer.{number}") for number in range(bert.layers)]
 
+    @property
+    def places(self) -> int:
+        """The most tokens that a text may have."""
+        return int(self._places.shape[0])
+
     def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[Any]:
         """Hidden states of each text.
 
@@ -133,7 +170,7 @@ class PackedEncoder:
 
         ends = list(itertools.accumulate(len(row["input_ids"]) for row in rows))
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
-        slots = -(-ends[-1] // BLOCK) * BLOCK
+        slots = -(-max(1, ends[-1]) // BLOCK) * BLOCK
         # What fills the last block up is token 0 at place 0, again and again.
         ids, places, types = torch.zeros((3, slots), dtype=torch.long)
         for row, (start, stop) in zip(rows, spans, strict=True):
@@ -212,7 +249,7 @@ def _norm(bert: Bert, name: str) -> Callable[[Any], Any]:
     import torch
 
     weight, bias = (bert.weights[f"{name}.{part}"].detach() for part in ("weight", "bias"))
-    shape, epsilon = weight.shape, bert.epsilon  # not the whole of it, which is needed no longer
+    shape, epsilon = weight.shape, bert.epsilon  # what is returned must not keep all weights
 
     def normed(state: Any) -> Any:
         return torch.nn.functional.layer_norm(state, shape, weight, bias, epsilon)

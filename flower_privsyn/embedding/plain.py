@@ -4,53 +4,116 @@ Importing sentence-transformers takes three times as long as PyTorch and a fast 
 the memory: it brings what training, evaluation and other kinds of models need. Every node of a
 federation, every process of a simulation and the server import it, to multiply with matrices that
 lie in one file. So a folder that holds nothing but such a model (all-MiniLM-L6-v2, and most of its
-kind) is read here, and gives the same bits; anything else, in any of its files, is left to the
-library.
+kind) is read here, and gives the same bits. Whatever a file says that is not known to mean nothing
+else leaves the folder to the library: both libraries look for more in it than a reader would guess,
+other files of weights among it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.embedding.packed import Bert, PackedEncoder, aligned
+from flower_privsyn.embedding.packed import Bert, PackedEncoder, aligned, shapes
 
-# What each file may say. A key that is not here may mean something that is not done here.
-_MODULE_KEYS: Final = {"idx", "name", "path", "type"}
-_BODY: Final[dict[str, tuple[Any, ...]]] = {
-    "do_lower_case": (False,),
-    "transformer_task": ("feature-extraction",),
-    "modality_config": (
-        {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+_log = logging.getLogger(__name__)
+
+_TRANSFORMER: Final = (
+    "sentence_transformers.models.Transformer",
+    "sentence_transformers.base.modules.transformer.Transformer",
+)
+_POOLING: Final = (
+    "sentence_transformers.models.Pooling",
+    "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+)
+_NORMALIZE: Final = (
+    "sentence_transformers.models.Normalize",
+    "sentence_transformers.base.modules.normalize.Normalize",
+)
+# A folder of a module lies in that of the model.
+_PLACE: Final = re.compile(r"\w*", re.ASCII)
+# Files that say more of a model: adapters, weights in parts, what is no text.
+_OTHER_FILES: Final = (
+    "adapter_config.json",
+    "model.safetensors.index.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+_WEIGHTS: Final = "model.safetensors"
+_UNUSED: Final = {"embeddings.position_ids", "embeddings.token_type_ids"}
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
+
+_Rule = Callable[[Any], bool]
+
+
+class _NotPlainError(Exception):
+    """Something in the folder is left to the library."""
+
+
+def _one_of(*allowed: Any) -> _Rule:
+    return lambda value: any(type(value) is type(one) and value == one for one in allowed)
+
+
+def _anything(value: Any) -> bool:
+    del value
+    return True
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(text) is str for text in value.values())
+
+
+_MODULE: Final[dict[str, _Rule]] = {
+    "idx": _anything,
+    "name": _one_of("0", "1", "2"),
+    "path": lambda value: type(value) is str and bool(_PLACE.fullmatch(value)),
+    "type": _one_of(*_TRANSFORMER, *_POOLING, *_NORMALIZE),
+}
+_WHOLE: Final[dict[str, _Rule]] = {
+    "__version__": _words,
+    "default_prompt_name": _one_of(None),
+    "model_type": _one_of("SentenceTransformer"),
+    "prompts": _words,
+    "similarity_fn_name": _one_of("cosine", "dot", "euclidean", "manhattan", None),
+}
+_BODY: Final[dict[str, _Rule]] = {
+    "do_lower_case": _one_of(False),
+    "max_seq_length": lambda value: value is None or _count(value),
+    "modality_config": _one_of(
+        {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
     ),
-    "module_output_name": ("token_embeddings",),
+    "module_output_name": _one_of("token_embeddings"),
+    "transformer_task": _one_of("feature-extraction"),
 }
-_WHOLE: Final[dict[str, tuple[Any, ...]]] = {
-    "default_prompt_name": (None,),
-    "model_type": ("SentenceTransformer",),
-}
-_WHOLE_AS_IT_IS: Final = {"__version__", "prompts", "similarity_fn_name"}
-_NORMALIZE: Final[dict[str, tuple[Any, ...]]] = {
-    "module_input_name": ("sentence_embedding",),
-    "module_output_name": ("sentence_embedding", None),
+_NORMALIZED: Final[dict[str, _Rule]] = {
+    "module_input_name": _one_of("sentence_embedding"),
+    "module_output_name": _one_of("sentence_embedding", None),
 }
 _MODES: Final = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-_OTHER_MODES: Final = {
-    "pooling_mode_max_tokens",
-    "pooling_mode_mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens",
-    "pooling_mode_lasttoken",
-}
-_BERT: Final[dict[str, tuple[Any, ...]]] = {
-    "model_type": ("bert",),
-    "architectures": (["BertModel"],),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
+_POOLED: Final[dict[str, _Rule]] = {
+    "embedding_dimension": _count,
+    "include_prompt": _one_of(True),
+    "pooling_mode": _one_of(*_MODES.values()),
+    **dict.fromkeys(_MODES, _one_of(True, False)),
+    "pooling_mode_lasttoken": _one_of(False),
+    "pooling_mode_max_tokens": _one_of(False),
+    "pooling_mode_mean_sqrt_len_tokens": _one_of(False),
+    "pooling_mode_weightedmean_tokens": _one_of(False),
+    "word_embedding_dimension": _count,
 }
 _SIZES: Final = (
     "hidden_size",
@@ -61,22 +124,34 @@ _SIZES: Final = (
     "type_vocab_size",
     "vocab_size",
 )
-# Of a configuration: how the model is taken apart, split, or packed into fewer bits.
-_NOT_PLAIN: Final = ("auto_map", "quantization_config", "pruned_heads")
-# Weights beside the weights, or in several files.
-_OTHER_FILES: Final = ("adapter_config.json", "model.safetensors.index.json")
-# In the file, and no part of a token's vector.
-_UNUSED: Final = {
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-    "pooler.dense.weight",
-    "pooler.dense.bias",
+_BERT: Final[dict[str, _Rule]] = {
+    "model_type": _one_of("bert"),
+    "hidden_act": _one_of("gelu"),
+    "layer_norm_eps": lambda value: type(value) is float and 0 < value < 1,
+    **dict.fromkeys(_SIZES, _count),
+    "add_cross_attention": _one_of(False),
+    "architectures": _one_of(["BertModel"]),
+    "is_decoder": _one_of(False),
+    "position_embedding_type": _one_of("absolute"),
+    "attention_probs_dropout_prob": _share,
+    "hidden_dropout_prob": _share,
+    # Of training, of other uses, of whoever wrote the file.
+    "_name_or_path": _anything,
+    "bos_token_id": _one_of(None),
+    "classifier_dropout": lambda value: value is None or _share(value),
+    "dtype": _one_of("float32", "float16", "bfloat16"),
+    "eos_token_id": _one_of(None),
+    "gradient_checkpointing": _one_of(False),
+    "id2label": _words,
+    "initializer_range": _share,
+    "label2id": _anything,
+    "pad_token_id": _one_of(0),
+    "tie_word_embeddings": _one_of(True, False),
+    "torch_dtype": _one_of("float32", "float16", "bfloat16"),
+    "transformers_version": lambda value: type(value) is str,
+    "use_cache": _one_of(True, False),
 }
-_WEIGHTS: Final = "model.safetensors"
-
-
-class _NotPlainError(Exception):
-    """Something in the folder is left to the library."""
+_NEEDED: Final = {"model_type", "hidden_act", "layer_norm_eps", *_SIZES}
 
 
 @dataclass(frozen=True)
@@ -105,87 +180,61 @@ def read_plain(folder: Path, *, precision: str, device: str | None) -> PlainMode
         device: As the library takes it; None is the CPU where there is no accelerator.
 
     Returns:
-        None if the model is of another kind, has to be computed elsewhere, or is not whole; the
-        library then says what is missing.
+        None if the model is of another kind, has to be computed elsewhere, or is not whole: the
+        library reads the folder next, and has the better sentence for it.
     """
     try:
         import torch
-        from safetensors.torch import load_file
-    except ImportError:
-        return None
-    if device != "cpu" and (device is not None or torch.accelerator.is_available()):
-        return None
-    try:
+
+        if device != "cpu" and (device is not None or torch.accelerator.is_available()):
+            return None
         body, pooled = _modules(folder)
-        config = _bert(_read(body / "config.json"))
+        config = _checked(_read(body / "config.json"), _BERT, needed=_NEEDED)
         tokenizer, limit = _tokenizer(body, config["max_position_embeddings"])
-        weights = _weights(load_file(body / _WEIGHTS), config, getattr(torch, precision))
+        bert = Bert(
+            weights=_weights(body / _WEIGHTS, config, getattr(torch, precision)),
+            heads=config["num_attention_heads"],
+            layers=config["num_hidden_layers"],
+            epsilon=config["layer_norm_eps"],
+            bend=torch.nn.functional.gelu,
+        )
+        if not aligned(bert):
+            return None
+        return PlainModel(PackedEncoder(bert), pooled, tokenizer, limit)
     except Exception:
-        # Whatever it is, the library reads the folder next, and has the better sentence for it.
+        _log.debug("%s is left to sentence-transformers", folder, exc_info=True)
         return None
-    bert = Bert(
-        weights=weights,
-        heads=config["num_attention_heads"],
-        layers=config["num_hidden_layers"],
-        epsilon=config["layer_norm_eps"],
-        bend=torch.nn.functional.gelu,
-    )
-    if not aligned(bert):
-        return None
-    return PlainModel(PackedEncoder(bert), pooled, tokenizer, limit)
 
 
 def _modules(folder: Path) -> tuple[Path, Callable[[Any], Any]]:
     """The folder of the transformer, and what comes behind it."""
-    listed = _read(folder / "modules.json")
-    if not isinstance(listed, list) or any(set(entry) - _MODULE_KEYS for entry in listed):
-        raise _NotPlainError
-    # The library's own classes: `refuse_code` has looked at where they come from.
-    kinds = [entry["type"].rpartition(".")[2] for entry in listed]
+    listed = [
+        _checked(entry, _MODULE, needed=set(_MODULE)) for entry in _read(folder / "modules.json")
+    ]
+    kinds = [entry["type"] for entry in listed]
     places = [folder / entry["path"] for entry in listed]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise _NotPlainError
-    if any((places[0] / name).exists() for name in _OTHER_FILES):
-        raise _NotPlainError
+    for number, (entry, known) in enumerate(
+        zip(listed, (_TRANSFORMER, _POOLING, _NORMALIZE), strict=False)
+    ):
+        _demand(entry["name"] == str(number) and entry["type"] in known)
+    _demand(len(kinds) in (2, 3) and len(set(places)) == len(places))
+    _demand(
+        not any((place / name).exists() for place in (folder, *places) for name in _OTHER_FILES)
+    )
     whole = folder / "config_sentence_transformers.json"
     if whole.exists():
-        _checked(_read(whole), _WHOLE, _WHOLE_AS_IT_IS)
-    last = places[-1] / "config.json"
-    if kinds[-1] == "Normalize" and last.exists():
-        _checked(_read(last), _NORMALIZE, set())
-    mode = _pooling(_read(places[1] / "config.json"))
-    return places[0], _pooled(mode, normalized=kinds[-1] == "Normalize")
-
-
-def _tokenizer(body: Path, places: int) -> tuple[Any, int]:
-    """The fast tokenizer, and the longest text in tokens."""
-    # Without it the library has the sentence that says what to install.
-    from transformers import AutoTokenizer
-
-    options = _checked(_read(body / "sentence_bert_config.json"), _BODY, {"max_seq_length"})
-    most = options.get("max_seq_length")
-    given = {} if most is None else {"model_max_length": _count(most)}
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(body), local_files_only=True, trust_remote_code=False, **given
-    )
-    if most is None:
-        tokenizer.model_max_length = min(int(tokenizer.model_max_length), places)
-    return tokenizer, _count(tokenizer.model_max_length)
-
-
-def _pooling(config: Any) -> str:
-    """The one way of pooling: "cls" or "mean"."""
-    sizes = {"word_embedding_dimension", "embedding_dimension"}
-    _checked(
-        config,
-        {"include_prompt": (True,), **dict.fromkeys(_OTHER_MODES, (False,))},
-        {"pooling_mode", *_MODES, *sizes},
-    )
-    modes = [mode for name, mode in _MODES.items() if config.get(name)]
-    found = config.get("pooling_mode", modes[0] if len(modes) == 1 else None)
-    if found not in _MODES.values():
-        raise _NotPlainError
-    return str(found)
+        _checked(_read(whole), _WHOLE)
+    pooling = _checked(_read(places[1] / "config.json"), _POOLED)
+    wide = _read(places[0] / "config.json").get("hidden_size")
+    dimensions = [pooling[name] for name in pooling if name.endswith("dimension")]
+    _demand(bool(dimensions) and all(found == wide for found in dimensions))
+    modes = [mode for name, mode in _MODES.items() if pooling.get(name)]
+    mode = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else None)
+    _demand(mode is not None)
+    normalized = len(listed) == 3
+    if normalized and (places[2] / "config.json").exists():
+        _checked(_read(places[2] / "config.json"), _NORMALIZED)
+    return places[0], _pooled(str(mode), normalized=normalized)
 
 
 def _pooled(mode: str, *, normalized: bool) -> Callable[[Any], Any]:
@@ -196,75 +245,71 @@ def _pooled(mode: str, *, normalized: bool) -> Callable[[Any], Any]:
         if mode == "cls":
             found = states[None][:, 0]
         else:
-            found = states[None].sum(dim=1) / torch.tensor([[float(len(states))]])
+            found = states[None].sum(dim=1) / torch.tensor([[len(states)]], dtype=states.dtype)
         return (torch.nn.functional.normalize(found, p=2, dim=-1) if normalized else found)[0]
 
     return vector
 
 
-def _bert(config: Any) -> dict[str, Any]:
-    """The sizes of a plain BERT."""
-    if not isinstance(config, dict) or any(config.get(name) for name in _NOT_PLAIN):
-        raise _NotPlainError
-    for name in ("model_type", "hidden_act"):
-        if name not in config:
-            raise _NotPlainError
-    if any(name in config and config[name] not in allowed for name, allowed in _BERT.items()):
-        raise _NotPlainError
-    found: dict[str, Any] = {name: _count(config[name]) for name in _SIZES}
-    if found["hidden_size"] % found["num_attention_heads"]:
-        raise _NotPlainError
-    return found | {"layer_norm_eps": float(config["layer_norm_eps"])}
+def _tokenizer(body: Path, places: int) -> tuple[Any, int]:
+    """The fast tokenizer, and the longest text in tokens."""
+    from transformers import AutoTokenizer
+
+    options = _checked(_read(body / "sentence_bert_config.json"), _BODY)
+    # The library takes an empty file for none, and what other files of the kind say.
+    _demand(bool(options))
+    _demand(("modality_config" in options) == ("module_output_name" in options))
+    settings = _read(body / "tokenizer_config.json")
+    _demand(isinstance(settings, dict) and not {"auto_map", "processor_class"} & set(settings))
+    most = options.get("max_seq_length")
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(body),
+        local_files_only=True,
+        trust_remote_code=False,
+        **({} if most is None else {"model_max_length": most}),
+    )
+    if most is None:
+        tokenizer.model_max_length = min(int(tokenizer.model_max_length), places)
+    limit = tokenizer.model_max_length
+    _demand(_count(limit) and limit <= places)
+    # The mean of no tokens is the library's to define.
+    _demand(len(tokenizer("")["input_ids"]) > 0)
+    return tokenizer, limit
 
 
-def _weights(found: dict[str, Any], config: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+def _weights(file: Path, config: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     """All weights that a plain BERT has, and no others, each in memory of its own."""
-    shapes = _shapes(config)
-    if set(found) - _UNUSED != set(shapes):
-        raise _NotPlainError
-    if any(tuple(found[name].shape) != shape for name, shape in shapes.items()):
-        raise _NotPlainError
-    if any(not found[name].is_floating_point() for name in shapes):
-        raise _NotPlainError
-    # Where a tensor lies in the file is no address that products should start from.
-    return {name: found[name].to(dtype, copy=True) for name in shapes}
+    from safetensors import safe_open
 
-
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    wide, inner = config["hidden_size"], config["intermediate_size"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (config["vocab_size"], wide),
-        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], wide),
-        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], wide),
-    }
-    norms = ["embeddings.LayerNorm"]
-    for number in range(config["num_hidden_layers"]):
-        layer = f"encoder.layer.{number}"
-        square = [f"{layer}.attention.self.{part}" for part in ("query", "key", "value")]
-        for name in (*square, f"{layer}.attention.output.dense"):
-            shapes |= {f"{name}.weight": (wide, wide), f"{name}.bias": (wide,)}
-        name = f"{layer}.intermediate.dense"
-        shapes |= {f"{name}.weight": (inner, wide), f"{name}.bias": (inner,)}
-        name = f"{layer}.output.dense"
-        shapes |= {f"{name}.weight": (wide, inner), f"{name}.bias": (wide,)}
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    return shapes | {f"{name}.{part}": (wide,) for name in norms for part in ("weight", "bias")}
+    _demand(config["hidden_size"] % config["num_attention_heads"] == 0)
+    wide = config["hidden_size"]
+    known = shapes(config)
+    pooler = {"pooler.dense.weight": (wide, wide), "pooler.dense.bias": (wide,)}
+    with safe_open(file, framework="pt") as opened:
+        names = set(opened.keys()) - _UNUSED
+        _demand(names in (set(known), set(known) | set(pooler)))
+        for name in names:
+            part = opened.get_slice(name)
+            _demand(tuple(part.get_shape()) == (known | pooler)[name])
+            _demand(part.get_dtype() in _FLOATS)
+        # Copied: where a tensor lies in the file is no address that products should start from.
+        return {name: opened.get_tensor(name).to(dtype, copy=True) for name in known}
 
 
 def _read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _checked(found: Any, known: Mapping[str, tuple[Any, ...]], free: set[str]) -> dict[str, Any]:
-    """A file's content: every key is known, and all but the free ones say what is done here."""
-    if not isinstance(found, dict) or set(found) - set(known) - free:
-        raise _NotPlainError
-    if any(found[name] not in known[name] for name in found if name in known):
-        raise _NotPlainError
-    return found
+def _checked(
+    found: Any, rules: Mapping[str, _Rule], *, needed: set[str] | frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """A file's content: all that has to be there, and nothing that is not known."""
+    _demand(isinstance(found, dict) and needed <= set(found) <= set(rules))
+    _demand(all(rules[name](value) for name, value in found.items()))
+    content: dict[str, Any] = found
+    return content
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
+def _demand(holds: bool) -> None:
+    if not holds:
         raise _NotPlainError
-    return value

@@ -153,6 +153,33 @@ def with_arguments(folder: Path) -> None:
     (folder / "modules.json").write_text(json.dumps([*modules[:2], modules[2] | {"kwargs": ["a"]}]))
 
 
+def module(number: int, **values: Any) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[number] |= values
+        (folder / "modules.json").write_text(json.dumps(modules))
+
+    return apply
+
+
+def of_another_folder(folder: Path) -> None:
+    """Pooling from a folder beside it: a digest of the model would not see it change."""
+    shutil.copytree(folder / "1_Pooling", folder.parent / "beside")
+    module(1, path="../beside")(folder)
+
+
+def of_another_file(folder: Path) -> None:
+    """Transformers reads the weights that a configuration names."""
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    change(folder / BERT, transformers_weights="other.safetensors")
+
+
+def of_an_older_file(folder: Path) -> None:
+    """The library passes over an empty file, to those of older models."""
+    (folder / BODY).write_text("{}")
+    (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": 64}')
+
+
 def cut_off(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -165,6 +192,16 @@ NOT_PLAIN: dict[str, Callable[[Path], None]] = {
     "a module more": with_module("Dense"),
     "a module of several routes": with_module("Router"),
     "arguments of a module": with_arguments,
+    "the order of modules": module(1, name="2"),
+    "a module of another kind of model": module(
+        1, type="sentence_transformers.cross_encoder.Pooling"
+    ),
+    "a module of another folder": of_another_folder,
+    "a module of any folder": lambda folder: module(0, path=str(folder.resolve()))(folder),
+    "weights of another file": of_another_file,
+    "a configuration of another file": in_file(BERT, configuration_files=["config.4.0.0.json"]),
+    "lengths of another file": of_an_older_file,
+    "more tokens than places": in_file(BODY, max_seq_length=513),
     "lower case": in_file(BODY, do_lower_case=True),
     "another key": in_file(BODY, model_args={"attn_implementation": "eager"}),
     "another task": in_file(BODY, transformer_task="fill-mask"),
@@ -190,9 +227,15 @@ NOT_PLAIN: dict[str, Callable[[Path], None]] = {
     "heads at odd addresses": in_file(BERT, num_attention_heads=128),
     "fewer layers": in_file(BERT, num_hidden_layers=5),
     "another width": in_file(BERT, intermediate_size=1537),
+    "padding beyond the vocabulary": in_file(BERT, pad_token_id=30522),
     "an adapter": overwritten("adapter_config.json", "{}"),
+    "a processor": overwritten("processor_config.json", "{}"),
+    "a class of a processor": in_file("tokenizer_config.json", processor_class="CLIPProcessor"),
     "weights in several files": overwritten("model.safetensors.index.json", "{}"),
     "a weight more": with_weights(lambda weights: weights.update(other=torch.ones(1))),
+    "another pooler": with_weights(
+        lambda weights: weights.update({"pooler.dense.bias": torch.ones(1)})
+    ),
     "a weight less": with_weights(lambda weights: weights.pop(NORM)),
     "whole numbers": with_weights(
         lambda weights: weights.update({NORM: torch.ones(384, dtype=torch.int8)})
@@ -212,10 +255,49 @@ def test_all_else_is_left_to_the_library(form: str, folder: Path) -> None:
     assert read_plain(folder, precision="float32", device="cpu") is None
 
 
+def test_a_folder_that_takes_more_tokens_than_it_has_places(folder: Path) -> None:
+    change(folder / BODY, max_seq_length=1000)
+    with pytest.raises(ModelError, match="takes texts of 1000 tokens .* its model has 512 places"):
+        SentenceTransformerEmbedder(folder)
+    assert SentenceTransformerEmbedder(folder, max_tokens=512).max_tokens == 512
+
+
+def test_an_adapter_has_its_part(folder: Path) -> None:
+    """It is beside the weights, in products of its own: passes are padded, by the library."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModel
+
+    plain = SentenceTransformerEmbedder(folder)
+    adapted = get_peft_model(AutoModel.from_pretrained(folder), LoraConfig(init_lora_weights=False))
+    adapted.save_pretrained(folder)
+    shutil.move(folder / "README.md", folder.parent)
+    embedder = SentenceTransformerEmbedder(folder)
+    ours = embedder.embed(TEXTS)
+    expected = embedder.model.encode(TEXTS, show_progress_bar=False)
+    np.testing.assert_allclose(ours, expected, atol=2e-6)
+    assert np.abs(ours - plain.embed(TEXTS)).max() > 0.01
+
+
+def test_texts_without_a_token(
+    folder: Path, by_library: Callable[..., SentenceTransformerEmbedder]
+) -> None:
+    """A tokenizer that adds nothing: the library's vector of no tokens is zero."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    embedder = SentenceTransformerEmbedder(folder)
+    assert not embedder.embed([""]).any()
+    found = embedder.embed(["", "a word", "   "])
+    assert found.any(axis=1).tolist() == [False, True, False]
+    assert np.array_equal(found, by_library(folder).embed(["", "a word", "   "]))
+
+
 def test_a_folder_without_a_vocabulary(folder: Path) -> None:
     for name in ("tokenizer.json", "vocab.txt"):
         (folder / name).unlink()
-    with pytest.raises(ModelError, match="has no vocabulary: its tokenizer does not know the word"):
+    with pytest.raises(
+        ModelError, match="has no vocabulary: its tokenizer has special tokens alone"
+    ):
         SentenceTransformerEmbedder(folder)
 
 
