@@ -26,7 +26,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the last block has as many tokens as there are",
         file="flower_privsyn/embedding/packed.py",
         function="PackedEncoder.__call__",
-        before="slots = -(-ends[-1] // BLOCK) * BLOCK",
+        before="slots = -(-max(1, ends[-1]) // BLOCK) * BLOCK",
         after="slots = ends[-1]",
         tests=(f"{EMBEDDING_TESTS}::TestBlocks",),
     ),
