@@ -188,8 +188,9 @@ def read_plain(folder: Path, *, precision: str, device: str | None) -> PlainMode
 
         if device != "cpu" and (device is not None or torch.accelerator.is_available()):
             return None
-        body, pooled = _modules(folder)
+        body, *behind = _modules(folder)
         config = _checked(_read(body / "config.json"), _BERT, needed=_NEEDED)
+        pooled = _pooling(behind, config["hidden_size"])
         tokenizer, limit = _tokenizer(body, config["max_position_embeddings"])
         bert = Bert(
             weights=_weights(body / _WEIGHTS, config, getattr(torch, precision)),
@@ -206,35 +207,35 @@ def read_plain(folder: Path, *, precision: str, device: str | None) -> PlainMode
         return None
 
 
-def _modules(folder: Path) -> tuple[Path, Callable[[Any], Any]]:
-    """The folder of the transformer, and what comes behind it."""
-    listed = [
-        _checked(entry, _MODULE, needed=set(_MODULE)) for entry in _read(folder / "modules.json")
-    ]
-    kinds = [entry["type"] for entry in listed]
-    places = [folder / entry["path"] for entry in listed]
-    for number, (entry, known) in enumerate(
-        zip(listed, (_TRANSFORMER, _POOLING, _NORMALIZE), strict=False)
-    ):
+def _modules(folder: Path) -> list[Path]:
+    """The folders of the transformer, of pooling and, where vectors are normalized, of that."""
+    listed = _read(folder / "modules.json")
+    _demand(isinstance(listed, list) and len(listed) in (2, 3))
+    kinds = (_TRANSFORMER, _POOLING, _NORMALIZE)
+    for number, (entry, known) in enumerate(zip(listed, kinds, strict=False)):
+        _checked(entry, _MODULE, needed=set(_MODULE))
         _demand(entry["name"] == str(number) and entry["type"] in known)
-    _demand(len(kinds) in (2, 3) and len(set(places)) == len(places))
-    _demand(
-        not any((place / name).exists() for place in (folder, *places) for name in _OTHER_FILES)
-    )
+    places = [folder / entry["path"] for entry in listed]
+    _demand(len(set(places)) == len(places))
+    _demand(not any((at / name).exists() for at in (folder, *places) for name in _OTHER_FILES))
     whole = folder / "config_sentence_transformers.json"
     if whole.exists():
         _checked(_read(whole), _WHOLE)
-    pooling = _checked(_read(places[1] / "config.json"), _POOLED)
-    wide = _read(places[0] / "config.json").get("hidden_size")
-    dimensions = [pooling[name] for name in pooling if name.endswith("dimension")]
+    return places
+
+
+def _pooling(places: list[Path], wide: int) -> Callable[[Any], Any]:
+    """What comes behind the transformer, by its files."""
+    config = _checked(_read(places[0] / "config.json"), _POOLED)
+    dimensions = [config[name] for name in config if name.endswith("dimension")]
     _demand(bool(dimensions) and all(found == wide for found in dimensions))
-    modes = [mode for name, mode in _MODES.items() if pooling.get(name)]
-    mode = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else None)
+    modes = [mode for name, mode in _MODES.items() if config.get(name)]
+    mode = config.get("pooling_mode", modes[0] if len(modes) == 1 else None)
     _demand(mode is not None)
-    normalized = len(listed) == 3
-    if normalized and (places[2] / "config.json").exists():
-        _checked(_read(places[2] / "config.json"), _NORMALIZED)
-    return places[0], _pooled(str(mode), normalized=normalized)
+    for place in places[1:]:
+        if (place / "config.json").exists():
+            _checked(_read(place / "config.json"), _NORMALIZED)
+    return _pooled(str(mode), normalized=len(places) == 2)
 
 
 def _pooled(mode: str, *, normalized: bool) -> Callable[[Any], Any]:
