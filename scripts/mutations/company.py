@@ -42,16 +42,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a key that nobody knows is passed over",
         file=PLAIN,
         function="_checked",
-        before="needed <= set(found) <= set(rules)",
-        after="needed <= set(found)",
+        before=(
+            "needed <= set(found) <= set(rules))\n"
+            "    _demand(all(rules[name](value) for name, value in found.items()))\n"
+        ),
+        after=(
+            "needed <= set(found))\n"
+            "    _demand(all(rules[name](found[name]) for name in {*rules} & {*found}))\n"
+        ),
         tests=("tests/embedding/test_plain.py",),
     ),
     Mutation(
-        name="a model with other weights is taken for plain",
+        name="weights of another shape are taken for plain",
         file=PLAIN,
         function="_weights",
-        before="names in (set(known), set(known) | set(pooler))",
-        after="set(known) <= names",
+        before="tuple(part.get_shape()) == (known | pooler)[name]",
+        after="bool(part.get_shape())",
         tests=("tests/embedding/test_plain.py",),
     ),
     Mutation(
