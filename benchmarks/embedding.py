@@ -12,7 +12,8 @@ of one large product of the same precision. Between the floor and the package li
 padding, what is no product: attention's softmax, GELU, norms, the tokenizer.
 
 Then processes of their own start, load the model and embed one text: with the folder read by the
-package, and by the library (`--starts` of each, in turn; the least).
+package, and by the library (`--starts` of each, in turn; the least). Their floor is a process that
+imports PyTorch and ends.
 
 `--peers` adds ONNX Runtime and OpenVINO, where they are installed: texts per CPU second, cosine to
 the package in float32, how many of two thirds of the texts have another one of the last third for
@@ -47,10 +48,12 @@ _PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passag
 
 _START = """
 import resource, sys
-from flower_privsyn.embedding import embedder
-if sys.argv[1] == "the library":
-    embedder.read_plain = lambda *arguments, **options: None
-embedder.load_embedder(precision=sys.argv[2]).embed(["a text"])
+import torch
+if sys.argv[1] != "PyTorch alone":
+    from flower_privsyn.embedding import embedder
+    if sys.argv[1] == "the library":
+        embedder.read_plain = lambda *arguments, **options: None
+    embedder.load_embedder(precision=sys.argv[2]).embed(["a text"])
 used = resource.getrusage(resource.RUSAGE_SELF)
 # Not `ru_maxrss`, which a process inherits from the one that started it.
 most = open("/proc/self/status").read().split("VmHWM:")[1].split()[0]
@@ -117,7 +120,8 @@ def beside(ways: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str,
 
 def starts(count: int, precision: str) -> dict[str, tuple[float, float]]:
     """CPU seconds and the most memory in MiB, of a process that embeds one text; the least."""
-    found: dict[str, list[tuple[float, float]]] = {"the package": [], "the library": []}
+    kinds = ("PyTorch alone", "the package", "the library")
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(count):
         for name, seen in found.items():
             words = [sys.executable, "-c", _START, name, precision]
@@ -209,10 +213,11 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     begun = starts(max(1, arguments.starts), arguments.precision)
     for name, (taken, most) in begun.items():
         print(f"{arguments.precision}, a start with {name}: {taken:.1f} CPU s, {most:.0f} MiB")
-    plain, whole = begun["the package"], begun["the library"]
+    least, plain, whole = (seconds for seconds, _ in begun.values())
     alone = "a process that embeds one text"
     return [
-        Ratio(alone, "with the library", "peer", plain[0], whole[0], "CPU s"),
+        Ratio(alone, "import torch", "floor", plain, least, "CPU s"),
+        Ratio(alone, "with the library", "peer", plain, whole, "CPU s"),
         Ratio(part, "its matrix products", "floor", ours, floor, "CPU s"),
         Ratio(part, "the library's encode", "peer", ours, found["the library"], "CPU s"),
     ]
