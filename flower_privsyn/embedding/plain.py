@@ -2,11 +2,11 @@
 
 Importing sentence-transformers takes two to three times as long as PyTorch and a fast tokenizer,
 and twice the memory: it brings what training, evaluation and other kinds of models need. Every node
-of a federation, every process of a simulation and the server import it, to multiply with matrices that
-lie in one file. So a folder that holds nothing but such a model (all-MiniLM-L6-v2, and most of its
-kind) is read here, and gives the same bits. Whatever a file says that is not known to mean nothing
-else leaves the folder to the library: both libraries look for more in it than a reader would guess,
-other files of weights among it.
+of a federation, every process of a simulation and the server import it, to multiply with matrices
+that lie in one file. So a folder that holds nothing but such a model (all-MiniLM-L6-v2, and most of
+its kind) is read here, and gives the same bits. Whatever a file says that is not known to mean
+nothing else leaves the folder to the library: both libraries look for more in it than a reader
+would guess, other files of weights among it.
 """
 
 from __future__ import annotations
