@@ -16,7 +16,11 @@ from scripts.docs_site import notebooks
 #: Pages of docs/ and of the repository that the site has elsewhere, by path in the repository.
 PLACES = {"README.md": "index.md", "docs/README.md": "all_pages.md"}
 
-_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+# A fence ends with one at least as long, a span with as many backticks: what is between holds fewer.
+_CODE = re.compile(
+    r"^ *(`{3,})[^`\n]*\n.*?^ *\1`* *$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)",
+    re.MULTILINE | re.DOTALL,
+)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
@@ -110,4 +114,5 @@ def shown(path: str, root: Path) -> str:
     if file.suffix == ".ipynb":
         return notebooks.page(text)
     language = {".py": "python", ".toml": "toml", ".yaml": "yaml"}.get(file.suffix, "text")
-    return quiet + f"# {path}\n\n````{language}\n{text}````\n"
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return quiet + f"# {path}\n\n{fence}{language}\n{text}{fence}\n"

@@ -190,7 +190,7 @@ RUN_BY = {
         "tests/private_path/test_cohorts.py::test_twenty_rounds_of_a_thousand_of_133_000"
     ),
     r"\.ci/run": ".github/workflows/ci.yml: .ci/run",
-    r"mkdocs build --strict": ".github/workflows/ci.yml: mkdocs build",
+    r"mkdocs build --strict": ".ci/run: mkdocs build",
     r"pip install -c constraints.txt -e '.\[(dev|quickstart|docs)\]'": (
         ".github/workflows/ci.yml: pip install"
     ),

@@ -88,6 +88,20 @@ def test_links_lead_to_pages_of_the_site() -> None:
     }
 
 
+@pytest.mark.parametrize("code", ["`{}`", "`` ` {} ` ``", "```\n{}\n```", "````x\n```\n{}\n````"])
+def test_what_looks_like_a_link_in_code_is_none(code: str) -> None:
+    text = "[a](b.md)\n" + code.format("[c](value)") + "\n[d](e.md)"
+    assert repository.linked(text, "x.md", ROOT) == {"b.md", "e.md"}
+
+
+def test_source_with_fences_of_its_own_is_one_block_of_code(tmp_path: Path) -> None:
+    source = "a = 1\n````\n[b](value)\n```\n"
+    (tmp_path / "a.py").write_text(source, "utf-8")
+    shown = repository.shown("a.py", tmp_path)
+    assert shown.endswith(f"\n`````python\n{source}`````\n")
+    assert repository.linked(shown, "a.py", tmp_path) == set()
+
+
 def test_source_and_folders_become_pages() -> None:
     shown = repository.shown("scripts/lines.py", ROOT)
     assert "# scripts/lines.py" in shown
