@@ -16,7 +16,7 @@ from scripts.docs_site import notebooks
 #: Pages of docs/ and of the repository that the site has elsewhere, by path in the repository.
 PLACES = {"README.md": "index.md", "docs/README.md": "all_pages.md"}
 
-# A fence ends with one at least as long, a span with as many backticks: what is between holds fewer.
+# A fence ends with one as long or longer, a span with as many backticks: between them are fewer.
 _CODE = re.compile(
     r"^ *(`{3,})[^`\n]*\n.*?^ *\1`* *$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)",
     re.MULTILINE | re.DOTALL,
