@@ -2,10 +2,15 @@
 
 The names below are all that an app needs. They are imported on first use, so that
 `import flower_privsyn` stays light.
+
+The import sets `OMP_WAIT_POLICY=PASSIVE`, unless the variable is set: OpenMP's threads, as of
+PyTorch, then sleep where they wait for one another. Otherwise they spin, on cores that the threads
+they wait for would need. A library takes notice as it is loaded, and not later.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +126,8 @@ if TYPE_CHECKING:
     from flower_privsyn.training.causal import fine_tune
     from flower_privsyn.training.causal_settings import CausalTraining
     from flower_privsyn.training.distillation import Distillation
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.2.0"
 

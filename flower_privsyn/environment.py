@@ -6,7 +6,6 @@ lists them); the rest are set by `privsyn run` for the processes it starts.
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 CACHE: Final = "PRIVSYN_CACHE"
@@ -61,17 +60,6 @@ SUPERVISOR_STARTED: Final = "PRIVSYN_SUPERVISOR_STARTED"
 
 RUN_MARK: Final = "PRIVSYN_RUN_MARK"
 """A random mark that every process of one run carries."""
-
-
-def let_threads_sleep() -> None:
-    """Have OpenMP's threads sleep while they wait for one another, unless the user says otherwise.
-
-    By default they spin, which on a machine whose cores are busy takes the time of the thread that
-    is waited for. Only libraries that are loaded later take notice, in this process and in those it
-    starts.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU, as PyTorch's and scikit-learn's
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel and LLVM
 
 
 def library_versions(*names: str) -> dict[str, str]:

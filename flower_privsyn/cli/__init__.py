@@ -31,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 2 when what was asked for cannot be done, 1 when
         something failed unexpectedly, 130 when it was interrupted.
     """
-    environment.let_threads_sleep()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with privsyn.make_context("privsyn", words.copy(), obj=words) as context:

@@ -70,9 +70,6 @@ _TOLD: Final = (
 )
 _TOLD_BEGINNINGS: Final = ("LC_", "OMP_", "KMP_", "GGML_")
 
-#: OpenMP's threads spin while they wait for one another unless they are told not to.
-_SLEEPING: Final = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-
 
 def file_of(name: str) -> Path:
     """The file that a generator's name stands for.
@@ -199,7 +196,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env={**_SLEEPING, **_told(os.environ), "PYTHONSAFEPATH": "1"},
+            env={**_told(os.environ), "PYTHONSAFEPATH": "1"},
         )
         # Also when nobody calls `end`; a process that is killed closes the pipe, which does too.
         self._finalizer = weakref.finalize(self, _kill, self._process)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from flower_privsyn.environment import THREADS, let_threads_sleep
+from flower_privsyn.environment import THREADS
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import threads
 
@@ -69,8 +72,17 @@ def test_only_a_small_model_on_the_cpu_is_small(monkeypatch: pytest.MonkeyPatch)
     assert not threads.is_small(model)
 
 
-def test_threads_sleep_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
-    let_threads_sleep()
-    assert (os.environ["OMP_WAIT_POLICY"], os.environ["KMP_BLOCKTIME"]) == ("ACTIVE", "0")
+@pytest.mark.parametrize(("given", "turns"), [({}, 0), ({"OMP_WAIT_POLICY": "ACTIVE"}, 30 * 10**9)])
+def test_whoever_imports_the_package_has_threads_that_sleep(
+    given: dict[str, str], turns: int
+) -> None:
+    """Asked of PyTorch's OpenMP, which is GNU's: how often a thread looks before it sleeps."""
+    rest = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    asked = subprocess.run(
+        [sys.executable, "-c", "import flower_privsyn, torch"],
+        env=rest | given | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", asked.stderr) == [str(turns)]
