@@ -39,7 +39,8 @@ def run(
 ) -> int:
     """Run a Flower app on this machine, offline, and follow it to its end.
 
-    APP is the folder of the app. The exit status is 0 only when the run has finished.
+    APP is the folder of the app. The exit status is 0 only when the run has finished, and the app
+    has.
     """
     from flower_privsyn import runs
     from flower_privsyn.host import app as host_app
@@ -201,12 +202,13 @@ def _check_changes(path: Path, settings: Sequence[str]) -> None:
 def _following(path: Path) -> Iterator[Any]:
     """Show progress; say how to go on when interrupted."""
     from flower_privsyn.host.terminal import follower
+    from flower_privsyn.runs import RunDirectory
 
     try:
         with ended_by_signals(), follower() as follow:
             yield follow
     except (KeyboardInterrupt, Stopped):
-        if (path / "config.json").is_file():
+        if (path / "config.json").is_file() and RunDirectory(path).status != "finished":
             sys.stderr.write(
                 f"Continue with: privsyn resume {quoted(path.absolute())}\n"
                 "A round that nodes were answering is charged; `privsyn stop DIR` ends a run "
@@ -218,13 +220,16 @@ def _following(path: Path) -> Iterator[Any]:
 def show_outcome(outcome: Outcome) -> int:
     """Say how a run ended, what it spent and where its files are; return the exit status."""
     from flower_privsyn.messages.wire import NODE_LOG
+    from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.owner import OwnerFolder
-    from flower_privsyn.runs.rounds import TRAINED_MODEL
     from flower_privsyn.runs.surroundings import was_interrupted
 
     log = OwnerFolder(outcome.path).log_file
+    finished = RunDirectory(outcome.path).status == "finished"
+    if finished:  # whatever the app did after it
+        _show_result(outcome.path)
     if outcome.error is not None:
-        if outcome.path.is_dir():  # nothing is left of a run that has not begun
+        if outcome.path.is_dir() and not finished:  # nothing is left of a run that has not begun
             sys.stderr.write(f"Run directory: {outcome.path}\n")
         if was_interrupted(outcome.error):
             return complain(outcome.error, INTERRUPTED)
@@ -233,19 +238,24 @@ def show_outcome(outcome: Outcome) -> int:
             here = f"\nThe nodes' log is {log}" if NODE_LOG in outcome.error else ""
             return complain(outcome.error + here, REFUSED)
         return complain(f"{outcome.error}\nThe log is {log}", FAILED)
-    if not (outcome.path / "config.json").is_file():
-        # An app that keeps no run directory: there is only Flower's word and its log.
+    if not finished:  # an app that keeps no run directory: there is only Flower's word and its log
         print(f"The app finished. The log is {log}")
-        return 0
-    facts = inspect_run(outcome.path)
-    print(f"Run directory: {outcome.path}")
+    return 0
+
+
+def _show_result(path: Path) -> None:
+    """Say what a finished run spent and where its files are."""
+    from flower_privsyn.runs.rounds import TRAINED_MODEL
+
+    facts = inspect_run(path)
+    print(f"Run directory: {path}")
     if facts["releases"]:
         print(epsilons(facts))
     for name in ("synthetic.jsonl", "synthetic.parquet"):
         if name in facts["files"]:
             title = str(facts["texts_are"]).capitalize()
-            print(f"{title}: {outcome.path / name} ({facts['synthetic_texts']:,})")
-    if (trained := outcome.path / TRAINED_MODEL).is_dir():
+            print(f"{title}: {path / name} ({facts['synthetic_texts']:,})")
+    if (trained := path / TRAINED_MODEL).is_dir():
         print(f"Trained model: {trained} (its README.md says how it is loaded)")
     if facts["ranking"]:
         print("Nearest to the users' text:")
@@ -259,8 +269,7 @@ def show_outcome(outcome: Outcome) -> int:
             f"The sketch that was released says little (trust {trust:.2f} of 1): more users, or "
             "more epsilon, would say more."
         )
-    print(f"Next: {_next_command(outcome.path, facts)}")
-    return 0
+    print(f"Next: {_next_command(path, facts)}")
 
 
 def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def check_app(
             require_simulation()
             if address := ray_address(values):
                 require_cluster(address, seconds=_SERVER_SECONDS)
-            federation_of(app, values)
+            federation_of(values)
     _place(app, values, run_dir, report)
     settings, method = _settings_of(app, values, report)
     people = None

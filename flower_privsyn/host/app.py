@@ -298,7 +298,7 @@ def _flatten(table: Any, file: Path, prefix: str = "") -> dict[str, ConfigValue]
     return flat
 
 
-def federation_of(app: App, values: Mapping[str, ConfigValue]) -> dict[str, int | bool]:
+def federation_of(values: Mapping[str, ConfigValue]) -> dict[str, int | bool]:
     """What Flower's simulation is to be made of: nodes, and processes that answer for them.
 
     Raises:
@@ -313,10 +313,9 @@ def federation_of(app: App, values: Mapping[str, ConfigValue]) -> dict[str, int 
     federation: dict[str, int | bool] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
     if not ray_address(values):
         federation["init-args-num-cpus"] = min(most_threads(), nodes)
-    if not app.uses_run_directory:
-        # A ServerApp that calls sys.exit counts as completed in Flower's status; its debug log
-        # is the only trace.
-        federation["verbose"] = True
+    # That a ServerApp has ended, and that it called sys.exit, which counts as completed in Flower's
+    # status, stands in Flower's debug log alone.
+    federation["verbose"] = True
     return federation
 
 

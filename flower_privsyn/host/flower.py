@@ -54,12 +54,14 @@ _RAY_TOKEN = "ray"
 _CONNECTION = "privsyn"
 _POLL_SECONDS = 0.2
 _START_SECONDS = 90.0
-_LINGER_SECONDS = 20.0
-_REFUSED_SECONDS = 0.5
+_LINGER_SECONDS = 30.0
 _ASK_SECONDS = 10.0
 _LIST_SECONDS = 2.0
 _LOG_SECONDS = 3.0
 _LOG_BYTES = 2_000_000
+#: What Flower says when the app's own function has returned, and then, as after an exception, when
+#: its thread ends. The nodes may still be at work.
+_SERVER_APP_ENDED = "ServerApp finished running."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,25 +279,25 @@ class Flower:
     # ---- follow
 
     def wait(self, show: Callable[[], None]) -> FlowerStatus:
-        """Wait for the simulation to end; `show` is called several times a second."""
+        """Wait for the app to end; `show` is called several times a second.
+
+        The run may be over long before: what an app does with its texts is as much a part of it.
+        """
         assert self.guard is not None
         simulation: psutil.Process | None = None
         asked = listed = time.monotonic()
-        recorded, linger = None, _LINGER_SECONDS
+        ended: float | None = None
         while self.guard.poll() is None:
             show()
             time.sleep(_POLL_SECONDS)
-            if recorded is None and _recorded_end(self.run_path):
-                recorded = time.monotonic()
-                # The work is over. What is left is taking Ray down and, after an unexpected
-                # error, its traceback on the way to the log.
-                refused = not _recorded_end(self.run_path).get("unexpected", True)
-                linger = _REFUSED_SECONDS if refused else _LINGER_SECONDS
-            if recorded is not None and time.monotonic() - recorded > linger:
-                break
             if simulation is None or time.monotonic() - listed > _LIST_SECONDS:
                 listed = time.monotonic()
                 self.known |= {process.pid: process for process in descendants(self.guard.pid)}
+                if ended is None and _SERVER_APP_ENDED in self.read_log():
+                    ended = listed
+            # Flower waits for nodes that are at work, for whose answer nobody is left.
+            if ended is not None and time.monotonic() - ended > _LINGER_SECONDS:
+                break
             if simulation is None:
                 simulation = next(
                     (one for one in self.known.values() if name_of(one) == "flwr-simulation"), None
@@ -313,11 +315,12 @@ class Flower:
         if self.logs is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.logs.wait(timeout=_LOG_SECONDS)  # it ends by itself once everything is copied
-        if _recorded_end(self.run_path):
-            return FlowerStatus(word="recorded", details="")
+        told = self.read_log().count(_SERVER_APP_ENDED)
+        if told > 1 and RunDirectory(self.run_path).status == "finished":
+            return FlowerStatus(word="finished:completed", details="")
         status = self.status()
         # Flower itself notices a killed simulation by a missing heartbeat, a minute later.
-        died = not status.word.startswith("finished")
+        died = not (told or status.word.startswith("finished"))
         return FlowerStatus(word=status.word, details=status.details, died=died)
 
     # ---- end
@@ -350,12 +353,6 @@ class Flower:
             time.sleep(0.05)
         for path in (self.temporary, self.home, self.folder, self.keys):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _recorded_end(run_path: Path) -> dict[str, Any]:
-    """The state of the run if it says that the run is over, else nothing."""
-    state = RunDirectory(run_path).state
-    return state if state.get("status") in {"finished", "failed"} else {}
 
 
 def _to_toml(values: Mapping[str, ConfigValue]) -> str:

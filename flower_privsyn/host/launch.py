@@ -124,7 +124,6 @@ def run_app(
         "app": str(app.path),
         "name": app.name,
         "run-config": dict(values),
-        "federation-config": federation_of(app, values),
         "working-directory": str(Path.cwd()),
     }
     return _launch(app, run_path, launch, resume=False, follow=follow)
@@ -295,7 +294,6 @@ def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[s
             )
         values |= new
         check_settings(app, values)
-        launch["federation-config"] = federation_of(app, values)
     if begun and app.uses_run_directory and "resume" not in values:
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
@@ -333,6 +331,7 @@ def _launch(
 ) -> Outcome:
     require_simulation()
     refuse_odd_places(run_path)
+    federation_of(launch["run-config"])
     if address := ray_address(launch["run-config"]):
         require_cluster(address)
     owner = OwnerFolder(run_path)
@@ -399,7 +398,7 @@ def _follow(
 
     show()
     with _flower(run_path, launch) as flower:
-        flower.submit(app, values, launch["federation-config"])
+        flower.submit(app, values, federation_of(values))
         starting["finished"] = True
         status = flower.wait(show)
         # Before Flower's own files are deleted, which makes room.
@@ -466,7 +465,7 @@ def _record_failure(run_path: Path, error: str | BaseException) -> None:
 def _judge(
     app: App, run_path: Path, status: FlowerStatus, log: str, *, full: Path | None = None
 ) -> Outcome:
-    """Decide how a run ended; Flower's own status is believed only where nothing else is.
+    """Decide how a run ended, by its own files and by what became of the app.
 
     Args:
         app: that was run.
@@ -476,19 +475,21 @@ def _judge(
         full: a folder that takes no more bytes; None where all do.
     """
     run = RunDirectory.open(run_path) if (run_path / "config.json").is_file() else None
-    if run is not None and run.status == "finished":
-        return Outcome(path=run_path, error=None)
     if run is not None and run.status == "failed":
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
+    finished = run is not None and run.status == "finished"
+    completed = status.word == "finished:completed" and _NO_CONTEXT not in log
+    if completed and (finished or not (run or app.uses_run_directory)):
+        return Outcome(path=run_path, error=None)
+    details = status.details.removeprefix("Simulation failed with exception: ")
+    if finished:
+        told = {"finished:completed": "called sys.exit", "finished:failed": f"failed: {details}"}
+        then = told.get(status.word, "was killed" if status.died else "ended early")
+        sentence = f"The run has finished, and after it the app {then}"
+        return Outcome(path=run_path, error=sentence, unexpected=True)
     unexpected = True
     then = "run it again" if run is None else f"go on with {how_to_resume(run_path)}"
     ours = re.findall(r"^flower_privsyn\.errors\.\w+: (.+)$", log, re.MULTILINE)
-    if (
-        status.word == "finished:completed"
-        and not app.uses_run_directory
-        and _NO_CONTEXT not in log
-    ):
-        return Outcome(path=run_path, error=None)
     if full is not None or says_disk_full(log):
         sentence, unexpected = f"{disk_full_sentence(full)}.", False
     elif status.died and run is None and _LATE in log:
@@ -511,12 +512,11 @@ def _judge(
         unexpected = False
     elif status.died:
         sentence = "The ServerApp was killed before the run was finished."
-    elif status.word == "finished:completed":
+    elif status.word != "finished:failed":
         sentence = "The ServerApp ended early, without an exception and without a result."
     elif ours:
         sentence, unexpected = one_line(ours[-1]), False
     else:
-        details = status.details.removeprefix("Simulation failed with exception: ")
         sentence = f"The ServerApp failed: {details or status.word}"
     _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -231,7 +231,7 @@ def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     run.mark_running()
     run.unlock()
     (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
-    launched = {"app": str(app.path), "run-config": values, "federation-config": {}}
+    launched = {"app": str(app.path), "run-config": values}
     (run.path / LAUNCH_FILE).write_text(json.dumps(launched))
     state, standing = run.state, run.standing
     assert main(["resume", str(run.path), "--set", "epsilon=3"]) == 2

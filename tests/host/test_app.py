@@ -83,16 +83,16 @@ def test_an_app_without_configurations_says_so(tmp_path: Path) -> None:
 
 
 def test_the_federation_follows_num_nodes(app: App) -> None:
-    assert federation_of(app, {"num-nodes": 1000})["num-supernodes"] == 1000
-    assert federation_of(app, {"num-nodes": 1})["init-args-num-cpus"] == 1
-    assert federation_of(app, {})["num-supernodes"] == 2
+    assert federation_of({"num-nodes": 1000})["num-supernodes"] == 1000
+    assert federation_of({"num-nodes": 1})["init-args-num-cpus"] == 1
+    assert federation_of({})["num-supernodes"] == 2
     # A running cluster refuses to be told its size.
-    assert "init-args-num-cpus" not in federation_of(app, {"ray-address": "head:6379"})
+    assert "init-args-num-cpus" not in federation_of({"ray-address": "head:6379"})
     with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
-        federation_of(app, {"num-nodes": 0})
+        federation_of({"num-nodes": 0})
 
 
 @pytest.mark.parametrize("address", ["head", "ray://head:10001", "head:", "a b:1", 6379])
 def test_an_address_that_is_none(app: App, address: object) -> None:
     with pytest.raises(ConfigError, match=r"The setting ray-address is .*; it must be host:port"):
-        federation_of(app, {"num-nodes": 2, "ray-address": address})  # type: ignore[dict-item]
+        federation_of({"num-nodes": 2, "ray-address": address})  # type: ignore[dict-item]

@@ -276,12 +276,20 @@ def test_a_superlink_that_finds_no_room_says_so(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_run_directory_decides(app: App, tmp_path: Path) -> None:
+def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.mark_failed("The users file is missing.")
     assert _judge(app, run.path, "finished:completed").error == "The users file is missing."
     run.mark_finished()
-    assert _judge(app, run.path, "finished:failed").error is None
+    assert _judge(app, run.path, "finished:completed").error is None
+    for ended in (
+        _judge(app, run.path, "finished:failed", details="no such bucket"),
+        _judge(app, run.path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n"),
+        _judge(app, run.path, "running", died=True),
+    ):
+        assert ended.error is not None
+        assert ended.unexpected
+        assert run.status == "finished"
 
 
 def test_a_server_app_that_flower_did_not_wait_for_is_told_from_one_that_was_killed(

@@ -38,6 +38,7 @@ public-text = ""
 node-timeout = 120.0
 round-seconds = 0.0
 behaviour = "honest"
+app-does = ""
 window = 128
 ray-address = ""
 tracker = ""
@@ -45,6 +46,11 @@ tracker = ""
 
 _SERVER = """
 import json
+import os
+import signal
+import sys
+import threading
+import time
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -75,17 +81,52 @@ def watch(grid: Grid) -> list[int]:
     return seen
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
+def asking(context: Context, **others) -> PrivateEvolution:
+    given = {**context.run_config, **others}
     config = PrivateEvolutionConfig.from_run_config(
-        context.run_config, other_keys=["behaviour", "window", "round-seconds"]
+        given, other_keys=["behaviour", "app-does", "window", "round-seconds"]
     )
-    seen = watch(grid)
     method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
     method.messages_under_way = context.run_config["window"]
-    # Not `round-timeout`, which would also be the time to start the processes of the nodes.
-    method.start(grid, timeout=context.run_config["round-seconds"] or None)
+    return method
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    does = context.run_config["app-does"]
+    if does == "nothing":
+        return
+    if does == "fails before":
+        raise RuntimeError("no credentials for the bucket")
+    seen = watch(grid)
+    method = asking(context)
+
+    def start() -> None:
+        # Not `round-timeout`, which would also be the time to start the processes of the nodes.
+        method.start(grid, timeout=context.run_config["round-seconds"] or None)
+
+    if "thread" in does:
+        thread = threading.Thread(target=start)
+        thread.start()
+        if does == "leaves a thread":
+            while not os.path.exists(context.run_config["run-dir"] + "/config.json"):
+                time.sleep(0.05)
+            return
+        thread.join()
+    else:
+        start()
     (method.run.path / "under-way.json").write_text(json.dumps(seen))
+    if does == "starts twice":
+        start()
+    if does == "two strategies, then fails":
+        asking(context, **{"run-dir": context.run_config["run-dir"] + "-2"}).start(grid)
+        raise RuntimeError("no credentials for the bucket")
+    if does == "thread, long work, then exits":
+        time.sleep(4.0)
+        (method.run.path.parent / "worked").touch()
+        sys.exit(3)
+    if does == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 _CLIENT = """
