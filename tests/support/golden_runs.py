@@ -1,4 +1,4 @@
-"""Runs of every method under fixed randomness, as digests: what a change of shape must not change.
+"""Runs of every method under fixed randomness: what a change of shape must not change.
 
     python -m tests.support.golden_runs            prints them
     python -m tests.support.golden_runs --write    stores them in tests/golden/runs.json
@@ -6,6 +6,11 @@
 Everything that leaves or enters the private path is in them: every message, every answer, every
 line of the ledger, every release, and what was made from them. Left out are the digests that chain
 the ledger's lines, the sizes of messages, and the fields in `RETIRED`.
+
+What is the same on every processor is stored once: the ledger, the texts, how many messages there
+were, and of each release its norm and first values. The last bits of a product of matrices are not,
+so the digests of messages, releases and models are stored for each kind of machine that they were
+recorded on. A run that is recorded anew with other bits loses those of other machines.
 """
 
 from __future__ import annotations
@@ -16,8 +21,10 @@ import json
 import logging
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,16 +38,28 @@ from flower_privsyn.data import Users
 from flower_privsyn.embedding.machine import processor
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.strategies import (
+    CTCL,
     DPFTRL,
+    AugPE,
+    AugPEConfig,
+    CTCLConfig,
     DPFedAvg,
     DPFedAvgConfig,
     DPFTRLConfig,
+    FreD,
+    FreDConfig,
+    Hybrid,
+    HybridConfig,
+    JointSketch,
+    JointSketchConfig,
     KernelSketch,
     KernelSketchConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
     PrivateEvolutionConfig,
+    PublicMidTraining,
+    PublicMidTrainingConfig,
 )
 from flower_privsyn.testing import (
     EchoGenerator,
@@ -52,6 +71,7 @@ from flower_privsyn.testing import (
     hash_embedder,
     train_words,
 )
+from tests.support.topics import write_topics
 
 STORED = Path(__file__).parents[1] / "golden" / "runs.json"
 
@@ -114,9 +134,13 @@ def everybody(count: int = 14) -> Users:
     return Users.from_rows([*rows, (f"user-{count - 1}", "")])
 
 
-def load(context: Context) -> Users:
-    """The users of one of the nodes."""
-    return everybody().deal(
+def load(context: Context, labels: Sequence[str] = ()) -> Users:
+    """The users of one of the nodes, with labels in turn."""
+    users = everybody()
+    if labels:
+        turn = [labels[place % len(labels)] for place in range(len(users.texts))]
+        users = replace(users, labels=turn)
+    return users.deal(
         partition_id=int(context.node_config["partition-id"]),
         num_partitions=int(context.node_config["num-partitions"]),
     )
@@ -138,23 +162,37 @@ class Recording:
     def collect(self, run: Path) -> dict[str, Any]:
         """What the run directory holds beside."""
         return {
-            "asked": _hash(*self.asked),
-            "answered": _hash(*self.answered),
             "messages": len(self.asked),
             "ledger": _lines(run / "ledger.jsonl", without=RETIRED),
             "releases": {
-                path.parent.name: _hash(path.read_bytes())
+                path.parent.name: _outline(np.load(path))
                 for path in sorted(run.glob("rounds/*/release.npy"))
             },
-            "metrics": _hash(json.dumps(_lines(run / "metrics.jsonl", without=RETIRED | SIZES))),
             "texts": _hash((run / "synthetic.jsonl").read_bytes())
             if (run / "synthetic.jsonl").exists()
             else None,
-            "model": {
-                path.name: _hash(path.read_bytes())
-                for path in sorted(run.glob("models/final/*.safetensors"))
+            "bits": {
+                "asked": _hash(*self.asked),
+                "answered": _hash(*self.answered),
+                "releases": {
+                    path.parent.name: _hash(path.read_bytes())
+                    for path in sorted(run.glob("rounds/*/release.npy"))
+                },
+                "metrics": _hash(
+                    json.dumps(_lines(run / "metrics.jsonl", without=RETIRED | SIZES))
+                ),
+                "model": {
+                    path.name: _hash(path.read_bytes())
+                    for path in sorted(run.glob("models/final/*.safetensors"))
+                },
             },
         }
+
+
+def _outline(values: np.ndarray) -> dict[str, Any]:
+    """Size, norm and first values of a release."""
+    flat = values.astype(np.float64).ravel()
+    return {"size": flat.size, "norm": float(np.linalg.norm(flat)), "first": flat[:8].tolist()}
 
 
 def _hash(*parts: str | bytes) -> str:
@@ -207,8 +245,14 @@ def _by_embeddings(folder: Path, recording: Recording) -> LoopbackGrid:
     return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
 
 
+def _by_labels(folder: Path, recording: Recording) -> LoopbackGrid:
+    labelled = partial(load, labels=("law", "river"))
+    app = create_client_app(labelled, embedder=hash_embedder, cache_directory=folder / "cache")
+    return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
+
+
 def _by_training(folder: Path, recording: Recording) -> LoopbackGrid:
-    app = create_training_app(load, cache_directory=folder / "cache")
+    app = create_training_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
     return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
 
 
@@ -301,6 +345,76 @@ def dp_ftrl(folder: Path, **changes: Any) -> DPFTRL:
     return DPFTRL(config, random=InsecureRandom(11))
 
 
+def aug_pe(folder: Path) -> AugPE:
+    """Aug-PE of two classes, with text that is asked for by a prompt."""
+    values = {"num_candidates": 12, "num_variations": 2, "classes": "law; river"}
+    return AugPE(
+        AugPEConfig(**_common(folder, public_text=str(_public(folder)), **values)),
+        embedder=HashEmbedder(),
+        generator=WordGenerator(WORDS),
+        random=InsecureRandom(12),
+    )
+
+
+def fred(folder: Path) -> FreD:
+    """Moments in the paper's two rounds, and a file that is ranked by them."""
+    public = str(_public(folder))
+    values = {"moment_dimensions": 4, "public_text": public, "candidates": public}
+    return FreD(
+        FreDConfig(**_common(folder, **values)), embedder=HashEmbedder(), random=InsecureRandom(13)
+    )
+
+
+_STUDENT = {
+    "model": "privsyn-tiny",
+    "teacher": "privsyn-tiny",
+    "select_share": 0.3,
+    "least_selected": 4,
+    "least_row_tokens": 4,
+    "most_overlap": 1.0,
+    "student_steps": 2,
+    "student_batch_size": 2,
+}
+
+
+def joint_sketch(folder: Path) -> JointSketch:
+    """Counts of tokens and bigrams, a taught student, and the chosen text."""
+    values = {**_STUDENT, "num_rounds": 1, "num_bigrams": 100, "bigram_share": 0.5}
+    config = JointSketchConfig(**_common(folder, public_text=str(_public(folder)), **values))
+    return JointSketch(config, random=InsecureRandom(14))
+
+
+def hybrid(folder: Path) -> Hybrid:
+    """The sketch's student, and rounds that train it."""
+    values = {**_TRAINING, **_STUDENT, "num_bigrams": 100, "num_rounds": 3, "min_separation": 2}
+    config = HybridConfig(**_common(folder, public_text=str(_public(folder)), **values))
+    return Hybrid(config, random=InsecureRandom(15))
+
+
+def public_mid_training(folder: Path) -> PublicMidTraining:
+    """Two rounds, a taught student of chosen public text, and two rounds more."""
+    values = {**_TRAINING, **_STUDENT, "public_model": "privsyn-tiny", "num_rounds": 4}
+    values |= {"min_separation": 2}
+    del values["least_selected"], values["most_overlap"]
+    config = PublicMidTrainingConfig(**_common(folder, public_text=str(_public(folder)), **values))
+    return PublicMidTraining(config, random=InsecureRandom(16))
+
+
+def ctcl(folder: Path) -> CTCL:
+    """A histogram of topics, two rounds that train, and texts by the one of the other."""
+    values = {
+        **_TRAINING,
+        "topics": str(write_topics(folder)),
+        "num_topics": 6,
+        "num_rounds": 3,
+        "min_separation": 2,
+        "max_new_tokens": 8,
+        "synthetic_samples": 12,
+    }
+    config = CTCLConfig(**_common(folder, **values))
+    return CTCL(config, embedder=HashEmbedder(), random=InsecureRandom(17))
+
+
 RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], LoopbackGrid]]] = {
     "private-evolution": (evolution, _by_embeddings),
     "private-evolution poisson": (
@@ -328,6 +442,12 @@ RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], Loopbac
     ),
     "dp-fedavg": (lambda folder: dp_fedavg(folder, adaptive_clipping=True), _by_training),
     "dp-ftrl": (lambda folder: dp_ftrl(folder, num_rounds=4), _by_training),
+    "aug-pe": (aug_pe, _by_labels),
+    "fred": (fred, _by_embeddings),
+    "joint-sketch": (joint_sketch, _by_embeddings),
+    "hybrid": (hybrid, _by_training),
+    "public-mid-training": (public_mid_training, _by_training),
+    "ctcl": (ctcl, _by_training),
 }
 
 
@@ -344,7 +464,7 @@ def fixed() -> Iterator[None]:
 
 
 def run(name: str, folder: Path) -> dict[str, Any]:
-    """Run one of `RUNS` in an empty folder and return its digests."""
+    """Run one of `RUNS` in an empty folder and return what is recorded of it."""
     import torch
 
     make, federation = RUNS[name]
@@ -361,20 +481,24 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print or store the digests of all runs."""
+    """Print or store what is recorded of all runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     write = parser.parse_args().write
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    found: dict[str, Any] = {"machine": machine(), "numpy": np.__version__, "runs": {}}
+    found: dict[str, Any] = {}
     for name in RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            found["runs"][name] = run(name, Path(folder))
-    text = json.dumps(found, indent=1, sort_keys=True) + "\n"
-    if write:
-        STORED.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+            found[name] = run(name, Path(folder))
+    if not write:
+        print(json.dumps(found, indent=1, sort_keys=True))
+        return
+    here, stored = machine(), json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
+    for name, record in found.items():
+        before = stored.get(name, {"bits": {}})["bits"]
+        same = before.get(here) == record["bits"]
+        record["bits"] = {**(before if same else {}), here: record["bits"]}
+    STORED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
