@@ -62,7 +62,7 @@ def identity() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_off_the_grid(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test's runs release lies on the grid and is for the owner's eyes."""
-    if "tmp_path" not in request.fixturenames or request.node.get_closest_marker("old_runs"):
+    if "tmp_path" not in request.fixturenames:
         yield
         return
     folder: Path = request.getfixturevalue("tmp_path")

@@ -21,7 +21,6 @@ COMMANDS: Final = {
     "stop": ("stop", "end a run before its next round, where nothing is lost"),
     "inspect": ("inspect", "show what a run has done and what it has spent"),
     "track": ("track", "send the figures of a run to a tracker of experiments"),
-    "migrate": ("migrate", "convert a run directory of version 0.1"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
     "data": ("data", "say what a file of users holds, to its owner (not private)"),

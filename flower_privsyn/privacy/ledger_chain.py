@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.files import quoted
 
 VERSION = 2
-"""Of the ledger's format. Version 1, of flower-privsyn 0.1, had a time in every line."""
+"""Of the ledger's format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +85,7 @@ def read_chain(path: Path) -> Chain:
     return split(path, data)
 
 
-def header(
-    path: Path, lines: Sequence[dict[str, Any]], *, version: int = VERSION
-) -> dict[str, Any]:
+def header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The first line of a privacy ledger of this version.
 
     Raises:
@@ -97,13 +94,8 @@ def header(
     if not lines or lines[0].get("event") != "opened":
         raise LedgerError(f"{path} is not a privacy ledger: its first line is no header.")
     found = lines[0].get("version")
-    if found == 1 and version > 1:
-        raise LedgerError(
-            f"{path} is a ledger of flower-privsyn 0.1 (version 1 where this package reads "
-            f"{version}); convert its run with `privsyn migrate {quoted(path.parent)}`."
-        )
-    if found != version:
-        raise LedgerError(f"{path} has version {found!r} where this package reads {version}.")
+    if found != VERSION:
+        raise LedgerError(f"{path} has version {found!r} where this package reads {VERSION}.")
     return lines[0]
 
 

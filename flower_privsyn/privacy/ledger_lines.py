@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
@@ -72,8 +71,6 @@ class PlannedRelease:
     @staticmethod
     def from_line(line: Mapping[str, Any], streams: Mapping[str, NoiseStream]) -> PlannedRelease:
         """Read a line, a correlation that stands in an earlier one from the streams so far."""
-        if line.get("shares_required") is not None:
-            raise ConfigError("noise in shares, which no version after 0.1 adds")
         correlation = None
         if "correlation" in line:
             correlation = Correlation.from_dict(line["correlation"])
@@ -85,9 +82,7 @@ class PlannedRelease:
             mechanism=mechanism_from_dict(line),
             relation=NeighboringRelation(line["relation"]),
             sampling=Sampling.from_dict(line["sampling"]),
-            max_nodes_per_user=check_whole(
-                "max_nodes_per_user", line.get("max_nodes_per_user", 1), ge=1
-            ),
+            max_nodes_per_user=check_whole("max_nodes_per_user", line["max_nodes_per_user"], ge=1),
             planned_users=check_whole("planned_users", line["planned_users"], ge=1),
             secure_randomness=bool(line["secure_randomness"]),
             correlation=correlation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -21,12 +21,6 @@ logger = logging.getLogger("flwr.privsyn")
 
 #: Where a run is, not what it is.
 _PLACE = frozenset({"resume", "run-dir"})
-
-#: Settings that no longer exist, and what runs had that did not use them.
-_RETIRED: Final = {"noise": "central", "shares-required": 0}
-
-#: Settings that are younger than some runs, which did something else than is usual now.
-_BEFORE_THEM: Final = {"bias-comes": "after", "learn-ends": "samples"}
 
 #: Settings of every method that a resumed run may change: no release depends on them.
 _ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
@@ -64,16 +58,13 @@ def changes_of_run(
         free |= NODE_KEYS
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
-    before, known = _without_retired(run), settings.defaults()
+    before, known = run.config, settings.defaults()
     nodes = int(before.get("num-nodes", known["num-nodes"]))
     if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
-    known |= {key: value for key, value in _BEFORE_THEM.items() if key in known}
     return changes_of_resume(
-        # A setting that is younger than the run had its default, whether it knew or not.
         {**known, **before},
-        # What nodes read is checked where it is known: not of runs of old, nor of settings
-        # that were made in code.
+        # What nodes read is checked where it is known: not of settings that were made in code.
         {**settings.to_dict(), **{key: before[key] for key in NODE_KEYS & set(before)}}
         | {key: value for key, value in settings.node_settings if key in before},
         free=free,
@@ -97,21 +88,6 @@ def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Gri
     if settings.secure_aggregation or (grid is not None and is_of_a_simulation(grid)):
         return False
     return not (run.path / LAUNCH_FILE).is_file()
-
-
-def _without_retired(run: RunDirectory) -> dict[str, Any]:
-    """The settings of a run, without those that no longer exist.
-
-    Raises:
-        ConfigError: the run used one of them.
-    """
-    for key, unused in _RETIRED.items():
-        if run.config.get(key, unused) != unused:
-            raise ConfigError(
-                f"the run in {run.path} was started with {key} = {run.config[key]!r}, which no "
-                "longer exists: it cannot be continued"
-            )
-    return {key: value for key, value in run.config.items() if key not in _RETIRED}
 
 
 def record_changes(

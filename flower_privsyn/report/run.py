@@ -43,7 +43,7 @@ from flower_privsyn.report.rounds import (
     spread_over,
 )
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
-from flower_privsyn.runs.run_format import MIGRATED_STAMP, stamp_of
+from flower_privsyn.runs.run_format import stamp_of
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.runs.surroundings import PLACES
 
@@ -142,11 +142,6 @@ class RunFacts:
     def chose_by_private_text(self) -> bool:
         """Whether that is why the page has a stamp."""
         return self.stamp == RESEARCH_STAMP
-
-    @property
-    def was_migrated(self) -> bool:
-        """Whether it is a run of version 0.1."""
-        return self.stamp == MIGRATED_STAMP
 
     @property
     def subtitle(self) -> list[str]:

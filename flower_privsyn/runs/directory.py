@@ -20,10 +20,9 @@ Beside it, for the owner alone, is `<run-dir>.owner/` with the log and with all 
 the run directory says when or for how long anything was done after the run was created
 (`config.json`), and when work on it ends all files get that date. See `flower_privsyn.runs.owner`.
 
-`config.json` states the format, 2. A run of format 1 (flower-privsyn 0.1) is refused until
-`privsyn migrate` has converted it. Every `state.json` and every line of `metrics.jsonl`, and the
-report, state the digest of what was the ledger's last line, so that a ledger from which lines are
-missing is refused.
+`config.json` states the format, 2; a run of another one is refused. Every `state.json` and every
+line of `metrics.jsonl`, and the report, state the digest of what was the ledger's last line, so
+that a ledger from which lines are missing is refused.
 
 Files are replaced as a whole (temporary file, fsync, rename), so a process that is killed at any
 moment leaves the old file or the new one, never half of one. A round counts only once its

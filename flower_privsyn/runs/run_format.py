@@ -16,7 +16,7 @@ from flower_privsyn.files import quoted, read_json_lines
 from flower_privsyn.runs.rounds import ROUNDS, Rounds
 
 FORMAT = 2
-"""Of run directories. Format 1, of flower-privsyn 0.1, had none of these words and many times."""
+"""Of run directories."""
 
 LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
@@ -28,11 +28,6 @@ RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"
 )
 """What marks a run whose settings say `research = true`, wherever its figures are shown."""
-
-MIGRATED_STAMP = (
-    "noise of version 0.1: it cannot reach every number, and the epsilons do not cover its digits"
-)
-"""What marks a run whose releases were made before every number could be reached, and rounded."""
 
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
 
@@ -94,22 +89,14 @@ def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
         document: its `config.json`.
 
     Raises:
-        RunDirectoryError: The format is not `FORMAT`; of an older one the command to convert it
-            is named.
+        RunDirectoryError: The format is not `FORMAT`.
     """
-    found = document.get("format", 1)
-    if found == FORMAT:
-        return
-    if found == 1:
+    found = document.get("format")
+    if found != FORMAT:
         raise RunDirectoryError(
-            f"The run in {path} was written by flower-privsyn 0.1 (format 1): its releases are not "
-            "rounded and its files hold times that depend on private text; convert it with "
-            f"`privsyn migrate {quoted(path)}`."
+            f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
+            "written by another version."
         )
-    raise RunDirectoryError(
-        f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
-        "written by a newer version."
-    )
 
 
 def ledger_meta(digest: str) -> str:

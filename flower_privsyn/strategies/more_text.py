@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 #: How a server is reached, whatever it writes with.
 _PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
-#: Settings that files of before did not have, which were written as if they had these values.
-_YOUNGER: Final = {"generator_interface": "completions", "generator_parameters": ""}
-
 
 @dataclass(frozen=True, kw_only=True)
 class MoreText(ExpandingSettings):
@@ -457,7 +454,6 @@ def _refuse_other(path: Path, note: Path, used: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     before = read_json(note)
-    before = before and {**_YOUNGER, **before}
     changed = sorted(
         key
         for key in used.keys() - _PLACE

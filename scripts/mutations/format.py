@@ -5,7 +5,6 @@ from __future__ import annotations
 from mutation import Mutation
 
 CANARY = "tests/private_path/test_canary.py"
-MIGRATE_TESTS = "tests/runs/test_migrate.py"
 RUNS_TESTS = "tests/runs/test_directory.py"
 LEDGER_TESTS = "tests/privacy/test_ledger.py"
 STRATEGY = "flower_privsyn/private_path/engine.py"
@@ -13,7 +12,6 @@ RUNS = "flower_privsyn/runs/directory.py"
 LEDGER = "flower_privsyn/privacy/ledger.py"
 CHAIN = "flower_privsyn/privacy/ledger_chain.py"
 FORMAT = "flower_privsyn/runs/run_format.py"
-MIGRATE = "flower_privsyn/runs/migrate.py"
 
 EVOLUTION = f"{CANARY}::test_a_canary_changes_no_byte[private-evolution]"
 
@@ -174,48 +172,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    known = frozenset(digests)\n",
         after="    known = frozenset(list(digests)[-1:])\n",
         tests=(f"{LEDGER_TESTS}::test_a_shorter_ledger_is_refused_and_left_alone",),
-    ),
-    Mutation(
-        name="a run directory of 0.1 is read as if it were new",
-        file=FORMAT,
-        function="refuse_other_format",
-        before='    found = document.get("format", 1)\n    if found == FORMAT:\n',
-        after='    found = document.get("format", FORMAT)\n    if found == FORMAT:\n',
-        tests=(f"{RUNS_TESTS}::test_a_directory_without_a_format_is_one_of_0_1",),
-    ),
-    Mutation(
-        name="migration leaves releases as they are",
-        file=MIGRATE,
-        function="on_grid",
-        before="np.rint(values / GRID) * GRID)\n",
-        after="values / GRID * GRID)\n",
-        tests=(f"{MIGRATE_TESTS}::test_is_converted",),
-    ),
-    Mutation(
-        name="migration leaves the votes beside the texts as they are",
-        file=MIGRATE,
-        function="_RELEASED_COLUMNS",
-        before='_RELEASED_COLUMNS = ("votes", "score")\n',
-        after='_RELEASED_COLUMNS = ("score",)\n',
-        tests=(f"{MIGRATE_TESTS}::test_is_converted",),
-    ),
-    Mutation(
-        name="migration states the new format first",
-        file=MIGRATE,
-        function="migrate",
-        before="            done = _convert(run, chain)\n"
-        "            _write_document(run, document)\n",
-        after="            _write_document(run, document)\n"
-        "            done = _convert(run, chain)\n",
-        tests=(f"{MIGRATE_TESTS}::test_killed_anywhere_it_is_finished_by_the_next",),
-    ),
-    Mutation(
-        name="migration makes a cut ledger sound",
-        file=MIGRATE,
-        function="_checked_ledger",
-        before="    if lost := released - charged:\n",
-        after="    if lost := set():\n",
-        tests=(f"{MIGRATE_TESTS}::test_a_damaged_ledger_is_not_made_sound",),
     ),
     Mutation(
         name="one user trains without end unless it is forbidden",

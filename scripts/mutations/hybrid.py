@@ -97,14 +97,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{TESTS}::TestKilled",),
     ),
     Mutation(
-        name="a run of before there was the setting goes on as if it had today's default",
-        file="flower_privsyn/private_path/changes.py",
-        function="changes_of_run",
-        before="known |= {key: value for key, value in _BEFORE_THEM.items() if key in known}",
-        after="pass",
-        tests=(f"{TESTS}::TestKilled",),
-    ),
-    Mutation(
         name="pairs may come twice, and one token have as many as there is time",
         file="flower_privsyn/models/bias.py",
         function="Bigrams._is_table",

@@ -343,8 +343,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="the ledger forgets on how many nodes a user may be",
         file="flower_privsyn/privacy/ledger_lines.py",
         function="PlannedRelease.from_line",
-        before='            "max_nodes_per_user", line.get("max_nodes_per_user", 1), ge=1\n',
-        after='            "max_nodes_per_user", 1, ge=1\n',
+        before='check_whole("max_nodes_per_user", line["max_nodes_per_user"], ge=1),\n',
+        after='check_whole("max_nodes_per_user", 1, ge=1),\n',
         tests=(f"{NODES}::test_the_ledger_states_and_charges_it",),
     ),
     Mutation(

@@ -417,7 +417,7 @@ def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
     assert (run.path / ".lock").read_text() == ""
 
 
-def test_a_directory_without_a_format_is_one_of_0_1(tmp_path: Path) -> None:
+def test_a_directory_of_another_format_is_refused(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.unlock()
     document = run.document
@@ -427,7 +427,7 @@ def test_a_directory_without_a_format_is_one_of_0_1(tmp_path: Path) -> None:
         RunDirectory.open,
         lambda path: RunDirectory.start(path, config={}, resume=True),
     ):
-        with pytest.raises(RunDirectoryError, match=f"`privsyn migrate {run.path}`"):
+        with pytest.raises(RunDirectoryError, match="format None"):
             resume(run.path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -344,24 +343,6 @@ class TestKilled:
             strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
         )
         assert not final.token_bias.any()
-
-    def test_a_run_of_before_there_was_the_setting_keeps_to_what_it_did(
-        self, config: Builder, people: Users, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def die(*args: Any, **kw: Any) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalModel, "save", die)
-            with pytest.raises(Killed):
-                Hybrid(config(bias_comes="after")).start(training_nodes(people))
-        file = tmp_path / "run" / "config.json"
-        document = json.loads(file.read_text())
-        del document["config"]["bias-comes"]
-        file.write_text(json.dumps(document))
-        with pytest.raises(ConfigError, match="bias-comes = 'before' differs from the 'after'"):
-            Hybrid(config(resume=True)).start(training_nodes(people))
-        Hybrid(config(resume=True, bias_comes="after")).start(training_nodes(people))
 
     def test_a_bias_with_which_nodes_trained_is_not_changed(
         self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch

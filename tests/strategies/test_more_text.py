@@ -169,15 +169,6 @@ def test_a_chat_model_is_asked_by_messages(finished: RunDirectory, server: Serve
         write(finished, 5, generator_interface="chat", seed=2)
 
 
-def test_a_file_of_before_there_were_chat_models_goes_on(finished: RunDirectory) -> None:
-    written = write(finished, 5)
-    note = written.path.with_name(f"{written.path.name}.settings.json")
-    old = json.loads(note.read_text())
-    del old["generator_interface"], old["generator_parameters"]
-    note.write_text(json.dumps(old))
-    assert write(finished, 8).texts == 8
-
-
 def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
     finished: RunDirectory,
 ) -> None:
