@@ -54,8 +54,6 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     # tell who was drawn.
     if ask.query.answer_bound(announced) > LARGEST_SUM:
         raise wire.WireError("the clip norm lets sums leave the numbers that are exact")
-    if (most := ask.query.largest_cohort) is not None and announced > most:
-        raise wire.WireError("the question is not asked about so many users on a node")
     chosen: npt.NDArray[np.bool_] = sampling.participants(
         user_ids,
         key=ask.sampling_key,

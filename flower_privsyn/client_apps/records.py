@@ -135,13 +135,17 @@ class FixedRecords:
             return public_cohorts(self.example, labelled=labelled)
         return public_cohorts(public_embedding(self.cohort.records.shape[1]), labelled=labelled)
 
-    def cohorts(self, ask: wire.Ask, chosen: npt.NDArray[np.bool_]) -> Iterator[Cohort]:
+    def cohorts(
+        self,
+        ask: wire.Ask,  # noqa: ARG002 (the same whatever is asked)
+        chosen: npt.NDArray[np.bool_],
+    ) -> Iterator[Cohort]:
         """The records of the users who take part; what is mapped, a part at a time.
 
         A part's pages are let go of before the next one, so that a process holds `_PART_BYTES` of
         them however many users a node has.
         """
-        if self.on_disk is None or not ask.query.additive:
+        if self.on_disk is None:
             yield self.cohort.select(chosen)
             return
         row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize

@@ -185,11 +185,6 @@ def refuse_off_the_grid(query: Query, roster: Roster) -> None:
         ConfigError: a node's sum or the whole may be too large for the grid.
     """
     most = max(roster.users.values(), default=0)
-    if query.largest_cohort is not None and most > query.largest_cohort:
-        raise ConfigError(
-            f"{query.name} as it is set adds up {query.largest_cohort:,} users on a node at most, "
-            f'and one node has {most:,}: answer-space = "span" has no such limit'
-        )
     users = roster.total
     largest = query.answer_bound(users)
     if largest <= LARGEST_SUM:

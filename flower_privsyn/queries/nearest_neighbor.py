@@ -26,7 +26,6 @@ from flower_privsyn.queries.query import (
     Float64Array,
     IntArray,
     Query,
-    adds_up,
 )
 from flower_privsyn.queries.sieve import Block, Sieve, sieve_of
 
@@ -50,15 +49,24 @@ def block_rows(num_candidates: int) -> int:
 def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntArray:
     """Index of the candidate at the smallest Euclidean distance from each record.
 
-    One blocked float32 matrix product finds the best candidate of each record and every other one
-    within the product's rounding error; those near ties are decided in float64. The result is
-    therefore the float64 brute force's, exactly, whatever the block size, the BLAS or the number
-    of threads (unless a record is 1e8 times longer than every candidate, where the brute force
-    itself loses the difference). Equal distances go to the lowest index.
+    argmin |r - c|^2 is argmax s(r, c) with
 
-    Where PyTorch is there and multiplies bfloat16 faster, such a product comes first and rules
-    out, by a proven bound, all candidates but a few (`flower_privsyn.queries.sieve`); those are
-    decided in the same way, with the same result.
+        s(r, c) = c.(r - c / 2) = (|r|^2 - |r - c|^2) / 2,
+
+    which has no |r|^2 in which the differences between short candidates would drown. The index that
+    is returned is the lowest at which s, added up in float64 from left to right, is largest.
+
+    Formal guarantee:
+        What is returned for a record is a function of that record and the candidates alone,
+        whatever records stand beside it, whatever the block size, the BLAS, its kernels or the
+        number of threads: s is computed for one record and one candidate at a time, in one order.
+
+    One blocked float32 product, whose last bits do depend on all of these, only chooses which
+    candidates are looked at in float64. It cannot miss a winner: product and s are each off from
+    the true value by a proven bound (`_tolerance`), and every candidate within twice their sum of
+    the product's best is looked at. Where PyTorch is there and multiplies bfloat16 faster, such a
+    product comes first and rules out, by a bound of its own, all candidates but a few
+    (`flower_privsyn.queries.sieve`).
 
     Args:
         records: (n, d) float32, finite.
@@ -112,21 +120,24 @@ def _by_sieve(sieve: Sieve, records: Float32Array, candidates: Float32Array) -> 
 
 
 def _tolerance(lengths: Float64Array, longest: float, dimension: int) -> Float64Array:
-    """How far two sums of a float32 product may be apart although their candidates tie.
+    """How far two sums of a float32 product may be apart although their candidates tie in s.
 
     Args:
         lengths: (n,) of the records with a 1 behind them.
         longest: length of the longest candidate.
-        dimension: numbers in a record.
+        dimension: numbers in a record, at most 2^20.
     """
-    # |fl(x.y) - x.y| <= (d + 2) u |x| |y| / (1 - ...) for float32 with u = 2^-24, in any order of
-    # summation; twice that separates two sums, and one factor 2 covers the rounded last column.
+    # The product adds up d + 1 terms in float32, u = 2^-24, in any order, fused or not, and its
+    # last column is rounded before: off by ((d + 1) u / (1 - (d + 1) u) + u) B at most, with
+    # B = |(r, 1)| |(c, |c|^2 / 2)| (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1).
+    # s is off by (d + 2) 2^-53 |c| (|r| + |c| / 2), below 2^-28 of that. Twice the sum of both
+    # separates a winner from whatever is not looked at; 4 in place of 2 covers the rest.
     unit = (dimension + 3) * 2.0**-24 * 4.0
-    underflow = (dimension + 3) * 2.0**-147
     bound = lengths * math.hypot(longest, 0.5 * longest**2)
+    # Below 2^-126 a number or a product may be flushed to 0, on one way and not on the other.
+    underflow = (dimension + 3) * 2.0**-123 * (lengths + longest)
     # Beyond float32 a partial sum may overflow although the product does not, and which
-    # one does depends on the other rows of the block: there only float64 decides. At the
-    # other end products may underflow, each by 2^-149 at most.
+    # one does depends on the other rows of the block: there only float64 decides.
     return np.where(bound < 1e38, unit * bound + underflow, np.inf)
 
 
@@ -238,11 +249,11 @@ def _best_with_ties(
 
 
 def _by_float64(record: Float32Array, candidates: Float32Array, close: IntArray) -> int:
-    """The nearest of some candidates, ascending, to one record."""
-    difference = record.astype(np.float64) - candidates[close].astype(np.float64)
-    # Added up from left to right, so that no distance depends on how many are close.
-    distances = np.add.accumulate(difference**2, axis=-1)[:, -1]
-    return int(close[np.argmin(distances)])
+    """The nearest of some candidates, ascending, to one record: the largest s, lowest index."""
+    points = candidates[close].astype(np.float64)
+    points *= record - 0.5 * points
+    # Added up from left to right, so that no s depends on how many are close.
+    return int(close[np.argmax(np.add.accumulate(points, axis=-1)[:, -1])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +336,6 @@ class NearestNeighborHistogram(Query):
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""
         return cohort.owners, nearest_candidates(cohort.records, broadcast["candidates"])
 
-    @adds_up
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum of the clipped votes, without the (users, candidates) matrix.
 

@@ -7,9 +7,9 @@ the noise belongs to the mechanism and the network to the client app.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final, get_args
+from typing import Any, ClassVar, Final, Literal, Self, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,26 +40,15 @@ TEXT_DIMENSION: Final = 1
 #: "candidates", (m, d) float32.
 Broadcast = Mapping[str, npt.NDArray[Any]]
 
-Answer = TypeVar("Answer", bound=Callable[..., npt.NDArray[np.float64]])
-
 #: Numbers worked on at a time where several passes follow one another.
 _CACHED = 2**15
 
 #: Ceiling on the bytes of one dense (users, answer) block in `Query.answer`.
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 8 * 2**20
 
 
 #: Whose shortcuts past `contribution` are shown to be identities of it.
 _PACKAGE: Final = __name__.partition(".")[0]
-
-
-def adds_up(answer: Answer) -> Answer:
-    """Mark an `answer` that is, in whole steps of the grid, the exact sum of its answers to users.
-
-    Then users may be answered for in any batches: see `Query.additive`.
-    """
-    answer.adds_up = True  # type: ignore[attr-defined]
-    return answer
 
 
 def _bundled(query: type) -> bool:
@@ -257,23 +246,9 @@ class Query(Settings, ABC):
         )
 
     @property
-    def additive(self) -> bool:
-        """Whether a cohort's answer is that of its parts added up, to the bit, whatever they are.
-
-        A node then answers about records that it maps from the disk a part at a time. True of
-        `Query.answer`; a subclass with an `answer` of its own says so by `adds_up`.
-        """
-        return bool(getattr(type(self).answer, "adds_up", False))
-
-    @property
     def bundled(self) -> bool:
         """Whether it is a question of this package."""
         return _bundled(type(self))
-
-    @property
-    def largest_cohort(self) -> int | None:
-        """How many users one node may add up, or None where their number does not matter."""
-        return None
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a broadcast that this query cannot be asked with.
@@ -396,14 +371,18 @@ class Query(Settings, ABC):
         factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         return factor * self.clip_norm
 
-    @adds_up
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum the contributions of all users of the cohort.
 
         Works through blocks of users, so that no (num_users, answer_length) matrix is held.
 
+        Formal guarantee:
+            A user adds to the bit what the answer of that user alone would be, a function of the
+            user's records and of what is public: contributions are points of the grid, of which
+            sums are exact. Nodes may answer for their users in any parts and order.
+
         Returns:
-            (answer_length,) float64, exact: independent of blocks, nodes and order.
+            (answer_length,) float64.
         """
         length = self.answer_length(broadcast)
         total = np.zeros(length, dtype=np.float64)

@@ -18,8 +18,8 @@ rule. By Cauchy-Schwarz
 Products of two bfloat16 numbers have 16 significant bits and are exact in float32. Adding up d + 1
 of them in float32, in any order, each addition off by 2^-23 of its result at most (one unit in the
 last place, whatever the rounding mode), is off by (d + 3) 2^-22 (|x'| |y'_j| + |h'_j|) at most.
-A brute force in float64, which decides in the end, may itself be off by
-(d + 3) 2^-52 (|x| + |y_j|)^2. E, the sum of these with the largest of each over j, bounds the
+The sum in float64 that decides in the end may itself be off by
+(d + 3) 2^-52 |y_j| (|x| + |y_j|). E, the sum of these with the largest of each over j, bounds the
 distance of s_j from v_j, the sum before it is stored. Numbers that a processor flushes to 0 are
 worth less than 2^-50 in all, which is added.
 
@@ -166,7 +166,7 @@ class Sieve:
         error += rounded * self.taken + self.apart
         error += (dimension + 3) * (
             2.0**-22 * (rounded * (self.longest + self.taken) + self.beside)
-            + 2.0**-52 * (lengths + self.longest) ** 2
+            + 2.0**-52 * self.longest * (lengths + self.longest)
         )
         error += _UNDERFLOW
         return error

@@ -31,7 +31,6 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.privacy import squared_norms
-from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
@@ -40,7 +39,6 @@ from flower_privsyn.queries.query import (
     Float64Array,
     IntArray,
     Query,
-    adds_up,
 )
 from flower_privsyn.queries.user_means import unit_rows, user_means
 
@@ -57,36 +55,21 @@ _NO_PREFERENCE = 1e-4
 #: 1e-4. Some have no length at all: all-MiniLM-L6-v2 has two dimensions that never vary.
 _RELATIVE_CUT = 1e-6
 
-#: Relative shrinking of an expanded sum: room, with and without one user, for the rounding of the
-#: expansion, below 2^-20 for a million users, and for that to the grid, sqrt(m) 2^-30 for m
-#: candidates.
-_EXPANSION_SLACK = 2.0**-18
-
-#: Users whose sum may be expanded at once, so that the slack is enough.
-_MOST_EXPANDED_USERS = 2**20
-
-#: Candidates that an expanded sum may have, so that the slack is enough.
-_MOST_EXPANDED = 2**20
-
-#: Users summed at a time: a block of 6 MiB for d = 384 stays in the processor's cache.
-_BLOCK_USERS = 2048
-
 #: Factorisations kept: many nodes of one process are asked about the same candidates.
 _KEPT_SPANS = 4
 
 
 @dataclass(frozen=True)
 class _Span:
-    """The symmetric root of C'C, the same for exact products, and its pseudo-inverse; (d, d)."""
+    """The symmetric root of C'C and its pseudo-inverse; (d, d)."""
 
     root: Float64Array
-    factor: RightFactor
     inverse: Float64Array
 
 
 _Key: TypeAlias = tuple[str | tuple[str, bytes], ...]
 _spans: OrderedDict[_Key, _Span] = OrderedDict()
-_expansions: dict[_Key, Float64Array] = {}
+_factors: dict[_Key, RightFactor] = {}
 _spans_lock = threading.Lock()
 
 
@@ -154,11 +137,6 @@ class MeanSimilarity(Query):
         return "per score" if self.answer_space == "candidates" else "per dimension"
 
     @property
-    def largest_cohort(self) -> int | None:
-        """A million users where their sum is expanded to all candidates; else no limit."""
-        return _MOST_EXPANDED_USERS if self.answer_space == "candidates" else None
-
-    @property
     def max_records(self) -> int | None:
         """The cap on records, or None: the clip alone bounds a user."""
         return self.max_samples or None
@@ -190,11 +168,6 @@ class MeanSimilarity(Query):
             self._check_root(broadcast, dimension)
             return
         self._check_candidates(broadcast, dimension)
-        if len(broadcast["candidates"]) > _MOST_EXPANDED:
-            raise ValueError(
-                f'{self.name} with answer-space = "candidates" is asked about 2^20 candidates at '
-                f'most, got {len(broadcast["candidates"]):,}: use "span"'
-            )
 
     def _check_root(self, broadcast: Broadcast, dimension: int) -> None:
         """Refuse what is no triangle of a (d, d) matrix; any finite one can be asked with."""
@@ -236,48 +209,11 @@ class MeanSimilarity(Query):
         With `scale="unit"` they are scaled to norm 1 here; the clip does the rest.
         """
         if self.answer_space == "span":
-            root, m = self._root(broadcast)
-            users = user_means(cohort, unit_rows, width=len(root.integers))
-            return self._scaled(exact_product(users, root), m)
-        m, dimension = broadcast["candidates"].shape
-        users = user_means(cohort, unit_rows, width=dimension)
-        scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))
-        return self._scaled(scores, m)
-
-    @property
-    def additive(self) -> bool:
-        """In the span; a sum that is expanded to all candidates is rounded once more."""
-        return super().additive and self.answer_space == "span"
-
-    @adds_up
-    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
-        """Sum of the clipped scores, without the (users, candidates) matrix.
-
-        The cohort is summed in the span, where every user's vector is a point of the grid and the
-        sum is exact; with `answer_space="candidates"` the sum is then expanded, once: n d^2 + m d^2
-        operations in place of n m d. It equals the sum of `contribution` to 1e-5 relative. However
-        few the users are, the way is the same, so that what one user adds does not depend on how
-        many others there are.
-        """
-        root, m = self._root(broadcast)
-        dimension = len(root.integers)
-        total = np.zeros(dimension, dtype=np.float64)
-        for block in cohort.blocks(_BLOCK_USERS):
-            users = user_means(self._usable(block), unit_rows, width=dimension)
-            total += self._clip(self._scaled(exact_product(users, root), m)).sum(axis=0)
-        if self.answer_space == "span":
-            return total
-        # The expansion lengthens nothing but by rounding; shrunk by more than that, no user's share
-        # of the result is longer than the clip norm.
-        scores = _expansion(broadcast, self.centre) @ total
-        scores *= (1.0 - _EXPANSION_SLACK) * STEPS
-        return np.asarray(np.rint(scores) * GRID)
-
-    def _root(self, broadcast: Broadcast) -> tuple[RightFactor, int]:
-        """The root that users are multiplied with, and the candidates that count in its lengths."""
-        if self.answer_space == "span":
-            return _received_root(broadcast["root"]), 1
-        return _span(broadcast, self.centre).factor, len(broadcast["candidates"])
+            factor, counted = _received_root(broadcast["root"]), 1
+        else:
+            factor, counted = _factor(broadcast, self.centre), len(broadcast["candidates"])
+        users = user_means(cohort, unit_rows, width=len(factor.integers))
+        return self._scaled(exact_product(users, factor), counted)
 
     def _scaled(self, scores: Float64Array, num_candidates: int) -> Float64Array:
         """Rows of norm 1 or 0 for `scale="unit"`; unchanged otherwise."""
@@ -446,22 +382,16 @@ def _span(broadcast: Broadcast, centre: Centre) -> _Span:
     return span
 
 
-def _expansion(broadcast: Broadcast, centre: Centre) -> Float64Array:
-    """From sums in the span to those of all candidates, (m, d), of norm 1 at most.
-
-    As one matrix whose rows are short: applied one after the other, the inverse of the short
-    directions and the candidates would round at the size of the inverse.
-    """
+def _factor(broadcast: Broadcast, centre: Centre) -> RightFactor:
+    """The centred candidates for exact products, kept: users are asked in many blocks."""
     key = _key(broadcast, centre)
     with _spans_lock:
-        kept = _expansions.get(key)
+        kept = _factors.get(key)
     if kept is None:
-        kept = _centred(broadcast, centre) @ _span(broadcast, centre).inverse
-        # The lengths of the shortest directions are known to few digits: nothing may be longer.
-        kept /= max(1.0, float(np.sqrt(np.linalg.eigvalsh(kept.T @ kept)[-1])))
+        kept = RightFactor.of(_centred(broadcast, centre))
         with _spans_lock:
-            _expansions.clear()  # it is as large as the candidates
-            _expansions[key] = kept
+            _factors.clear()  # it is twice as large as the candidates
+            _factors[key] = kept
     return kept
 
 
@@ -484,4 +414,4 @@ def _factorise(centred: Float64Array) -> _Span:
     inverse_lengths = np.where(kept, 1.0 / np.where(kept, lengths, 1.0), 0.0)
     root = (directions * lengths) @ directions.T
     inverse = (directions * inverse_lengths) @ directions.T
-    return _Span(root=root, factor=RightFactor.of(root), inverse=inverse)
+    return _Span(root=root, inverse=inverse)

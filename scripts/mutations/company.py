@@ -7,7 +7,7 @@ from mutation import Mutation
 EMBEDDER = "flower_privsyn/embedding/embedder.py"
 EMBEDDING_TESTS = "tests/embedding/test_company.py"
 PLAIN = "flower_privsyn/embedding/plain.py"
-QUERY_TESTS = "tests/queries/test_company.py"
+QUERY_TESTS = "tests/queries/test_contract.py"
 SIEVE = "flower_privsyn/queries/sieve.py"
 SIEVE_TESTS = "tests/queries/test_sieve.py"
 LOCAL = "flower_privsyn/training/local.py"
@@ -155,6 +155,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="    doubtful = ~(top - second > tolerance)",
         after="    doubtful = (top - second > tolerance) & False",
         tests=("tests/queries/test_nearest_neighbor.py", QUERY_TESTS),
+    ),
+    Mutation(
+        name="distances in which short candidates drown decide near ties",
+        file="flower_privsyn/queries/nearest_neighbor.py",
+        function="_by_float64",
+        before="    points *= record - 0.5 * points\n",
+        after="    points = -((record - points) ** 2)\n",
+        tests=(QUERY_TESTS,),
     ),
     Mutation(
         name="what rounding takes from candidates is forgotten",

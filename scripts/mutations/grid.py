@@ -85,14 +85,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{GRID_TESTS}::test_the_last_digits_of_correlated_noise_are_fair",),
     ),
     Mutation(
-        name="scores of all candidates off the grid",
-        file="flower_privsyn/queries/similarity.py",
-        function="MeanSimilarity.answer",
-        before="    return np.asarray(np.rint(scores) * GRID)\n",
-        after="    return np.asarray(scores * GRID)\n",
-        tests=(f"{GRID_TESTS}::test_no_release_says_that_the_canary_is_there",),
-    ),
-    Mutation(
         name="how long an answer is tells how many took part",
         file="flower_privsyn/client_apps/handlers.py",
         function="_Node._charged_answer",

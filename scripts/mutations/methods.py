@@ -56,29 +56,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/queries",),
     ),
     Mutation(
-        name="the cohort form forgets to clip",
-        file=SIMILARITY,
-        function="MeanSimilarity.answer",
-        before="total += self._clip(self._scaled(exact_product(users, root), m)).sum(axis=0)",
-        after="total += self._scaled(exact_product(users, root), m).sum(axis=0)",
-        tests=(f"{SIMILARITY_TESTS}::TestTheBound", f"{SIMILARITY_TESTS}::TestTheCohortForm"),
-    ),
-    Mutation(
         name="scores are centred over all, not per prompt",
         file=SIMILARITY,
         function="_centred",
         before="        rows -= means[groups]\n",
         after="        rows -= rows.mean(axis=0)\n",
-        tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
-    ),
-    Mutation(
-        name="scores are clipped before they are centred",
-        file=SIMILARITY,
-        function="MeanSimilarity.statistic",
-        before="scores = exact_product(users, RightFactor.of(_centred(broadcast, self.centre)))\n",
-        after='raw = users @ _centred(broadcast, "none").T\n'
-        "    raw /= np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1.0)\n"
-        "    scores = raw - raw.mean(axis=1, keepdims=True)\n",
         tests=(f"{SIMILARITY_TESTS}::TestTheFormulas",),
     ),
     Mutation(

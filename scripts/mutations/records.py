@@ -137,14 +137,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/data/test_gathered.py",),
     ),
     Mutation(
-        name="a sum that is rounded is made of parts",
-        file="flower_privsyn/queries/similarity.py",
-        function="MeanSimilarity.additive",
-        before='super().additive and self.answer_space == "span"',
-        after="super().additive",
-        tests=("tests/queries/test_company.py",),
-    ),
-    Mutation(
         name="users of a part are taken for the first ones",
         file=RECORDS,
         function="FixedRecords.cohorts",

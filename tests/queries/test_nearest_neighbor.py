@@ -87,10 +87,20 @@ class TestNearestCandidates:
     def test_equals_brute_force_at_any_scale(
         self, records: np.ndarray, candidates: np.ndarray, exponent: int
     ) -> None:
-        # One scale for both: where records are 1e8 times longer than candidates, it is the brute
-        # force that cannot tell the candidates apart.
+        # One scale for both: where records are 1e8 times longer than candidates, this brute force
+        # cannot tell the candidates apart.
         left, right = ((x * 2.0**exponent).astype(np.float32) for x in (records, candidates))
         assert np.array_equal(nearest_candidates(left, right), brute_force(left, right))
+
+    @pytest.mark.parametrize("longer", [1.0, 30.0])
+    def test_means_of_variations_and_embedders_that_do_not_normalise(self, longer: float) -> None:
+        generator = np.random.default_rng(12)
+        variations = longer * unit(generator, 4 * 60, 96).reshape(60, 4, 96)
+        candidates = variations.mean(axis=1).astype(np.float32)
+        records = (longer * unit(generator, 300, 96)).astype(np.float32)
+        NearestNeighborHistogram().check({"candidates": candidates}, dimension=96)
+        expected = brute_force(records, candidates)
+        assert np.array_equal(nearest_candidates(records, candidates), expected)
 
     def test_far_records_are_told_apart_better_than_by_brute_force(self) -> None:
         records = np.array([[2.0**53, 0.0]], dtype=np.float32)
