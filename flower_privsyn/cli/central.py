@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flower_privsyn.cli.options import Column, Partitioner, Seed, option
+from flower_privsyn.cli.options import Column, Seed, option
 from flower_privsyn.cli.signals import ended_by_signals
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def central(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
-    data_partitioner: Partitioner = "",
 ) -> int:
     """Train with DP-Adam on records that are all in one place, and have the models write.
 
@@ -88,8 +87,11 @@ def central(
         )
         for name in _named(methods)
     ]
-    columns = {"client_column": client_column, "text_column": text_column}
-    columns |= {"date_column": date_column, "data_partitioner": data_partitioner}
+    columns = {
+        "client_column": client_column,
+        "text_column": text_column,
+        "date_column": date_column,
+    }
     people = load_users(data, **columns, strict=True)
     others = None if held_out is None else load_users(held_out, **columns, strict=True)
     rows = _rows(baselines, people, others, downstream=downstream, output=output)

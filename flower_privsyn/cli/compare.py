@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.cli.options import Column, Partitioner, option
+from flower_privsyn.cli.options import Column, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError, StoppedError
@@ -140,7 +140,6 @@ def compare(
     text_column: Column = "text",
     date_column: Column = "date",
     label_column: _LabelColumn = "",
-    data_partitioner: Partitioner = "",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 
@@ -166,7 +165,6 @@ def compare(
             "text_column": text_column,
             "date_column": date_column,
             "label_column": label_column,
-            "data_partitioner": data_partitioner,
         },
         open_sealed=open_sealed,
         sealed_users=sealed_users,

@@ -9,7 +9,6 @@ import typer
 from flower_privsyn.cli.options import (
     Column,
     Json,
-    Partitioner,
     PlainCommand,
     option,
     plain_group,
@@ -39,7 +38,6 @@ def describe(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
-    data_partitioner: Partitioner = "",
     as_json: Json = False,
 ) -> int:
     """Count users, texts, tokens and dates, and what a run would take of them.
@@ -65,7 +63,6 @@ def describe(
                 "client-column": client_column,
                 "text-column": text_column,
                 "date-column": date_column,
-                "data-partitioner": data_partitioner,
             },
             strict=True,
         )

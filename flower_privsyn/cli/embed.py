@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-from flower_privsyn.cli.options import Config, Partitioner, option
+from flower_privsyn.cli.options import Config, option
 from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import ConfigError
 
@@ -44,7 +44,6 @@ def embed(
     text_column: _Name = None,
     date_column: _Name = None,
     label_column: _Name = None,
-    data_partitioner: Partitioner = "",
 ) -> int:
     """Cut and embed everything a run will ask of these users and put it into the node's cache.
 
@@ -72,7 +71,6 @@ def embed(
         "text-column": text_column,
         "date-column": date_column,
         "label-column": label_column,
-        "data-partitioner": data_partitioner,
     }
     places = {key: own or values.get(key, "") for key, own in places.items()}
     if not places["data"]:

@@ -41,13 +41,12 @@ _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.eval
 
 
 class OwnData(TypedDict):
-    """The columns and the partitioner of a run's own data, as `load_users` takes them."""
+    """The columns of a run's own data, as `load_users` takes them."""
 
     client_column: str
     text_column: str
     date_column: str
     label_column: str
-    data_partitioner: str
 
 
 def own_data(values: Mapping[str, Any]) -> OwnData:
@@ -57,7 +56,6 @@ def own_data(values: Mapping[str, Any]) -> OwnData:
         "text_column": str(values.get("text-column", "text")),
         "date_column": str(values.get("date-column", "date")),
         "label_column": str(values.get("label-column", "label")),
-        "data_partitioner": str(values.get("data-partitioner", "")),
     }
 
 
@@ -77,10 +75,6 @@ def evaluate(
     text_column: _Column = None,
     date_column: _Column = None,
     label_column: _Column = None,
-    data_partitioner: Annotated[
-        str | None,
-        option("CLASS(...)", "as a run's setting of this name; default, of --users: the run's"),
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """Costs, distances to held-out private text, copies, a downstream model, classifiers.
@@ -101,13 +95,9 @@ def evaluate(
         "text_column": text_column,
         "date_column": date_column,
         "label_column": label_column,
-        "data_partitioner": data_partitioner,
     }
-    of_the_run = dict(run.config)
-    if users is None:  # another file says itself whose its rows are
-        of_the_run.pop("data-partitioner", None)
     given = {key: value for key, value in named.items() if value is not None}
-    columns = {**own_data(of_the_run), **given}
+    columns = {**own_data(run.config), **given}
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
     training = CausalTraining(max_steps=steps or 0, learn_ends=False)

@@ -22,6 +22,7 @@ NEXT_STEPS: Final = {
     "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
     "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
     "ask-once": ("privsyn run {app}",),
+    "flower-datasets": ("privsyn run {app}",),
     "deployment": ("python {app}/loopback.py FOLDER APP --users FILE",),
     "every-method": (
         "privsyn check {app} --config cpu/popri --set data=FILE",
@@ -46,6 +47,8 @@ def new(
     existing-federation: a Flower app before and after private synthetic text.
 
     ask-once: one question to some 500 authors, and a small model of what they write.
+
+    flower-datasets: a data set without ids, whose partitions by flwr-datasets play the users.
 
     deployment: SuperLink and SuperNodes with keys and policies, by script, Compose and systemd.
 

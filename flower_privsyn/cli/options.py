@@ -59,15 +59,6 @@ Evaluate = Annotated[
 ]
 Seed = Annotated[int, option("N")]
 Column = Annotated[str, option("NAME")]
-Partitioner = Annotated[
-    str,
-    option(
-        "CLASS(...)",
-        "flwr-datasets partitioner of data that do not say whose they are: each partition is a "
-        "user",
-        show_default=False,
-    ),
-]
 
 
 class PlainCommand(TyperCommand):

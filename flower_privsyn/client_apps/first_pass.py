@@ -87,8 +87,8 @@ def first_pass(
     Killed at any point and called again it goes on: at most 512 texts a process are embedded twice.
 
     Args:
-        configuration: `data`, `client-column`, `text-column`, `date-column`, `label-column`,
-            `data-partitioner`, as in a run.
+        configuration: `data`, `client-column`, `text-column`, `date-column`, `label-column`, as in
+            a run.
         request: as the run will make it.
         load_embedder: from (model name, precision) to the embedder of the nodes; a function that
             other processes can import.

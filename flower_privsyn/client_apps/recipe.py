@@ -43,13 +43,12 @@ def strictly() -> Iterator[None]:
         _strict.reset(token)
 
 
-#: What is read where nobody says so; the column of ids, or a partition, is the unit of privacy.
+#: What is read where nobody says so; the column of ids is the unit of privacy.
 _DEFAULTS: Final = {
     "client-column": "client_id",
     "text-column": "text",
     "date-column": "date",
     "label-column": "label",
-    "data-partitioner": "",
 }
 
 
@@ -58,9 +57,9 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
 
     A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
     data set, as `load_users` takes it), whose users are all its own, `client-column`,
-    `text-column`, `date-column`, `label-column` (default `client_id`, `text`, `date`, `label`) and
-    `data-partitioner`. In a simulation, where one person owns everything, the run's configuration
-    counts where the node's says nothing, and the users are dealt to the nodes by `partition-id` and
+    `text-column`, `date-column` and `label-column` (default `client_id`, `text`, `date`, `label`).
+    In a simulation, where one person owns everything, the run's configuration counts where the
+    node's says nothing, and the users are dealt to the nodes by `partition-id` and
     `num-partitions`.
 
     Args:
@@ -70,9 +69,8 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
             simulation.
 
     Formal guarantee:
-        Outside a simulation the unit of privacy, one value of the owner's `client-column` or one
-        partition of the owner's `data-partitioner`, and the data are the owner's choice; no run
-        changes them.
+        Outside a simulation the unit of privacy, one value of the owner's `client-column`, and the
+        data are the owner's choice; no run changes them.
 
     Raises:
         DataError: nothing names the data, or they cannot be read.
@@ -127,9 +125,8 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 "reads is its owner's choice (--node-config 'data=\"/path/users.jsonl\"')."
             )
         unit = ", and with it whom the guarantee is for" if key == "client-column" else ""
-        read = f'reads "{default}"{unit}' if default else "parts nobody's text into users"
         raise NotAllowedError(
-            f'The run names the {key} "{named}"; this node {read}, unless its '
+            f'The run names the {key} "{named}"; this node reads "{default}"{unit}, unless its '
             f"owner names another (--node-config '{key}=\"{named}\"')."
         )
 

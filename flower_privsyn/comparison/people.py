@@ -62,7 +62,7 @@ class People:
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
             newer_than: only text dated after this day; "" for all.
-            columns: names of the columns and a partitioner, for `load_users`.
+            columns: names of the columns, for `load_users`.
             open_sealed: hold out sealed users and no others; the same users take part.
             sealed_users: how many of them, drawn by a hash of their ids; 0 for all.
 

@@ -136,13 +136,6 @@ def _shortened(found: re.Match[bytes]) -> bytes:
     return _TOO_LONG if len(string) > MAX_STRING_BYTES else string
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> Any:
-    """Columns of a Parquet file as an Arrow table; arguments and errors as `parquet_parts`."""
-    import pyarrow as pa
-
-    return pa.concat_tables(parquet_parts(path, columns))
-
-
 def parquet_parts(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     """Columns of a Parquet file as Arrow tables of consecutive rows, strings as `large_string`.
 

@@ -1,20 +1,17 @@
-"""Hugging Face data sets as sources of rows, and partitions of them as users."""
+"""Hugging Face data sets as sources of rows."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import linecache
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
 from flower_privsyn.data.formats import ColumnError, EmptyError
-from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+from flower_privsyn.errors import DataError, MissingExtraError
 from flower_privsyn.models.hub import hub_unreachable
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
@@ -23,7 +20,6 @@ _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))
 _CONFIGURATIONS: Final = re.compile(
     r"vailable[^:\[]*: \[([^\]]+)\]|configurations in the cache: ([^\n]+)"
 )
-_PARTITION: Final = "partition {}"
 # What `save_to_disk` writes.
 _SAVED: Final = ("dataset_dict.json", "dataset_info.json")
 
@@ -113,15 +109,6 @@ def from_disk(folder: Path) -> Any:
         raise DataError(
             f"{folder} is not a complete save_to_disk folder ({type(error).__name__})."
         ) from None
-
-
-def of_table(table: Any) -> Any:
-    """A data set of an Arrow table.
-
-    Raises:
-        MissingExtraError: The library is not installed.
-    """
-    return _library().Dataset(table)
 
 
 def _loaded(name: str, config: str | None, split: str, **options: Any) -> Any:
@@ -295,128 +282,3 @@ def _named(column: Any, dataset: Any, name: str) -> Any:
     inside = pc.and_(pc.greater_equal(places, 0), pc.less(places, len(names)))
     places = pc.if_else(inside, places, pa.scalar(None, pa.int64()))
     return pa.chunked_array([known.take(places)])
-
-
-# ---- partitions as users -----------------------------------------------------------------------
-
-
-def partitioner_of(text: str) -> Any:
-    """A flwr-datasets partitioner, as its own documentation writes it.
-
-    Args:
-        text: A class and its arguments by name, which are numbers, texts, booleans, None and lists
-            of them: "DirichletPartitioner(num_partitions=100, partition_by='label', alpha=0.3)".
-
-    Raises:
-        ConfigError: There is no such partitioner, or it does not take these arguments.
-        MissingExtraError: flwr-datasets is not installed.
-    """
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if isinstance(call, ast.Name):
-            name, arguments = call.id, {}
-        elif isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            name = call.func.id
-            arguments = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        else:
-            raise ValueError
-    except (SyntaxError, ValueError):
-        raise ConfigError(
-            "data-partitioner must be a class of flwr_datasets.partitioner with its arguments by "
-            "name, such as DirichletPartitioner(num_partitions=100, partition_by='label', "
-            f"alpha=0.3), got {text!r}."
-        ) from None
-    try:
-        from flwr_datasets import partitioner as library
-    except ImportError:
-        raise MissingExtraError(
-            "data-partitioner needs Flower Datasets: pip install flwr-datasets."
-        ) from None
-    # Those that split columns, and not rows, give nobody a text of their own.
-    known = [one for one in library.__all__ if one != "Partitioner" and "Vertical" not in one]
-    if name not in known:
-        raise ConfigError(f"data-partitioner: there is no {name!r}; there are {', '.join(known)}.")
-    if arguments.get("seed", 0) is None:
-        raise ConfigError(
-            f"data-partitioner = {text}: without a seed every process parts the rows otherwise, "
-            "and no user would be the same in two rounds, nor on two nodes: name a seed."
-        )
-    try:
-        return getattr(library, name)(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"data-partitioner = {text}: {_sentence(error)}") from None
-
-
-def partitioned(dataset: Any, text: str, columns: Columns, *, where: str) -> Rows:
-    """The rows of a data set, each partition of which is one user.
-
-    Args:
-        dataset: A `datasets.Dataset` that does not say whose its rows are.
-        text: See `partitioner_of`.
-        columns: Which to read; that of the ids must not be there.
-        where: The data set is, for sentences.
-
-    Raises:
-        ConfigError: The partitioner is none, or cannot part this data set.
-        DataError: The data set says itself whose its rows are, or cannot be read.
-    """
-    import pyarrow as pa
-
-    partitioner = partitioner_of(text)
-    names = list(getattr(dataset, "column_names", ()))
-    if columns.client in names:
-        raise DataError(
-            f"{where} has a column {columns.client!r}, which says who a user is, and "
-            "data-partitioner makes every partition a user: leave one of them out."
-        )
-    alone = columns.of_one_user()
-    check_columns(names, alone, where)
-    by = getattr(partitioner, "_partition_by", None)
-    if isinstance(by, str) and by not in names:
-        missing = columns.missing(by, names, schema=True)
-        raise ConfigError(f"data-partitioner = {text}: {where} {missing}.")
-    try:
-        partitioner.dataset = dataset
-        parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
-    except (TypeError, ValueError, LookupError, ZeroDivisionError) as error:
-        raise ConfigError(f"data-partitioner = {text}: {_of_the_data(error)}") from None
-    present = [name for name in alone.wanted if name in names]
-    tables = [_arrow(part, present) for part in parts]
-    ids = [place for place, table in enumerate(tables) for _ in range(len(table))]
-    rows = rows_of_table(pa.concat_tables(tables), alone, where)
-    # Everybody is on the roster, with rows or without.
-    empty = [place for place, table in enumerate(tables) if not len(table)]
-    strings = pa.large_string()
-    clients = pa.array([_PARTITION.format(place) for place in ids + empty], strings)
-    rows.clients = pa.chunked_array([clients])
-    rows.texts = pa.chunked_array([*rows.texts.chunks, pa.array([""] * len(empty), strings)])
-    no_text = pa.array([False] * len(empty), pa.bool_())
-    rows.unusable = pa.chunked_array([*rows.unusable.chunks, no_text])
-    if rows.labels is not None:
-        rows.labels = pa.chunked_array([*rows.labels.chunks, pa.nulls(len(empty), strings)])
-    if rows.dates is not None:
-        no_dates = pa.nulls(len(empty), pa.date32())
-        rows.dates = pa.chunked_array([*rows.dates.chunks, no_dates])
-    return rows
-
-
-def _of_the_data(error: Exception) -> str:
-    """What is said of rows that cannot be parted, without quoting what stands in them.
-
-    What Flower Datasets raises speaks of settings and counts. What NumPy or Arrow raise below it
-    may quote a cell.
-    """
-    *_, (frame, line) = walk_tb(error.__traceback__)
-    theirs = str(frame.f_globals.get("__name__")).startswith("flwr_datasets.")
-    if theirs and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise "):
-        return _sentence(error)
-    return (
-        f"these rows cannot be parted so ({type(error).__name__}): are they enough, and of a kind "
-        "that this partitioner takes?"
-    )
-
-
-def _sentence(error: Exception) -> str:
-    """What the library says, in one line that ends."""
-    words = " ".join(str(error).split())
-    return words if words.endswith(".") else f"{words}."

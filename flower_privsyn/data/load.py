@@ -28,7 +28,6 @@ def load_users(
     newer_than: date | str | None = None,
     split: str = "train",
     user_id: str | None = None,
-    data_partitioner: str = "",
     strict: bool = False,
 ) -> Users:
     """Read the users of a node and everything they wrote.
@@ -62,8 +61,6 @@ def load_users(
         split: Which split of a data set that has several and whose name names none.
         user_id: The source is one user with this id, and ``client_column`` is not read: for
             partitions that are a person.
-        data_partitioner: A flwr-datasets partitioner (`data_sets.partitioner_of`) for a data set
-            or a Parquet file that does not say whose its rows are: every partition is one user.
         strict: For the owner who looks, never for a node that answers: also refuse a source
             without a usable text, one whose texts are numbers, and bytes that are not UTF-8.
 
@@ -77,11 +74,9 @@ def load_users(
     columns = Columns(
         client_column, text_column, date_column, user_id, strict=strict, label=label_column
     )
-    if data_partitioner and user_id is not None:
-        raise ConfigError("data-partitioner makes many users, and user-id one: give one of them.")
     location = _name_of(source)
     gathered = Gathered(location, user_id=user_id)
-    _read(source, columns, split, data_partitioner, into=gathered)
+    _read(source, columns, split, into=gathered)
     users = gathered.users()
     if strict:
         try:
@@ -99,7 +94,7 @@ def load_configured(
     Args:
         configurations: Looked up in order; the first value that is not empty counts. Keys: `data`
             (what `load_users` takes; a path is relative to where the command was typed),
-            `client-column`, `text-column`, `date-column`, `label-column`, `data-partitioner`.
+            `client-column`, `text-column`, `date-column`, `label-column`.
         strict: As in `load_users`.
         labels: Whether the classes of documents are read too, from `label-column`: for those who
             ask for classes.
@@ -114,7 +109,6 @@ def load_configured(
         text_column=setting("text-column", "text"),
         date_column=setting("date-column", "date"),
         label_column=setting("label-column", "label") if labels else "",
-        data_partitioner=setting("data-partitioner"),
         strict=strict,
     )
 
@@ -147,7 +141,7 @@ def gather_configured(
         label=setting("label-column", "label") if labels else "",
     )
     gathered = Gathered(source, nodes=nodes, first=node, most_bytes=most_bytes)
-    _read(source, columns, "train", setting("data-partitioner"), into=gathered)
+    _read(source, columns, "train", into=gathered)
     return gathered
 
 
@@ -173,15 +167,15 @@ def _configured(source: str) -> str:
         raise ConfigError(f"data = {error}") from None
 
 
-def _read(source: Any, columns: Columns, split: str, partitioner: str, *, into: Gathered) -> None:
+def _read(source: Any, columns: Columns, split: str, *, into: Gathered) -> None:
     """Take in all rows of a source."""
     try:
         if isinstance(source, str | os.PathLike):
-            parts = _from_location(os.fspath(source), columns, split, partitioner)
+            parts = _from_location(os.fspath(source), columns, split)
         elif tables.is_table(source):
-            parts = _from_table(source, columns, partitioner)
+            parts = iter([tables.rows_of_memory(source, columns, where=_name_of(source))])
         else:
-            parts = _from_dataset(source, columns, split, partitioner)
+            parts = _from_dataset(source, columns, split)
         for part in parts:
             into.add(part)
     except OSError as error:
@@ -209,20 +203,14 @@ def _located(source: str) -> str:
     return f"{located(folder)}:{rest}"
 
 
-def _from_location(location: str, columns: Columns, split: str, partitioner: str) -> Iterator[Rows]:
+def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows]:
     path = expanded(location)
     if path.is_dir():
         if data_sets.is_saved(path):
             dataset = data_sets.from_disk(path)
-            return _from_dataset(dataset, columns, split, partitioner, where=str(path))
-        if partitioner:
-            raise _no_partitions(path)
+            return _from_dataset(dataset, columns, split, where=str(path))
         return _read_folder(path, columns)
     if path.exists():
-        if partitioner:
-            if formats.format_of(path) != "parquet":
-                raise _no_partitions(path)
-            return _from_dataset(_parquet_data_set(path), columns, split, partitioner, str(path))
         return _read_file(path, columns)
     folder, colon, rest = location.partition(":")
     if colon and expanded(folder).is_dir():
@@ -234,13 +222,13 @@ def _from_location(location: str, columns: Columns, split: str, partitioner: str
                     f"{config!r}: name {folder}::{named or split}"
                 )
             saved = data_sets.from_disk(expanded(folder))
-            return _from_dataset(saved, columns, named or split, partitioner, where=location)
+            return _from_dataset(saved, columns, named or split, where=location)
         dataset = data_sets.from_folder(expanded(folder), config or None, named or split)
     elif formats.suffix_of(path) or not data_sets.is_hub_name(location):
         raise DataError(f"{path} does not exist.")
     else:
         dataset = data_sets.from_hub(location, split)
-    return _from_dataset(dataset, columns, split, partitioner, where=location)
+    return _from_dataset(dataset, columns, split, where=location)
 
 
 def kind_of(source: str) -> str:
@@ -260,27 +248,11 @@ def kind_of(source: str) -> str:
     return f"a folder of {len(files):,} files" if files else f"a folder of {len(texts):,} texts"
 
 
-def _no_partitions(path: Path) -> DataError:
-    return DataError(
-        f"{path} is no data set: data-partitioner takes the name of one, a save_to_disk folder, "
-        f"Parquet, or a folder that the datasets library reads ({path.parent}::train)."
-    )
-
-
 def _from_dataset(
-    source: Any, columns: Columns, split: str, partitioner: str, where: str = "the data set"
+    source: Any, columns: Columns, split: str, where: str = "the data set"
 ) -> Iterator[Rows]:
     dataset = data_sets.split_of(source, split, where=where)
-    if partitioner:
-        yield data_sets.partitioned(dataset, partitioner, columns, where=where)
-    else:
-        yield data_sets.rows_of(dataset, columns, where=where)
-
-
-def _from_table(source: Any, columns: Columns, partitioner: str) -> Iterator[Rows]:
-    if partitioner:
-        raise DataError("data-partitioner parts a datasets.Dataset, and the table is none.")
-    yield tables.rows_of_memory(source, columns, where=_name_of(source))
+    yield data_sets.rows_of(dataset, columns, where=where)
 
 
 # ---- what is in it -----------------------------------------------------------------------------
@@ -307,18 +279,6 @@ def _read_file(path: Path, columns: Columns) -> Iterator[Rows]:
             yield read_delimited(path, columns)
         case "parquet":
             yield from _read_parquet(path, columns)
-
-
-def _parquet_data_set(path: Path) -> Any:
-    """A Parquet file with all its columns, in memory alone."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = bounded.read_parquet(path, pq.read_schema(path).names)
-    except pa.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
-    return data_sets.of_table(table)
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:

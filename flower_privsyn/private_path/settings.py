@@ -41,7 +41,6 @@ CLIENT_KEYS = frozenset(
         "text-column",
         "date-column",
         "label-column",
-        "data-partitioner",
         "ray-address",
     }
 )

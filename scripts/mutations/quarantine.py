@@ -284,19 +284,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(FORMATS,),
     ),
     Mutation(
-        name="an empty partition is not on the roster",
-        file="flower_privsyn/data/data_sets.py",
-        function="partitioned",
-        before="if not len(table)]\n",
-        after="if len(table) < 0]\n",
-        tests=("tests/data/test_data_sets.py",),
-    ),
-    Mutation(
-        name="a run parts a node's text into users",
+        name="a run names the column of a node's users",
         file="flower_privsyn/client_apps/recipe.py",
         function="_refuse_names_of",
         before='        if own.get(key) or named in ("", default):\n',
-        after='        if own.get(key) or named in ("", default) or key == "data-partitioner":\n',
+        after='        if own.get(key) or named in ("", default) or key == "client-column":\n',
         tests=("tests/node/test_requests.py::TestWhoChooses",),
     ),
     Mutation(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from flower_privsyn.data import Users, load_users
-from flower_privsyn.errors import DataError, MissingExtraError
+from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
 
 SECRET = "the private words nobody may see"
@@ -109,11 +109,6 @@ def test_columns_that_are_there_twice_are_refused() -> None:
     for table in (twice, twice.to_pandas()):
         with pytest.raises(DataError, match="the table has 2 columns 'text'; one must be left"):
             load_users(table)
-
-
-def test_a_table_is_not_parted() -> None:
-    with pytest.raises((DataError, MissingExtraError), match="data-partitioner parts a datasets"):
-        load_users(pa.table(COLUMNS), data_partitioner="IidPartitioner(num_partitions=2)")
 
 
 class TestOneUsersValues:

@@ -42,6 +42,7 @@ RUN_BY = {
     r"privsyn run (once .*|examples/ask-once.*)": (
         "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
     ),
+    r"privsyn run parts": "tests/examples/test_flower_datasets.py::test_the_app_runs",
     r"privsyn (new quickstart|run) q": "scripts/release.py: quickstart",
     r"privsyn new \S+ \S+": (
         "tests/cli/test_new.py::test_an_example_is_written_whole_and_can_be_run"
@@ -203,6 +204,7 @@ NOT_RUN = {
     r"pip install .*\[quickstart,training,evaluation\]'": "extras that `dev` has, and every test",
     r"pip install .*\[quickstart,gemma\].*|privsyn run .*gemma.*": "needs a model of 253 MB",
     r"pip install 'flower-privsyn\[.*": "is on no index yet; the wheel's command is run",
+    r"pip install 'flwr-datasets>=0.5'": "an extra that `dev` has",
     r"pip install -e \.": "installs the reader's own package",
     r"pip install --no-deps --target \S+ pfl.*": "measures another framework",
     r".*python -m benchmarks\..*|python -m scripts.bits_per_byte .*": "measures, some for hours",

@@ -176,11 +176,6 @@ class TestWhoChooses:
         node = {"data": str(file)}
         for given, run, says in (
             (node, {"client-column": "doc"}, 'client-column "doc"; this node reads "client_id", '),
-            (
-                node,
-                {"data-partitioner": "IidPartitioner(num_partitions=9)"},
-                "names the data-partitioner .*; this node parts nobody's text into users, unless",
-            ),
             ({}, {"data": "owner/people"}, 'names the data "owner/people".*--node-config'),
         ):
             with pytest.raises(NotAllowedError, match=says):

@@ -634,11 +634,4 @@ BAD = [
         "but texts in files have none (",
         settings={"newer-than": "2025-01-01"},
     ),
-    DataCase(
-        "a partitioner of a file",
-        "u.csv",
-        content(_GOOD_CSV, "u.csv"),
-        "u.csv is no data set: data-partitioner takes",
-        settings={"data-partitioner": "IidPartitioner(num_partitions=2)"},
-    ),
 ]
