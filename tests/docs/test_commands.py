@@ -224,7 +224,7 @@ NOT_RUN = {
     r"privsyn run (APP|mine) .*": "needs a data set of the hub, or hours",
     r"flwr run \S+ --stream": "leaves a SuperLink running; `privsyn run` is run in its place",
     r".*vllm.*|privsyn run .*127.0.0.1.*|curl .*": "needs a vLLM server: pytest -m vllm_server",
-    r"export .*|diff .*|grep .*": "of the shell",
+    r"(export|diff|grep|pkill) .*": "of the shell",
 }
 
 
