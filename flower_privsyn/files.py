@@ -55,6 +55,36 @@ def default_cache_directory() -> Path:
     return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
 
 
+def state_folder() -> Path:
+    """Where this user's own accounts and keys are: `flower-privsyn` in the state folder
+    (`XDG_STATE_HOME`, else `~/.local/state`).
+    """  # noqa: D205 - one sentence
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "flower-privsyn"
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder for this user alone; one that is there keeps its mode, and is checked.
+
+    Whoever can write into a folder can put another file in the place of one that is trusted.
+
+    Args:
+        folder: of ledgers, keys or caches.
+
+    Raises:
+        OSError: it cannot be made, is another user's, or others can write into it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(
+            errno.EACCES,
+            "it must belong to the user of this process and be writable by nobody else; it is "
+            f"user {status.st_uid}'s and has mode {status.st_mode & 0o7777:04o}",
+            str(folder),
+        )
+
+
 def user_path(path: str | Path) -> Path:
     """A path as the user meant it: relative to the folder the command was typed in.
 

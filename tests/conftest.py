@@ -53,6 +53,14 @@ def frozen_heap() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No key is made in the state folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def identity() -> Iterator[None]:
     with flower_identity():

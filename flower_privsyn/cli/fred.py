@@ -37,6 +37,7 @@ def fred(
     The distances are made from the release, any number of them, and cost nothing.
     """
     from flower_privsyn.checks import check_whole
+    from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
     from flower_privsyn.runs import RunDirectory
@@ -56,7 +57,13 @@ def fred(
     check_whole("--texts", most, ge=0)
     with follower() as follow:
         found = rank_sets(
-            sketch, run.config, candidates, most=most, seed=seed, progress=ShownProgress(follow)
+            sketch,
+            run.config,
+            candidates,
+            most=most,
+            seed=seed,
+            progress=ShownProgress(follow),
+            embedder=run_embedder(run),
         )
     if as_json:
         said = {"ranking": [one.to_dict() for one in found], **sketch.figures()}

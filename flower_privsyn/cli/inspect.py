@@ -59,10 +59,9 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         chosen = chosen or record.get("source") == SELECTED
         if len(samples) < _SAMPLES:
             samples.append(str(record.get("text", "")))
-    launch = run.document.get("launch") or {}
     return {
         "path": str(run.path),
-        "app": launch.get("name"),
+        "app": run.document.get("app"),
         "strategy": run.document.get("strategy") or None,
         "status": run.standing,
         "error": run.error,

@@ -164,23 +164,29 @@ def resume(
             "--set",
         ),
     ] = None,
+    app: Annotated[
+        str | None,
+        option("APP", "folder of the app, where you did not start the run or the app has moved"),
+    ] = None,
 ) -> int:
     """Continue an interrupted run after its last finished round.
 
     DIR is the run directory. The run goes on with its ledger and the settings it was started with,
-    except for those of --set.
+    except for those of --set. Where you did not start it, name the app: its settings and those of
+    --set must be the run's.
     """
     from flower_privsyn.host import launch
+    from flower_privsyn.host.app import load_app
 
-    path = Path(run_dir)
-    if settings:
-        _check_changes(path, settings)
+    path, loaded = Path(run_dir), None if app is None else load_app(app)
+    if settings or loaded:
+        _check_changes(path, settings or (), loaded)
     with _following(path) as follow:
-        outcome = launch.resume_run(path, settings=settings or (), follow=follow)
+        outcome = launch.resume_run(path, app=loaded, settings=settings or (), follow=follow)
     return show_outcome(outcome)
 
 
-def _check_changes(path: Path, settings: Sequence[str]) -> None:
+def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None:
     """Refuse before Flower starts what a run may not go on with, and leave the run as it was."""
     from flower_privsyn.host import launch
     from flower_privsyn.host.app import strategies_of
@@ -188,7 +194,7 @@ def _check_changes(path: Path, settings: Sequence[str]) -> None:
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.by_name import built
 
-    app, values = launch.resumed_settings(path, settings)
+    app, values = launch.resumed_settings(path, settings, app=app)
     if not (path / "config.json").is_file():
         return
     run = RunDirectory.open(path)

@@ -21,10 +21,16 @@ def track(
     """
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.runs.handed_over import named
     from flower_privsyn.runs.trackers import send
 
     run = RunDirectory.open(run_dir)
-    name = tracker or str(run.config.get("tracker") or "")
+    name = tracker or named(
+        run,
+        "tracker",
+        here=lambda tracker: tracker in ("", "tensorboard"),
+        instead="name it with --tracker",
+    )
     if not name:
         raise ConfigError("The run has no tracker: --tracker names tensorboard, mlflow or wandb.")
     send(run, name)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from flwr.app import Context
 
 from flower_privsyn.client_apps.records import Records
+from flower_privsyn.files import own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.node import in_simulation
 from flower_privsyn.privacy import FixedSizeSampling, quarantine
@@ -156,7 +157,7 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
         logger.warning("%s", tally)
     line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} run {context.run_id} node {context.node_id}: "
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_folder(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(directory / QUARANTINE_LOG, flags, 0o600)
         try:

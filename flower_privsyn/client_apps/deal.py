@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.files import own_folder
 
 _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -109,7 +110,8 @@ def check_order(directory: Path, *, run_id: int, data: str, order: str) -> None:
 def _swept(directory: Path, run_id: int) -> Path:
     """The folder of what is noted of runs, without those of long ago."""
     folder = directory / "deals"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for place in (directory, folder):
+        own_folder(place)
     for old in (*folder.glob("*.sqlite*"), *folder.glob("*.order")):
         if old.name.startswith((f"{run_id}.", f"{run_id}-")):
             continue  # a run may take longer: without it every deal would be its first

@@ -54,6 +54,7 @@ from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import require_libraries, write_comparison_page
 from flower_privsyn.runs import RunDirectory, lock_file
+from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.rounds import TRAINED_MODEL
 from flower_privsyn.runs.surroundings import STOPPED
 from flower_privsyn.training.fingerprint import weight_files
@@ -375,9 +376,8 @@ class Comparison:
             return RunDirectory.open(path)
         with _with_variable(environment.CPU_TIME, str(folder / "cpu_time.jsonl")):
             # What an attempt left that never came to a run is started from again.
-            launched = path / ".flower" / "launch.json"
-            if (path / "config.json").is_file() or launched.is_file():
-                outcome = resume_run(path, follow=follow)
+            if (path / "config.json").is_file() or OwnerFolder(path).own_file.is_file():
+                outcome = resume_run(path, app=self.plan.app, values=values, follow=follow)
             else:
                 outcome = run_app(self.plan.app, path, values, follow=follow)
         if outcome.error is not None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import default_cache_directory
+from flower_privsyn.files import default_cache_directory, own_folder
 
 IntArray = npt.NDArray[np.int64]
 
@@ -85,7 +85,7 @@ class PublicRows:
         folder = kept / digest.hexdigest()
         try:
             for place in (cache, kept):
-                place.mkdir(parents=True, exist_ok=True, mode=0o700)
+                own_folder(place)
             if not (folder / "rows.npy").exists():
                 _make(corpus, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
             os.utime(folder)

@@ -19,7 +19,7 @@ from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.salvage import check_embeds, embed_each
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, own_folder
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -60,7 +60,7 @@ class EmbeddingCache:
         self._directory = expanded(directory)
         self._path = self._directory / _FILE
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            own_folder(self._directory)
             # SQLite would create it readable by all; its log files take the mode of this one.
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flower_privsyn.embedding.embedder import ROWS, Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest, threads
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, own_folder
 
 #: Another number when the probes or the companies change: machines are then asked anew.
 _VERSION = 1
@@ -134,7 +134,8 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
 
     Args:
         embedder: any embedder.
-        directory: the node's cache. Where it cannot be written, every process asks for itself.
+        directory: the node's cache. Where it cannot be written, or somebody else can write it,
+            every process asks for itself.
 
     Raises:
         ModelError: as `check_company`.
@@ -146,23 +147,30 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
     if name in _passed:
         return
     passed = expanded(directory) / _FOLDER / name
-    with _alone(passed.parent):
-        if not passed.is_file():
+    with _alone(passed.parent) as ours:
+        if not (ours and passed.is_file()):
             check_company(embedder)
-            with contextlib.suppress(OSError):
-                passed.touch(mode=0o600)
+            if ours:
+                with contextlib.suppress(OSError):
+                    passed.touch(mode=0o600)
     _passed.add(name)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of the machine in at a time, where the folder can be written."""
+def _alone(folder: Path) -> Iterator[bool]:
+    """Let one process of the machine in at a time, where the folder can be written.
+
+    Gives whether this user alone can write it, so that what stands there can be believed.
+    """
+    ours = False
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for place in (folder.parent, folder):
+                own_folder(place)
+            ours = True
             lock = stack.enter_context((folder / ".lock").open("a"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield ours
 
 
 def _bits(embedder: Embedder, texts: list[str]) -> NDArray[np.uint32]:

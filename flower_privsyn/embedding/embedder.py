@@ -21,8 +21,8 @@ from flower_privsyn.embedding import packed
 from flower_privsyn.embedding.plain import read_plain
 from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
-from flower_privsyn.files import expanded, sha256_of
-from flower_privsyn.models.hub import hub_unreachable
+from flower_privsyn.files import expanded, sha256_of, user_path
+from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
 from flower_privsyn.models.threads import one_thread, side_by_side
 
 Precision = Literal["float32", "bfloat16"]
@@ -407,6 +407,14 @@ def model_place(name: str) -> Path | str:
         raise ModelError(f"Embedding model folder {name} does not exist.")
     # Where the library looks for bare names.
     return name if "/" in name else f"sentence-transformers/{name}"
+
+
+def has_embedder(name: str) -> bool:
+    """Whether this machine has an embedding model under a name of the hub; a path is no name."""
+    if user_path(name).exists() or not _HUB_NAME.fullmatch(name):
+        return False
+    place = model_place(name)
+    return isinstance(place, Path) or folder_in_cache(place) is not None
 
 
 def _offline_package() -> Path | None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded, replacing, try_file
+from flower_privsyn.files import expanded, own_folder, replacing, try_file
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -164,7 +164,7 @@ class RecordStore:
         self._tickets = self._folder / "runs"
         try:
             for folder in (cache, self._folder, self._tickets):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                own_folder(folder)
             try_file(self._tickets)
         except OSError as error:
             raise DataError(

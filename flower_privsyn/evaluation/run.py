@@ -17,6 +17,7 @@ import numpy as np
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.classification import Classification
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
@@ -48,11 +49,16 @@ from flower_privsyn.evaluation.language_model import (
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.host.progress import NullProgress, ProgressReporter
+from flower_privsyn.models import has_model
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.handed_over import named
 from flower_privsyn.runs.rounds import TRAINED_MODEL
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
+
+#: What to do about a run directory that may be somebody else's.
+_INSTEAD = "evaluate it beside its owner's folder, or where the model is on this machine by name"
 
 #: Fewest texts on either side for distances between distributions.
 LEAST_TEXTS = 10
@@ -352,11 +358,14 @@ def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
 
 
 def run_embedder(run: RunDirectory) -> Embedder:
-    """The embedding model a run's nodes used."""
-    config = run.config
-    return load_embedder(
-        located(str(config["embedding-model"])), precision=config["embedding-precision"]
-    )
+    """The embedding model a run's nodes used.
+
+    Raises:
+        ConfigError: The run directory may be somebody else's, and names a folder, or a model that
+            is not on this machine.
+    """
+    name = named(run, "embedding-model", here=has_embedder, instead=_INSTEAD)
+    return load_embedder(located(name), precision=run.config["embedding-precision"])
 
 
 def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
@@ -383,8 +392,10 @@ def _made(
         return None, None
     if holds_encoder_decoder(made):
         return None, None  # it predicts documents after conditions, and no token of them alone
-    named = str(run.config.get("model", ""))
-    public = _measured(located(named), samples, seed, shown, "the public model") if named else None
+    public = None
+    if run.config.get("model"):
+        model = located(named(run, "model", here=has_model, instead=_INSTEAD))
+        public = _measured(model, samples, seed, shown, "the public model")
     return public, _measured(made, samples, seed, shown, "the trained model")
 
 

@@ -78,11 +78,12 @@ class Flower:
 
     Args:
         run_path: the run directory.
-        launch: how the run was asked for, as its launch file says: `run-config`,
-            `working-directory` and `resume`, each of which may be missing.
+        launch: how the run was asked for, as its owner's folder says: `run-config` and
+            `working-directory`, each of which may be missing.
+        resume: whether a run goes on.
     """
 
-    def __init__(self, run_path: Path, launch: Mapping[str, Any]) -> None:
+    def __init__(self, run_path: Path, launch: Mapping[str, Any], *, resume: bool = False) -> None:
         self.run_path = run_path
         # Flower's log and state hold the time of everything that happened.
         owner = OwnerFolder(run_path)
@@ -105,7 +106,7 @@ class Flower:
         self.logs: subprocess.Popen[bytes] | None = None
         self.known: dict[int, psutil.Process] = {}
         self.run_id = ""
-        self.resume = bool(launch.get("resume"))
+        self.resume = resume
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.environment = self._environment(str(launch.get("working-directory", Path.cwd())))
         if address := ray_address(launch.get("run-config", {})):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -34,7 +33,6 @@ from flower_privsyn.files import (
     quoted,
     refuse_other_than_utf8,
     says_disk_full,
-    write_json,
 )
 from flower_privsyn.host.app import (
     App,
@@ -48,15 +46,9 @@ from flower_privsyn.host.app import (
 )
 from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
-from flower_privsyn.runs import (
-    LAUNCH_FILE,
-    RunDirectory,
-    how_to_resume,
-    lock_file,
-    supervisor_lock,
-)
-from flower_privsyn.runs.history import changed_settings
+from flower_privsyn.runs import RunDirectory, how_to_resume, lock_file, supervisor_lock
 from flower_privsyn.runs.owner import OwnerFolder
+from flower_privsyn.runs.run_format import was_launched
 from flower_privsyn.runs.surroundings import disk_full_sentence
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -120,13 +112,17 @@ def run_app(
     run_path = expanded(run_path).absolute()
     refuse_resume(values, run_path)
     RunDirectory(run_path).refuse_existing()
-    launch = {
+    return _launch(app, run_path, _asked(app, values), resume=False, follow=follow)
+
+
+def _asked(app: App, values: Mapping[str, ConfigValue]) -> dict[str, Any]:
+    """What the owner's folder keeps of what is started."""
+    return {
         "app": str(app.path),
         "name": app.name,
         "run-config": dict(values),
         "working-directory": str(Path.cwd()),
     }
-    return _launch(app, run_path, launch, resume=False, follow=follow)
 
 
 def named_run_directory(values: Mapping[str, ConfigValue], run_dir: str | None) -> str:
@@ -193,12 +189,23 @@ def refuse_odd_places(run_path: Path) -> None:
 
 
 def resume_run(
-    run_path: Path, *, settings: Sequence[str] = (), follow: Follower | None = None
+    run_path: Path,
+    *,
+    app: App | None = None,
+    values: Mapping[str, ConfigValue] | None = None,
+    settings: Sequence[str] = (),
+    follow: Follower | None = None,
 ) -> Outcome:
     """Continue a run that was interrupted or failed, with the settings it was started with.
 
+    Those are this user's own, from the owner's folder. Where it does not have them, nothing that
+    the run directory says is taken for them: it may be somebody else's.
+
     Args:
         run_path: The run directory.
+        app: The app, where the owner's folder does not name it or it has moved.
+        values: The settings, where the owner's folder does not have them; by default the app's own.
+            A strategy of this library refuses those that are not the run's.
         settings: `key=value` texts to go on with otherwise. A strategy of this library takes what
             no release depends on, refuses all else, and records what was changed.
         follow: Called with the stages several times a second.
@@ -207,29 +214,30 @@ def resume_run(
         How the run ended this time.
 
     Raises:
-        RunDirectoryError: There is no such run, it has finished, it was not started by
-            `privsyn run`, or a process is still working on it.
+        RunDirectoryError: There is no such run, it has finished, nothing says which app it is of,
+            or a process is still working on it.
         ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
             malformed or out of range.
     """
     run_path = expanded(run_path).absolute()
-    app, launch, begun = _resumption(run_path, settings)
+    app, launch, begun = _resumption(run_path, settings, app, values)
     return _launch(app, run_path, launch, resume=begun, follow=follow)
 
 
 def resumed_settings(
-    run_path: Path, settings: Sequence[str]
+    run_path: Path, settings: Sequence[str], *, app: App | None = None
 ) -> tuple[App, Mapping[str, ConfigValue]]:
     """The app of a run and the settings that `resume_run` would go on with.
 
     Args:
         run_path: the run directory.
         settings: as for `resume_run`.
+        app: the same.
 
     Raises:
         PrivsynError: as `resume_run`.
     """
-    app, launch, _ = _resumption(expanded(run_path).absolute(), settings)
+    app, launch, _ = _resumption(expanded(run_path).absolute(), settings, app)
     return app, launch["run-config"]
 
 
@@ -257,35 +265,39 @@ def how_to_go_on(run: RunDirectory) -> str | None:
     )
 
 
-def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[str, Any], bool]:
+def _resumption(
+    run_path: Path,
+    settings: Sequence[str],
+    app: App | None = None,
+    values: Mapping[str, ConfigValue] | None = None,
+) -> tuple[App, dict[str, Any], bool]:
     """What a run is continued with: its app, its launch, and whether it had begun.
 
     Raises:
         PrivsynError: as `resume_run`.
     """
     begun = (run_path / "config.json").is_file()
-    if begun:
-        RunDirectory.open(run_path).refuse_finished()
-    try:
-        launch = json.loads((run_path / LAUNCH_FILE).read_text(encoding="utf-8"))
-        app_path, values = launch["app"], dict(launch["run-config"])
-    except OSError as error:
-        if not begun:
-            RunDirectory.open(run_path)  # says what is missing
+    owner = OwnerFolder(run_path)
+    launch: dict[str, Any] = owner.own.get("launch", {})
+    if begun or not (launch or app):
+        run = RunDirectory.open(run_path)  # says what is missing
+        run.refuse_finished()
+    if not (launch or app):
+        if not was_launched(run.document):
+            raise RunDirectoryError(
+                f"The run in {run_path} was not started by `privsyn run`; resume it with "
+                f"{how_to_resume(run_path)}."
+            )
         raise RunDirectoryError(
-            f"The run in {run_path} was not started by `privsyn run`; resume it with "
-            f"{how_to_resume(run_path)}."
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{run_path / LAUNCH_FILE} is damaged.") from error
-    app = load_app(app_path)
-    if begun:  # what was changed by an earlier resumption stays changed
-        later = changed_settings(RunDirectory.open(run_path))
-        values |= {key: value for key, value in later.items() if key in values}
+            f"{owner.path} holds nothing that you started, and what {run_path} says is not run: it "
+            f"may be somebody else's. Name the app: privsyn resume {quoted(run_path)} --app APP"
+        )
+    app = app or load_app(launch["app"])
+    launch = launch or _asked(app, app.defaults if values is None else values)
+    values = dict(launch["run-config"])
     changed = f"{app.path} has changed since the run began: "
     for key, value in values.items():
         check_setting(app, key, value, source=changed)
-    launch = {**launch, "run-config": values}
     if settings:
         new = read_settings(app, settings)
         if place := sorted({"run-dir", "resume"} & set(new)):
@@ -298,7 +310,7 @@ def _resumption(run_path: Path, settings: Sequence[str]) -> tuple[App, Mapping[s
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
         )
-    return app, launch, begun
+    return app, {**launch, "app": str(app.path), "run-config": values}, begun
 
 
 def require_cluster(address: str, *, seconds: float = _CLUSTER_SECONDS) -> None:
@@ -336,7 +348,7 @@ def _launch(
         require_cluster(address)
     owner = OwnerFolder(run_path)
     try:
-        (run_path / LAUNCH_FILE).parent.mkdir(parents=True, exist_ok=True)
+        run_path.mkdir(parents=True, exist_ok=True)
         owner.make()
     except OSError as error:
         raise RunDirectoryError(
@@ -346,7 +358,7 @@ def _launch(
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
     with supervisor_lock(run_path, wait_seconds=wait):
         try:
-            outcome = _follow(app, run_path, {**launch, "resume": resume}, follow)
+            outcome = _follow(app, run_path, launch, follow, resume=resume)
             if outcome.says_all and not (run_path / "config.json").exists():
                 shutil.rmtree(owner.path, ignore_errors=True)
             return outcome
@@ -363,21 +375,27 @@ def _launch(
 
 
 def _follow(
-    app: App, run_path: Path, launch: Mapping[str, Any], follow: Follower | None
+    app: App,
+    run_path: Path,
+    launch: Mapping[str, Any],
+    follow: Follower | None,
+    *,
+    resume: bool,
 ) -> Outcome:
     """Start Flower, hand the app in, follow it to its end and judge that."""
-    resume = launch["resume"]
     # Processes of a killed run end within a second or so; until then they hold the run.
     with lock_file(
         run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
     ):
         run = RunDirectory(run_path)
+        kept = launch
         if resume:
             run.clear_failure()
+            # Settings that are changed stand there once the run goes on with them.
+            kept = {**(run.owner.own.get("launch") or launch), "app": launch["app"]}
         else:
             run.refuse_existing()
-            asked = {key: value for key, value in launch.items() if key != "resume"}
-            write_json(run_path / LAUNCH_FILE, asked)
+        run.owner.remember(launch=kept)
         run.progress_file.unlink(missing_ok=True)
     values = dict(launch["run-config"])
     if "run-dir" in values:
@@ -397,7 +415,7 @@ def _follow(
         follow([starting, *([loading] if starting["finished"] else []), *stages])
 
     show()
-    with _flower(run_path, launch) as flower:
+    with _flower(run_path, launch, resume=resume) as flower:
         flower.submit(app, values, federation_of(values))
         starting["finished"] = True
         status = flower.wait(show)
@@ -413,11 +431,10 @@ def _forget_start(run_path: Path) -> None:
     """Leave no run directory where no run has begun; the log of Flower stays with its owner."""
     if (run_path / "config.json").exists():
         return
-    for name in (LAUNCH_FILE, ".flower/lock", ".lock", "progress.json"):
-        (run_path / name).unlink(missing_ok=True)
-    for folder in (run_path / ".flower", run_path):
-        with contextlib.suppress(OSError):  # an app may have written something of its own
-            folder.rmdir()
+    for file in (run_path / ".lock", run_path / "progress.json", OwnerFolder(run_path).own_file):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # an app may have written something of its own
+        run_path.rmdir()
 
 
 def require_simulation() -> None:
@@ -436,8 +453,8 @@ def require_simulation() -> None:
 
 
 @contextlib.contextmanager
-def _flower(run_path: Path, launch: Mapping[str, Any]) -> Iterator[Flower]:
-    flower = Flower(run_path, launch)
+def _flower(run_path: Path, launch: Mapping[str, Any], *, resume: bool) -> Iterator[Flower]:
+    flower = Flower(run_path, launch, resume=resume)
     try:
         flower.start()
         yield flower

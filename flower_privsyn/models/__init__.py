@@ -15,10 +15,17 @@ import re
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, user_path
 from flower_privsyn.models import gemma
+from flower_privsyn.models.hub import folder_in_cache
 
-__all__ = ["BUNDLED_FOLDER", "BUNDLED_MODELS", "register_architecture", "resolve_model"]
+__all__ = [
+    "BUNDLED_FOLDER",
+    "BUNDLED_MODELS",
+    "has_model",
+    "register_architecture",
+    "resolve_model",
+]
 
 #: Short names of the models that come with the package.
 BUNDLED_MODELS: tuple[str, ...] = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", "privsyn-lstm")
@@ -80,6 +87,13 @@ def resolve_model(name: str | Path) -> str:
             "or a hub name such as 'owner/name'"
         )
     return given
+
+
+def has_model(name: str) -> bool:
+    """Whether this machine has a model under a name, bundled or of the hub; a path is no name."""
+    if name in (*BUNDLED_MODELS, gemma.GEMMA):
+        return True
+    return not user_path(name).exists() and folder_in_cache(name) is not None
 
 
 def register_architecture(folder: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.files import default_cache_directory, replacing
+from flower_privsyn.files import default_cache_directory, own_folder, replacing
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.library import quiet_transformers, shorten
 
@@ -102,7 +102,7 @@ def gguf_file() -> Path:
         LICENCE,
     )
     for cache in (default_cache_directory(), file.parent):
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_folder(cache)
     package: Any = importlib.import_module(_PACKAGE)
     with replacing(file) as temporary:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from flower_privsyn import clock
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
-from flower_privsyn.files import expanded, try_file
+from flower_privsyn.files import expanded, own_folder, state_folder, try_file
 from flower_privsyn.node.charge import Charge, Key, release_of
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
@@ -353,17 +353,9 @@ class NodeLedger:
 
     def _make_folder(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            status = self._folder.stat()
+            own_folder(self._folder)
         except OSError as error:
             raise unwritable(self._folder, error) from error
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            # Its mode is left alone: the folder may be there for something else too.
-            raise LedgerError(
-                f"{self._folder} must belong to the user of this process and be writable by "
-                f"nobody else, to hold node ledgers; it is user {status.st_uid}'s and has mode "
-                f"{status.st_mode & 0o7777:04o}."
-            )
 
     def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
         if not self.path.exists():
@@ -462,8 +454,7 @@ def ledger_folder() -> Path:
     named = os.environ.get(NODE_LEDGERS)
     if named:
         return expanded(named)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "flower-privsyn" / "ledgers"
+    return state_folder() / "ledgers"
 
 
 def datasets() -> list[str]:

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from flower_privsyn.environment import NODE_STATE
 from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
-from flower_privsyn.files import expanded, leftovers, replacing, user_path
+from flower_privsyn.files import (
+    expanded,
+    leftovers,
+    own_folder,
+    replacing,
+    state_folder,
+    user_path,
+)
 from flower_privsyn.secure_aggregation import (
     NodeKey,
     Session,
@@ -27,21 +34,20 @@ from flower_privsyn.secure_aggregation import (
 _FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
 
 
-def state_folder() -> Path:
+def secrets_folder() -> Path:
     """Where a node keeps its key and its secrets: PRIVSYN_NODE_STATE, else
     `flower-privsyn/secure-aggregation` in the user's state folder (`~/.local/state`).
     """  # noqa: D205 - one sentence
     named = os.environ.get(NODE_STATE)
     if named:
         return expanded(named)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "flower-privsyn" / "secure-aggregation"
+    return state_folder() / "secure-aggregation"
 
 
 def key_file(node_config: Mapping[str, Any]) -> Path:
-    """The file of a node's key: `node-key` of its configuration, else one in `state_folder`."""
+    """The file of a node's key: `node-key` of its configuration, else one in `secrets_folder`."""
     named = str(node_config.get("node-key", ""))
-    return user_path(named) if named else state_folder() / "node-key"
+    return user_path(named) if named else secrets_folder() / "node-key"
 
 
 def make_node_key(path: Path) -> NodeKey:
@@ -97,16 +103,13 @@ def check_state_folder() -> None:
     Raises:
         NotAllowedError: The folder is another user's, or others can write it.
     """
-    folder = state_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        # Its mode is left alone: the folder may be there for something else too.
+    try:
+        own_folder(secrets_folder())
+    except OSError as error:
         raise NotAllowedError(
-            f"{folder} must belong to the user of this process and be writable by nobody else, to "
-            f"hold secrets of secure aggregation; it is user {status.st_uid}'s and has mode "
-            f"{status.st_mode & 0o7777:04o} (PRIVSYN_NODE_STATE names another)."
-        )
+            f"{secrets_folder()} cannot hold secrets of secure aggregation: "
+            f"{error.strerror or error} (PRIVSYN_NODE_STATE names another)."
+        ) from error
 
 
 class RoundStore:
@@ -128,7 +131,7 @@ class RoundStore:
     """
 
     def __init__(self, run: int, node: int) -> None:
-        self._folder = state_folder()
+        self._folder = secrets_folder()
         self.path = self._folder / f"{run}-{node}.json"
 
     @contextlib.contextmanager

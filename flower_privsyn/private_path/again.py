@@ -9,8 +9,7 @@ from typing import Final
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.resume import all_released
 from flower_privsyn.runs.directory import RunDirectory
-from flower_privsyn.runs.history import changed_settings
-from flower_privsyn.runs.run_format import LAUNCH_FILE, how_to_resume
+from flower_privsyn.runs.run_format import how_to_resume
 
 #: Strategies that ask first and make all of their result of the releases afterwards.
 STRATEGIES: Final = ("JointSketch",)
@@ -23,7 +22,6 @@ _RELEASED: Final = (
     "state.json",
     "bigrams.npy",
     "rounds",
-    LAUNCH_FILE,
 )
 
 
@@ -56,15 +54,20 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
         raise ConfigError(f"{run.path} has not finished: {how_to_resume(run.path)} goes on")
     # A copy of one that ended early could go on with the rounds that were left, and so could every
     # other copy.
-    if "num-rounds" in changed_settings(run):
+    changes = run.document.get("changes", [])
+    if any("num-rounds" in entry["settings"] for entry in changes):
         raise ConfigError(f"{run.path} ended early, by another num-rounds than it was begun with")
     if not all_released(run, num_rounds=int(run.document["config"]["num-rounds"])):
         raise ConfigError(
             f"{run.path} has a round that would be asked again, by every copy: its last one was "
             "answered by too few"
         )
-    if not (run.path / LAUNCH_FILE).is_file():
-        raise ConfigError(f"{run.path} was not started by `privsyn run`, which would go on with it")
+    own = run.owner.own
+    if not own.get("launch"):
+        raise ConfigError(
+            f"{run.owner.path} does not show that you started {run.path} by `privsyn run`, which "
+            "would go on with it"
+        )
     for_the_owner = output.with_name(f"{output.name}.owner")
     for folder in (output, for_the_owner):
         if folder.exists():
@@ -80,6 +83,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
     copied = RunDirectory(unfinished)
+    copied.owner.remember(**own)
     copied.mark_failed(ConfigError(f"its release is that of {run.path.name}, to be read again"))
     copied.owner.path.rename(for_the_owner)
     unfinished.rename(output)

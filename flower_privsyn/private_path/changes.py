@@ -15,7 +15,8 @@ from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
 from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, history
+from flower_privsyn.runs import RunDirectory, history
+from flower_privsyn.runs.run_format import was_launched
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -58,7 +59,7 @@ def changes_of_run(
         free |= NODE_KEYS
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
-    before, known = run.config, settings.defaults()
+    before, known = {**run.owner.stated.get("settings", {}), **run.config}, settings.defaults()
     nodes = int(before.get("num-nodes", known["num-nodes"]))
     if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
@@ -87,7 +88,7 @@ def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Gri
     """
     if settings.secure_aggregation or (grid is not None and is_of_a_simulation(grid)):
         return False
-    return not (run.path / LAUNCH_FILE).is_file()
+    return not was_launched(run.document)
 
 
 def record_changes(
@@ -98,6 +99,7 @@ def record_changes(
     So of the libraries: another version is no reason to refuse, but it may write and train
     otherwise.
     """
+    history.remember(run, {key: now for key, (_, now) in changes.items()})
     libraries = history.other_versions(run)
     if not changes and not libraries:
         return

@@ -45,7 +45,6 @@ from flower_privsyn.report.rounds import (
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import stamp_of
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
-from flower_privsyn.runs.surroundings import PLACES
 
 _PANELS = 3
 _DOTS = 500
@@ -151,7 +150,7 @@ class RunFacts:
         if method == "POPri" and self.config.get("loss") == "sft":
             method = "PE + SFT"
         queries = [f"query {line['query']}" for line in self.ledger if line.get("query")]
-        app = mapping(self.run.document.get("launch")).get("name")
+        app = self.run.document.get("app")
         parts = [method or next(iter(queries), ""), f"app {app}" if app is not None else ""]
         return [*filter(None, parts), f"begun {time_text(self.run.document.get('created'))}"]
 
@@ -550,9 +549,7 @@ class RunFacts:
     @property
     def settings(self) -> list[Row]:
         """Every setting but the places."""
-        return [
-            (name, setting_text(value)) for name, value in self.config.items() if name not in PLACES
-        ]
+        return [(name, setting_text(value)) for name, value in self.config.items()]
 
     @property
     def versions(self) -> list[Fact]:

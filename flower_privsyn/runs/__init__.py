@@ -3,10 +3,9 @@
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.locks import lock_file, supervisor_lock
 from flower_privsyn.runs.places import default_run_directory, named_run, new_run_path, unnamed_run
-from flower_privsyn.runs.run_format import LAUNCH_FILE, RESEARCH_STAMP, how_to_resume
+from flower_privsyn.runs.run_format import RESEARCH_STAMP, how_to_resume
 
 __all__ = [
-    "LAUNCH_FILE",
     "RESEARCH_STAMP",
     "RunDirectory",
     "default_run_directory",

@@ -2,7 +2,6 @@
 
 ```
 <run-dir>/config.json      what was asked for, and what a resumed run changed; makes a folder a run
-          .flower/         what `privsyn run` was asked to start
           state.json       running, finished or failed, with the sentence that says why
           ledger.jsonl     one line per private release
           metrics.jsonl    one line per round
@@ -16,9 +15,10 @@
           models/
 ```
 
-Beside it, for the owner alone, is `<run-dir>.owner/` with the log and with all times: nothing in
-the run directory says when or for how long anything was done after the run was created
-(`config.json`), and when work on it ends all files get that date. See `flower_privsyn.runs.owner`.
+Beside it, for the owner alone, is `<run-dir>.owner/` with the log, all times, and where things are
+on the owner's machine: nothing in the run directory says when or for how long anything was done
+after the run was created (`config.json`), and when work on it ends all files get that date. See
+`flower_privsyn.runs.owner`.
 
 `config.json` states the format, 2; a run of another one is refused. Every `state.json` and every
 line of `metrics.jsonl`, and the report, state the digest of what was the ledger's last line, so
@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal
 
 from flower_privsyn import clock
+from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
@@ -63,16 +64,22 @@ from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, RoundFiles, Rounds
 from flower_privsyn.runs.run_format import (
     FORMAT,
-    LAUNCH_FILE,
     LEDGER_KEY,
     how_to_resume,
     others_than_a_start,
     read_json_object,
+    refuse_links,
     refuse_other_format,
     stated_digests,
 )
 from flower_privsyn.runs.session_warnings import OWNER_ALONE, warnings_to
-from flower_privsyn.runs.surroundings import asked_wrongly, sentence_of, versions, was_interrupted
+from flower_privsyn.runs.surroundings import (
+    asked_wrongly,
+    sentence_of,
+    versions,
+    was_interrupted,
+    without_places,
+)
 
 FOR_THE_OWNER: Final[Mapping[str, bool]] = {OWNER_ALONE: True}
 """`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
@@ -113,9 +120,9 @@ class RunDirectory:
 
         Args:
             path: The folder, new or empty.
-            config: What the run was asked to do, as plain JSON values; stored under
-                `config.json` beside the versions of the libraries and, for a run started by
-                `privsyn run`, beside that command's own settings.
+            config: What the run was asked to do, as plain JSON values; stored in `config.json`
+                beside the versions of the libraries and, for a run started by `privsyn run`, the
+                app's name. Places (`PLACES`) are in the owner's folder alone.
             strategy: The class that runs it, by name; "" for a run of something else.
 
         Raises:
@@ -133,14 +140,16 @@ class RunDirectory:
                 document: dict[str, Any] = {
                     "format": FORMAT,
                     "strategy": strategy,
-                    "config": plain(config),
+                    "config": plain(without_places(config)),
                     "versions": versions(),
                     "created": clock.now(),
                 }
-                with contextlib.suppress(FileNotFoundError):  # a run of plain `flwr run`
-                    launch = run.path / LAUNCH_FILE
-                    document["launch"] = json.loads(launch.read_text(encoding="utf-8"))
-                run.owner.begin_times()
+                # Of plain `flwr run` there is none, or that of an earlier run of this name.
+                started = os.environ.get(RUN_DIRECTORY) == str(run.path)
+                launch = run.owner.stated.get("launch", {}) if started else {}
+                if launch:
+                    document["app"] = launch["name"]
+                run.owner.begin(launch=launch, settings=config)
                 run._write_state({"status": "running", "error": None})
                 write_json(run.config_file, document)
             except BaseException:
@@ -157,13 +166,15 @@ class RunDirectory:
         """Open an existing run without locking it.
 
         Raises:
-            RunDirectoryError: The folder does not exist, holds no run or one of another format.
+            RunDirectoryError: The folder does not exist, holds no run or one of another format, or
+                holds links.
         """
         run = cls(expanded(path).absolute())
         if not run.path.exists():
             raise RunDirectoryError(f"There is no run directory {run.path}.")
         if not run.config_file.is_file():
             raise RunDirectoryError(f"{run.path} is not a run directory: it holds no config.json.")
+        refuse_links(run.path)
         refuse_other_format(run.path, run.document)
         return run
 
@@ -281,12 +292,12 @@ class RunDirectory:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Everything in `config.json`: config, versions, created, launch."""
+        """Everything in `config.json`: config, versions, created, app."""
         return read_json_object(self.config_file)
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the run was asked to do, as given to `create`."""
+        """What the run was asked to do, as given to `create`, without places."""
         config = self.document.get("config")
         if not isinstance(config, dict):
             raise RunDirectoryError(f'{self.config_file} holds no "config" object.')

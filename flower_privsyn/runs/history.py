@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.rounds import EXPANDED, WRITTEN
-from flower_privsyn.runs.surroundings import versions
+from flower_privsyn.runs.surroundings import versions, without_places
 
 
 def record_changes(
@@ -26,7 +27,7 @@ def record_changes(
         libraries: For each name the version before and the one from now on; None of a library
             that is not there.
     """
-    document = run.document
+    document, settings = run.document, without_places(settings)
     entry: dict[str, Any] = {
         "after_round": max(run.finished_rounds(), default=0),
         "texts_before": sum(
@@ -44,13 +45,20 @@ def record_changes(
     write_json(run.config_file, {**document, "changes": history})
 
 
-def changed_settings(run: RunDirectory) -> dict[str, Any]:
-    """The settings that were changed since the run began, with their last values."""
-    return {
-        key: change["to"]
-        for entry in run.document.get("changes", [])
-        for key, change in entry["settings"].items()
-    }
+def remember(run: RunDirectory, changed: Mapping[str, Any]) -> None:
+    """Keep in the owner's folder what this user goes on with.
+
+    Args:
+        run: whose settings are, but for those that change, the ones that it is resumed with.
+        changed: the new values, by key.
+    """
+    own = run.owner.own
+    parts = {"settings": {**own.get("settings", run.config), **changed}}
+    if launch := own.get("launch"):
+        known = {key: new for key, new in changed.items() if key in launch["run-config"]}
+        parts["launch"] = {**launch, "run-config": {**launch["run-config"], **known}}
+    with contextlib.suppress(OSError):
+        run.owner.remember(**parts)
 
 
 def other_versions(run: RunDirectory) -> dict[str, tuple[str | None, str | None]]:

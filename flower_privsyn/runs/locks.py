@@ -15,7 +15,8 @@ from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import refuses_files
 from flower_privsyn.host.processes import is_alive, started_at
-from flower_privsyn.runs.run_format import LAUNCH_FILE, hide_dates, read_json_object
+from flower_privsyn.runs.owner import OwnerFolder
+from flower_privsyn.runs.run_format import hide_dates, read_json_object
 
 _LOCK_POLL_SECONDS = 0.2
 _DEAD_HOLDER_SECONDS = 10.0
@@ -112,13 +113,13 @@ def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[No
     """Be the only command that runs or changes a run; at the end its files get their date.
 
     Args:
-        run_path: The run directory; the folder of `LAUNCH_FILE` must exist in it.
+        run_path: The run directory; its owner's folder must exist.
         wait_seconds: How long to wait for another process to let go, >= 0.
 
     Raises:
         RunDirectoryError: Another process holds the lock.
     """
-    file = (run_path / LAUNCH_FILE).with_name("lock")
+    file = OwnerFolder(run_path).path / "lock"
     with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
         try:
             yield

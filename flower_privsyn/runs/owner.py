@@ -1,29 +1,51 @@
 """The owner's folder beside a run directory: what holds times, and is for its owner alone.
 
 ```
-<run-dir>.owner/times.jsonl  how long things took, under a stamp
+<run-dir>.owner/own.json     what the run was given: its app, all of its settings
+                times.jsonl  how long things took, under a stamp
                 flower.log   what Flower and the app printed, every line with its time
+                lock         which command drives the run
                 stop         the owner wants the run to end before its next round
 ```
 
 How long a round took may say how much somebody wrote, and no noise was added to that. So no time
 later than the run's creation stands in a run directory, which may be shared under its epsilon; the
 times are here, in a folder of mode 0700, and must not be shared.
+
+A run directory may be somebody else's, and so may a folder that came with it. What names code to
+run, an address, a key or a file of this machine is therefore taken from `own.json` alone, and only
+where that is sealed by the key of this user, which lies in their state folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hmac
 import json
 import os
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn import clock
-from flower_privsyn.files import plain, read_json_lines
+from flower_privsyn.files import (
+    own_folder,
+    plain,
+    read_json,
+    read_json_lines,
+    state_folder,
+    write_json,
+)
 
 TIMES_STAMP = "not private: times depend on private text, outside the privacy budget"
 """What the first line of `times.jsonl` says."""
+
+#: Under which `own.json` has its seal.
+_SEAL: Final = "seal"
+
+_KEY_BYTES: Final = 32
 
 
 class OwnerFolder:
@@ -38,6 +60,11 @@ class OwnerFolder:
 
     def __init__(self, run_path: Path) -> None:
         self.path = run_path.with_name(f"{run_path.name}.owner")
+
+    @property
+    def own_file(self) -> Path:
+        """What the run was given."""
+        return self.path / "own.json"
 
     @property
     def times_file(self) -> Path:
@@ -68,19 +95,55 @@ class OwnerFolder:
         with contextlib.suppress(OSError):
             self.stop_file.unlink(missing_ok=True)
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What `own.json` says, whoever wrote it, to compare with; empty where there is none."""
+        return read_json(self.own_file)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The same where this user wrote it, to act on; else empty.
+
+        `launch` is what `privsyn run` was asked to start: `app`, `name`, `working-directory` and
+        `run-config`. `settings` are all that the run was given last, by hyphenated key.
+        """
+        stated = self.stated
+        seal = stated.pop(_SEAL, None)
+        return stated if seal is not None and seal == _seal_of(stated) else {}
+
+    def remember(self, **parts: Mapping[str, Any]) -> None:
+        """Keep what this user gives the run in `own.json`; parts that are not named stay.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        kept = plain({**self.own, **parts})
+        self.make()
+        write_json(self.own_file, {**kept, _SEAL: _seal_of(kept)}, for_the_owner=True)
+
     def make(self) -> None:
         """Make the folder, for its owner alone.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be made, or it or something in it is a link to elsewhere.
         """
+        for place in (self.path, *self.path.glob("*")):
+            if place.is_symlink():
+                raise OSError(errno.ELOOP, f"{place} is a link, which no run makes there")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
-    def begin_times(self) -> None:
-        """Begin `times.jsonl` anew: those of an earlier run of this name are not this run's."""
+    def begin(self, **parts: Mapping[str, Any]) -> None:
+        """Forget an earlier run of this name: its times, and what it was given.
+
+        Where the folder cannot be written, the run goes on without it.
+
+        Args:
+            parts: as of `remember`.
+        """
         with contextlib.suppress(OSError):
             self.times_file.unlink(missing_ok=True)
+            self.remember(**parts)
 
     def record(self, event: str, **figures: Any) -> None:
         """Add a line to `times.jsonl`, with the moment it is written.
@@ -113,3 +176,25 @@ def write_times(path: Path, lines: list[dict[str, Any]]) -> None:
         if file.tell() == 0:
             lines = [{"stamp": TIMES_STAMP}, *lines]
         file.write("".join(json.dumps(plain(line)) + "\n" for line in lines).encode())
+
+
+def _seal_of(kept: Mapping[str, Any]) -> str | None:
+    """The seal of what is kept, by this user's key; None where they can have none.
+
+    The key, 32 random bytes, is made on first use.
+    """
+    try:
+        import fcntl
+
+        own_folder(state_folder())
+        descriptor = os.open(state_folder() / "owner-key", os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            key = file.read()
+            if len(key) != _KEY_BYTES:  # new, or of a process that was killed just here
+                key = secrets.token_bytes(_KEY_BYTES)
+                file.seek(0)
+                file.write(key)
+    except (OSError, RuntimeError, ImportError):  # no home, none that can be written, no locks
+        return None
+    return hmac.new(key, json.dumps(kept, sort_keys=True).encode(), "sha256").hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import quoted, read_json_lines
+from flower_privsyn.files import quoted, read_json, read_json_lines
 from flower_privsyn.runs.rounds import ROUNDS, Rounds
 
 FORMAT = 2
@@ -20,9 +20,6 @@ FORMAT = 2
 
 LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
-
-LAUNCH_FILE = ".flower/launch.json"
-"""What `privsyn run` was asked to start, relative to the run directory."""
 
 RESEARCH_STAMP = (
     "research: private text was used outside the budget; the epsilons do not cover the result"
@@ -40,7 +37,7 @@ def how_to_resume(path: Path, **settings: object) -> str:
         settings: by their names in Python, to go on with otherwise.
     """
     given = [f"{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    if (path / LAUNCH_FILE).is_file():
+    if was_launched(read_json(path / "config.json")):
         return f"`{' --set '.join([f'privsyn resume {quoted(path)}', *given])}`"
     run_dir = json.dumps(str(path), ensure_ascii=False)
     keys = " ".join([f"run-dir={run_dir}", "resume=true", *given])
@@ -50,6 +47,11 @@ def how_to_resume(path: Path, **settings: object) -> str:
         f"the command that began it, and `{keys}` in its --run-config (where the app sets run_dir "
         f"in code, {in_code} there)"
     )
+
+
+def was_launched(document: Mapping[str, Any]) -> bool:
+    """Whether `privsyn run` started a run, by everything in its `config.json`."""
+    return document.get("app") is not None
 
 
 def stamp_of(document: Mapping[str, Any]) -> str | None:
@@ -79,6 +81,24 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path} is damaged: it is not a JSON object.")
     return value
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a run directory that leads elsewhere: it may be somebody else's.
+
+    What is read through a link would be shown as the run's, and what is written, appended or locked
+    would be written there.
+
+    Raises:
+        RunDirectoryError: something in it is a symbolic link.
+    """
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if (link := Path(folder, name)).is_symlink():
+                raise RunDirectoryError(
+                    f"{link} is a link, and a run directory holds none: what it leads to is not "
+                    "the run's."
+                )
 
 
 def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
@@ -160,7 +180,7 @@ def others_than_a_start(path: Path) -> list[str]:
     return [
         name
         for name in names
-        if name not in {*written, ".flower", ".lock", "lost+found"}  # the last of a disk of its own
+        if name not in {*written, ".lock", "lost+found"}  # the last of a disk of its own
         and not name.startswith(tuple(f".{one}." for one in written))  # half written
     ]
 

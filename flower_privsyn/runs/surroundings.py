@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import (
@@ -23,7 +24,8 @@ INTERRUPTED = "The run was interrupted."
 #: How the sentence begins of a run that ended between two rounds because its owner asked for it.
 STOPPED = "Stopped before round"
 
-#: Settings that say where things were on the machine of the run, or how it was started.
+#: Settings that say where things were on the machine of the run, or how it was started: for the
+#: owner alone.
 PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
 
 #: What is wrong again as long as nothing is changed.
@@ -42,6 +44,11 @@ _VERSIONED = (
     "tokenizers",
     "datasets",
 )
+
+
+def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that stand in a run directory."""
+    return {key: value for key, value in settings.items() if key not in PLACES}
 
 
 def sentence_of(error: str | BaseException) -> tuple[str, bool]:

@@ -29,7 +29,6 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import quoted, replacing
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import LEDGER_KEY, stamp_of
-from flower_privsyn.runs.surroundings import PLACES
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -128,11 +127,7 @@ def figures_of(run: RunDirectory) -> Figures:
         name=run.path.name,
         strategy=str(document.get("strategy") or ""),
         created=datetime.fromisoformat(str(document["created"])).timestamp(),
-        settings={
-            key: "" if value is None else str(value)
-            for key, value in run.config.items()
-            if key not in PLACES
-        },
+        settings={key: "" if value is None else str(value) for key, value in run.config.items()},
         points=tuple(points),
         stamp=stamp_of(document) or next(iter(stamps), None),
     )

@@ -17,13 +17,15 @@ from annotated_types import Gt, Le
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
-from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, ExpandingSettings
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.host.progress import ProgressReporter
+from flower_privsyn.models import has_model
 from flower_privsyn.private_path.changes import same_model_elsewhere
 from flower_privsyn.private_path.writers import object_of_the_app
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
+from flower_privsyn.runs.handed_over import named
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
 from flower_privsyn.strategies.parts.population import survivors, votes_by_class
@@ -31,6 +33,17 @@ from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
+
+#: Settings that name what is opened, asked or sent, and what of them is harmless in anybody's run
+#: directory: an address, a key, a file or a model that is not here is not.
+_NAMES: Final[Mapping[str, Callable[[str], bool]]] = {
+    "generator": has_model,
+    "prompt": lambda prompt: not prompt.endswith(".json"),
+}
+_NAMES_TO_A_SERVER: Final[Mapping[str, Callable[[str], bool]]] = {
+    "generator-api-key-env": lambda variable: variable == API_KEY_VARIABLE,
+    "generator-parameters": lambda parameters: not parameters,
+}
 
 #: How a server is reached, whatever it writes with.
 _PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
@@ -63,7 +76,7 @@ class MoreText(ExpandingSettings):
 
         Raises:
             ConfigError: the run names no generator, or had an object of its app write, and none is
-                given.
+                given; or its directory alone names a generator, a key, parameters or a prompt.
         """
         own = run.config
         values = {
@@ -71,22 +84,30 @@ class MoreText(ExpandingSettings):
             for field in fields(cls)
             if (key := field.name.replace("_", "-")) in own
         }
-        if TopicsOfRun.read(run) is not None:
-            values["generator"] = _trained(run)  # the run's own, which it has made
-        elif (own_writer := writer_in(run.path)) is not None:
-            values["generator"] = str(own_writer)
-        elif changed.get("generator") is None and (given := object_of_the_app(run)) is not None:
+        given = {name: value for name, value in changed.items() if value is not None}
+        trained = _trained(run) if TopicsOfRun.read(run) is not None else writer_in(run.path)
+        if trained is not None:
+            values["generator"] = str(trained)  # the run's own, which it has made
+        elif "generator" not in given and (written := object_of_the_app(run)) is not None:
             raise ConfigError(
                 f"the texts of the run in {run.path} were written by an object of its app, "
-                f'"{given}", which is not at hand: name a generator with --generator'
+                f'"{written}", which is not at hand: name a generator with --generator'
             )
-        values |= {name: value for name, value in changed.items() if value is not None}
+        values |= given
         if not values.get("generator"):
             raise ConfigError(
                 f"the run in {run.path} has no setting generator: name one with --generator"
             )
-        if changed.get("generator_parameters") is None and not is_address(values["generator"]):
+        names = dict(_NAMES)
+        if is_address(values["generator"]):
+            names |= _NAMES_TO_A_SERVER
+        elif "generator_parameters" not in given:
             values.pop("generator_parameters", None)  # which were the run's server's
+        if trained is not None:
+            del names["generator"]
+        for key, here in names.items():
+            if (name := key.replace("-", "_")) in values and name not in given:
+                values[name] = named(run, key, here=here, instead=f"name it with --{key}")
         return cls(**values)
 
     @classmethod

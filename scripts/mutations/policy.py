@@ -519,8 +519,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a node's account lies where others can write",
-        file=ACCOUNT,
-        function="NodeLedger._make_folder",
+        file="flower_privsyn/files.py",
+        function="own_folder",
         before="status.st_uid != os.geteuid() or status.st_mode & 0o022:\n",
         after="False:\n",
         tests=(f"{ACCOUNT_TESTS}::TestFile",),

@@ -319,7 +319,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="users are dealt anew to fewer nodes in the middle of a run",
         file="flower_privsyn/private_path/changes.py",
         function="may_leave_out_nodes",
-        before="    return not (run.path / LAUNCH_FILE).is_file()\n",
+        before="    return not was_launched(run.document)\n",
         after="    return True\n",
         tests=("tests/private_path/test_resume.py::TestNodesThatAreGoneForGood",),
     ),

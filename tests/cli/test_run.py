@@ -15,9 +15,10 @@ from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
+from tests.support.launched import launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -230,9 +231,7 @@ def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     run = RunDirectory.create(tmp_path / "r", config=settings.to_dict(), strategy=strategy.__name__)
     run.mark_running()
     run.unlock()
-    (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
-    launched = {"app": str(app.path), "run-config": values}
-    (run.path / LAUNCH_FILE).write_text(json.dumps(launched))
+    launched(run, app.path, values)
     state, standing = run.state, run.standing
     assert main(["resume", str(run.path), "--set", "epsilon=3"]) == 2
     assert "epsilon = 3.0 differs from the 1.0" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app
 from flower_privsyn.host.launch import Outcome
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.training.fingerprint import weight_files
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
@@ -122,7 +122,7 @@ def test_a_comparison(
     # on with the run that it had begun; here nothing is left to go on with.
     ledger = run.ledger_file.read_bytes()
     (out / "cells" / "pre-text-eps-8-seed-0" / "cell.json").unlink()
-    (out / "cells" / "dp-fedavg-eps-8-seed-0" / "run" / LAUNCH_FILE).unlink()
+    (out / "cells" / "dp-fedavg-eps-8-seed-0" / "run.owner" / "own.json").unlink()
     assert main(words) == 1
     again = cells(out)
     assert run.ledger_file.read_bytes() == ledger

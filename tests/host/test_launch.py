@@ -33,10 +33,11 @@ from flower_privsyn.host.flower import Flower, FlowerStatus
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
-from flower_privsyn.runs.history import record_changes
+from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.history import remember
 from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
+from tests.support.launched import launched
 from tests.support.run_files import times_in
 from tests.support.simulation import free_port
 from tests.support.sockets import addresses
@@ -66,18 +67,13 @@ def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
     run.unlock()
     with pytest.raises(RunDirectoryError, match="was not started by `privsyn run`; resume it wi"):
         launch.resume_run(path)
-    file = path / LAUNCH_FILE
-    file.parent.mkdir()
-    file.write_text("{}")
-    with pytest.raises(RunDirectoryError, match=r"launch.json is damaged"):
-        launch.resume_run(path)
-    file.write_text(json.dumps({"app": str(tmp_path / "gone"), "run-config": {}}))
+    launched(run, tmp_path / "gone")
     with pytest.raises(ConfigError, match="There is no app folder"):
         launch.resume_run(path)
-    file.write_text(json.dumps({"app": str(app.path), "run-config": {"old": 1}}))
+    launched(run, app.path, {"old": 1})
     with pytest.raises(ConfigError, match=r"has changed since the run began: .* no setting 'old'"):
         launch.resume_run(path)
-    file.write_text(json.dumps({"app": str(app.path), "run-config": {"num-nodes": 1}}))
+    launched(run, app.path, {"num-nodes": 1})
     with pytest.raises(RunDirectoryError, match=r"cannot resume: its .* declares no `resume`"):
         launch.resume_run(path)
     run.mark_finished()
@@ -127,25 +123,24 @@ def test_a_run_is_resumed_with_what_was_changed(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without starting Flower: what it would be started with."""
-    launched: list[dict[str, Any]] = []
+    started: list[dict[str, Any]] = []
 
     def record(app: App, path: Path, asked: dict[str, Any], **rest: Any) -> Outcome:
-        launched.append({**asked, **rest})
+        started.append({**asked, **rest})
         return Outcome(path=path, error=None)
 
     monkeypatch.setattr(launch, "_launch", record)
     run = RunDirectory.create(tmp_path / "run", config={"note": "a text"})
     values = resolve_config(app)
-    (run.path / LAUNCH_FILE).parent.mkdir()
-    (run.path / LAUNCH_FILE).write_text(json.dumps({"app": str(app.path), "run-config": values}))
+    launched(run, app.path, values)
     launch.resume_run(run.path, settings=["note=another", "epsilon=2"])
-    assert launched[0]["resume"] is True
-    assert launched[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
+    assert started[0]["resume"] is True
+    assert started[0]["run-config"] == {**values, "note": "another", "epsilon": 2.0}
     # The run takes and records one of them, and is resumed without any word about it.
-    record_changes(run, {"note": ("a text", "another")})
+    remember(run, {"note": "another", "of-the-strategy": 1})
     launch.resume_run(run.path)
-    assert launched[1]["run-config"] == {**values, "note": "another"}
-    assert run.config["note"] == "another"
+    assert started[1]["run-config"] == {**values, "note": "another"}
+    assert run.owner.own["settings"] == {"note": "another", "of-the-strategy": 1}
     for setting, said in (
         ("run-dir=x", "run-dir cannot be set here"),
         ("resume=false", "resume cannot be set here"),
@@ -160,9 +155,7 @@ def test_a_run_is_resumed_with_what_was_changed(
 def stopped(app: App, tmp_path: Path) -> RunDirectory:
     """A run that `privsyn run` started and that ended without a result."""
     run = RunDirectory.create(tmp_path / "run", config={})
-    (run.path / LAUNCH_FILE).parent.mkdir()
-    asked = {"app": str(app.path), "run-config": dict(app.defaults)}
-    (run.path / LAUNCH_FILE).write_text(json.dumps(asked))
+    launched(run, app.path, app.defaults)
     run.mark_failed("The nodes are gone.")
     run.unlock()
     return run
@@ -181,10 +174,14 @@ def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> 
     stopped.ledger_file.touch()
     assert launch.how_to_go_on(stopped) == f"mend what the error names, then {command}"
     # What `privsyn resume` would refuse, it is not advised for.
-    (stopped.path / LAUNCH_FILE).write_text(json.dumps({"app": "/gone", "run-config": {}}))
+    launched(stopped, Path("/gone"))
     said = "not by `privsyn resume`: There is no app folder /gone."
     assert launch.how_to_go_on(stopped) == said
-    (stopped.path / LAUNCH_FILE).unlink()
+    stopped.owner.own_file.unlink()
+    said = launch.how_to_go_on(stopped)
+    assert said is not None
+    assert said.endswith(f"privsyn resume {stopped.path} --app APP")
+    stopped.config_file.write_text(json.dumps({**stopped.document, "app": None}))
     said = launch.how_to_go_on(stopped)
     assert said is not None
     assert "was not started by `privsyn run`; resume it with the command that began" in said
@@ -194,9 +191,8 @@ def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> 
 
 def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) -> None:
     said = f"The run in {stopped.path} cannot be written: Permission denied"
-    for folder in (stopped.path, (stopped.path / LAUNCH_FILE).parent):
-        with locked(folder, mode=0o555), pytest.raises(RunDirectoryError, match=said):
-            launch.resume_run(stopped.path)
+    with locked(stopped.path, mode=0o555), pytest.raises(RunDirectoryError, match=said):
+        launch.resume_run(stopped.path)
     assert stopped.status == "failed"
 
 
@@ -310,8 +306,7 @@ def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
 ) -> None:
     assert launch._UNHEARD in inspect.getsource(sql_corestate)
     run = RunDirectory.create(tmp_path / "run", config={})
-    (run.path / LAUNCH_FILE).parent.mkdir()
-    (run.path / LAUNCH_FILE).write_text("{}")
+    launched(run)
     outcome = _judge(app, run.path, "finished:failed", details=launch._UNHEARD, died=died)
     assert outcome.error is not None
     assert "the machine slept, or was too busy" in outcome.error
@@ -336,8 +331,7 @@ def test_a_ray_that_did_not_start_is_told_from_a_server_app_that_failed(
     assert begun.error.startswith("Ray, which simulates the nodes, did not start")
     assert begun.error.endswith("busy with other work, or short of memory; run it again.")
     run = RunDirectory.create(tmp_path / "run", config={})
-    (run.path / LAUNCH_FILE).parent.mkdir()
-    (run.path / LAUNCH_FILE).write_text("{}")
+    launched(run)
     outcome = _judge(app, run.path, "finished:failed", **ended)
     assert outcome.error is not None
     assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
@@ -515,13 +509,14 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     assert run.status == "finished"
     assert run.finished_rounds() == [1]
     assert run.state["starts"] == 3
-    assert run.document["launch"]["app"] == str(app)
+    assert run.owner.own["launch"]["app"] == str(app)
     metrics = run.metrics()
     assert [line["answers"] for line in metrics] == [1, 1, 1]
     # Neutral: neither the user's folder nor the app's decides which client code runs.
     assert metrics[0]["folder"] == str(tmp_path / "run.owner" / "empty")
     # Flower's own folder goes; the log stays.
-    assert sorted(entry.name for entry in (path / ".flower").iterdir()) == ["launch.json", "lock"]
+    left = ["flower.log", "lock", "own.json", "times.jsonl"]
+    assert sorted(entry.name for entry in run.owner.path.iterdir()) == left
     assert times_in(path) == {"config.json": {run.document["created"]}}
     assert len({entry.stat().st_mtime for entry in [path, *path.rglob("*")]}) == 1
     assert "Starting Flower Simulation" in (tmp_path / "run.owner" / "flower.log").read_text()

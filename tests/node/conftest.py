@@ -15,8 +15,7 @@ from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Neighbo
 @pytest.fixture(autouse=True)
 def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No simulation; the owner's files lie in the returned folder."""
-    for variable in ("PRIVSYN_NODE_POLICY", "XDG_STATE_HOME"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("PRIVSYN_NODE_POLICY", raising=False)
     monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     with simulated(False):

@@ -34,10 +34,11 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.resume import nothing_spent, rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory, how_to_resume
+from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.strategies import DPFTRLConfig, HybridConfig, PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
+from tests.support.launched import launched
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 
@@ -162,8 +163,7 @@ class TestResultWithoutNodes:
         # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
         keys = f'the command that began it, and `run-dir="{strategy.run.path}" resume=true'
         assert keys in str(caught.value)
-        (strategy.run.path / LAUNCH_FILE).parent.mkdir()
-        (strategy.run.path / LAUNCH_FILE).write_text("{}")
+        launched(strategy.run)
         # Of its runs no node is ever gone: fewer of them are dealt the same users.
         said = r"\(num-nodes\); nothing more .*`privsyn resume .* --set num-rounds=2`$"
         with pytest.raises(FederationError, match=said):
@@ -401,9 +401,8 @@ class TestNodesThatAreGoneForGood:
     def test_not_where_they_would_be_dealt_the_users_anew(
         self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
     ) -> None:
-        (tmp_path / "run" / LAUNCH_FILE).parent.mkdir(parents=True)
-        (tmp_path / "run" / LAUNCH_FILE).write_text("{}")
         self.pay(federation, Probe(config()))
+        launched(RunDirectory(tmp_path / "run"))
         with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
             Probe(config(num_nodes=1, resume=True)).start(left())
 

@@ -18,10 +18,11 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text, number
 from flower_privsyn.report.pages import run_page
 from flower_privsyn.report.rounds import principal_plane, read_round, round_files, spread_over
-from flower_privsyn.runs import LAUNCH_FILE, RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.strategies.parts.population import Population
 from tests.support import golden_runs
 from tests.support.data_cases import locked
+from tests.support.launched import launched
 from tests.support.ledgers import write_chain
 from tests.support.pages import Node, check, headings, rows, tips
 from tests.support.run_files import add_line
@@ -114,8 +115,7 @@ def test_before_the_first_release(empty: RunDirectory) -> None:
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(empty: RunDirectory) -> None:
-    (empty.path / LAUNCH_FILE).parent.mkdir()
-    (empty.path / LAUNCH_FILE).write_text("{}")
+    launched(empty)
     empty.mark_failed(KeyboardInterrupt())
     page = check(run_page(RunDirectory.open(empty.path)))
     (banner,) = page.with_class("banner")

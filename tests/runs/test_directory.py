@@ -19,11 +19,13 @@ import numpy as np
 import pytest
 
 from flower_privsyn import environment, files, runs
+from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
 from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.history import record_changes
-from flower_privsyn.runs.owner import TIMES_STAMP
+from flower_privsyn.runs.owner import TIMES_STAMP, OwnerFolder
+from tests.support.launched import launched
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
 
@@ -55,11 +57,25 @@ def test_create_records_config_versions_and_state(tmp_path: Path) -> None:
     assert run.error is None
 
 
-def test_create_takes_over_what_the_command_recorded(tmp_path: Path) -> None:
-    (tmp_path / ".flower").mkdir()
-    (tmp_path / runs.LAUNCH_FILE).write_text('{"app": "/apps/quickstart"}')
-    run = RunDirectory.create(tmp_path, config={})
-    assert run.document["launch"] == {"app": "/apps/quickstart"}
+def test_create_takes_over_what_the_command_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = {"app": "/apps/quickstart", "name": "quickstart", "run-config": {"note": "one"}}
+    path = tmp_path / "run"
+    OwnerFolder(path).remember(launch=launch)
+    monkeypatch.setenv(RUN_DIRECTORY, str(path))
+    run = RunDirectory.create(path, config={"data": "/home/me/users.jsonl", "epsilon": 1.0})
+    run.unlock()
+    assert run.document["app"] == "quickstart"
+    assert run.config == {"epsilon": 1.0}
+    own = {"data": "/home/me/users.jsonl", "epsilon": 1.0}
+    assert run.owner.own == {"launch": launch, "settings": own}
+    # Of an earlier run of this name `flwr run` takes over nothing.
+    shutil.rmtree(path)
+    monkeypatch.delenv(RUN_DIRECTORY)
+    again = RunDirectory.create(path, config={})
+    assert "app" not in again.document
+    assert again.owner.own == {"launch": {}, "settings": {}}
 
 
 def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
@@ -116,15 +132,15 @@ def test_a_run_goes_on_by_the_command_that_does_not_refuse_it(tmp_path: Path) ->
         f'the command that began it, and `run-dir="{tmp_path}" resume=true num-rounds=3` in its '
         "--run-config (where the app sets run_dir in code, resume=True, num_rounds=3 there)"
     )
-    (tmp_path / "my run" / runs.LAUNCH_FILE).parent.mkdir(parents=True)
-    (tmp_path / "my run" / runs.LAUNCH_FILE).write_text("{}")
+    for path in (tmp_path / "my run", tmp_path / "run"):
+        run = RunDirectory.create(path, config={})
+        run.unlock()
+        launched(run)
     # What is pasted into a shell is one word there.
     quoted = f"`privsyn resume '{tmp_path}/my run'`"
     assert runs.how_to_resume(tmp_path / "my run") == quoted
-    (tmp_path / runs.LAUNCH_FILE).parent.mkdir()
-    (tmp_path / runs.LAUNCH_FILE).write_text("{}")
-    command = f"`privsyn resume {tmp_path} --set num-rounds=3`"
-    assert runs.how_to_resume(tmp_path, num_rounds=3) == command
+    command = f"`privsyn resume {tmp_path}/run --set num-rounds=3`"
+    assert runs.how_to_resume(tmp_path / "run", num_rounds=3) == command
 
 
 def test_create_refuses_a_file_and_an_unwritable_place(tmp_path: Path) -> None:

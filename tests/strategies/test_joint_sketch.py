@@ -26,7 +26,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.private_path.again import copy_released
-from flower_privsyn.runs import LAUNCH_FILE, RunDirectory
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER
 from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
@@ -36,6 +36,7 @@ from flower_privsyn.training.bias import save_biased, unlearnt
 from flower_privsyn.training.causal import training_rows
 from tests.support.federation import asked, is_rehearsal, make_users, silent
 from tests.support.generation_server import Server
+from tests.support.launched import launched
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.traffic import check_planned
@@ -151,11 +152,9 @@ class TestARun:
         self, finished: JointSketch, config: Builder, federation: Builder, tmp_path: Path
     ) -> None:
         run, output = finished.run, tmp_path / "again"
-        with pytest.raises(ConfigError, match="was not started by `privsyn run`"):
+        with pytest.raises(ConfigError, match="does not show that you started"):
             copy_released(run, output)
-        launch = run.path / LAUNCH_FILE
-        launch.parent.mkdir(exist_ok=True)
-        launch.write_text("{}", encoding="utf-8")
+        launched(run)
         for_the_owner = tmp_path / "again.owner"
         for_the_owner.mkdir()
         with pytest.raises(ConfigError, match=r"again\.owner exists: name a folder that does not"):
@@ -194,8 +193,7 @@ class TestARun:
         self, finished: JointSketch, tmp_path: Path
     ) -> None:
         run = finished.run
-        (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
-        (run.path / LAUNCH_FILE).write_text("{}", encoding="utf-8")
+        launched(run)
         (tmp_path / "there").mkdir()
         with pytest.raises(ConfigError, match="there exists: name a folder that does not"):
             copy_released(run, tmp_path / "there")
@@ -223,8 +221,7 @@ class TestARun:
         strategy.start(federation(tamper=silent(2)))
         run = strategy.run
         assert (run.status, run.rounds_with_outcome("discarded")) == ("finished", [2])
-        (run.path / LAUNCH_FILE).parent.mkdir(exist_ok=True)
-        (run.path / LAUNCH_FILE).write_text("{}", encoding="utf-8")
+        launched(run)
         with pytest.raises(ConfigError, match="has a round that would be asked again"):
             copy_released(RunDirectory.open(run.path), tmp_path / "new")
         assert not (tmp_path / "new").exists()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.files import located
 from flower_privsyn.strategies.parts.candidate_text import checked_names, read_sets
 from flower_privsyn.strategies.parts.moments import MomentSketch, Ranked
 
@@ -25,7 +24,7 @@ def rank_sets(
     most: int,
     seed: int,
     progress: Progress,
-    embedder: Embedder | None = None,
+    embedder: Embedder,
 ) -> list[Ranked]:
     """Embed sets of text as the run did, and rank them.
 
@@ -36,19 +35,11 @@ def rank_sets(
         most: samples of each set; 0 for all.
         seed: of their draw.
         progress: shows the work.
-        embedder: in place of the run's embedding model.
+        embedder: the run's embedding model.
 
     Raises:
         DataError: a set cannot be read, or is named twice.
-        ModelError: the embedding model is not on this machine.
     """
-    if embedder is None:
-        from flower_privsyn.embedding import load_embedder
-
-        embedder = load_embedder(
-            located(str(settings["embedding-model"])),
-            precision=settings.get("embedding-precision", "float32"),
-        )
     texts = read_sets(
         checked_names(names),
         tokenizer=embedder.tokenizer,
