@@ -17,12 +17,14 @@ from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
+from flower_privsyn.host.plain_stream import plain_streams
 
 __all__ = ["main"]
 
 
+@plain_streams()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `privsyn`.
+    """Entry point of `privsyn`; nothing that it prints has control characters.
 
     Args:
         arguments: Words of the command line without the program; `sys.argv` by default.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flower_privsyn import clock
+from flower_privsyn.host.plain_stream import without_controls
 from flower_privsyn.host.progress import describe
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class Bars:
             Steps(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            # Bars are drawn with what is kept from everything else that is printed.
+            console=Console(file=getattr(sys.stderr, "stream", sys.stderr)),
             transient=True,
             refresh_per_second=4,
         )
@@ -150,11 +152,12 @@ class Bars:
 
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
+        stages = [{**stage, "name": without_controls(str(stage["name"]))} for stage in stages]
         self._watch.look(stages)
         for number, stage in enumerate(stages):
             if number not in self._tasks:
                 self._tasks[number] = self._progress.add_task(
-                    str(stage["name"]), total=stage.get("total")
+                    stage["name"], total=stage.get("total")
                 )
             task = self._tasks[number]
             if not stage.get("finished"):

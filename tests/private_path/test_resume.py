@@ -485,14 +485,16 @@ class TestUnitOfPrivacy:
     ) -> None:
         TestResultWithoutNodes().pay(monkeypatch, Probe(self.settings(tmp_path)), federation())
         Probe(self.settings(tmp_path, resume=True, data="gone.jsonl")).start(federation())
-        assert RunDirectory.open(tmp_path / "run").config["data"] == "gone.jsonl"
+        run = RunDirectory.open(tmp_path / "run")
+        assert run.owner.own["settings"]["data"] == "gone.jsonl"
+        assert "gone.jsonl" not in run.config_file.read_text()
 
     def test_a_run_that_does_not_know_them_goes_on(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
         with pytest.raises(Killed):
             killed_in(Probe(config()), 2).start(federation())
-        assert "data" not in RunDirectory.open(tmp_path / "run").config
+        assert "data" not in RunDirectory.open(tmp_path / "run").owner.own["settings"]
         Probe(self.settings(tmp_path, resume=True)).start(federation())
 
     def test_settings_made_in_code_do_not_know_them(

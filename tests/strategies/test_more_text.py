@@ -176,6 +176,7 @@ def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
     document["config"] |= {"generator-parameters": '{"top_k": 4}', "generator": "http://a:1/v1#m"}
     del document["generators"]
     finished.config_file.write_text(json.dumps(document))
+    finished.owner.remember(settings=document["config"])
     run = RunDirectory.open(finished.path)
     assert MoreText.of(run, {}).generator_parameters == '{"top_k": 4}'
     assert MoreText.of(run, {"generator": "http://b:1/v1#m"}).generator_parameters
