@@ -17,7 +17,7 @@ from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
-from flower_privsyn.host.plain_stream import plain_streams
+from flower_privsyn.plain_stream import plain_streams
 
 __all__ = ["main"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flower_privsyn import clock
-from flower_privsyn.host.plain_stream import without_controls
 from flower_privsyn.host.progress import describe
+from flower_privsyn.plain_stream import without_controls
 
 if TYPE_CHECKING:
     from types import TracebackType

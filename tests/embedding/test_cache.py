@@ -19,7 +19,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flower_privsyn.embedding import Embedder, EmbeddingCache, cached_embed
+from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.data.public_rows import PublicRows
+from flower_privsyn.embedding import (
+    Embedder,
+    EmbeddingCache,
+    RecordStore,
+    cached_embed,
+    load_tokenizer,
+)
 from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
 
@@ -138,6 +146,34 @@ def test_read_only_directory(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be created or written \(Permission denied\)"):
         EmbeddingCache(tmp_path)
     tmp_path.chmod(0o700)
+
+
+def _deal(folder: Path) -> None:
+    check_deal(folder, run_id=2**60, node_id=1, user_ids=["a"], max_nodes=1)
+
+
+def _rows(folder: Path) -> None:
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    PublicRows.of("bundled", tokenizer=tokenizer, max_tokens=8, cache=folder, setting="public-text")
+
+
+@pytest.mark.parametrize("use", [EmbeddingCache, RecordStore, _deal, _rows])
+def test_a_directory_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    """Who can write there can put other vectors, or other people, in the place of ours."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for mode in (0o770, 0o707, 0o1777):
+        folder.chmod(mode)
+        with pytest.raises(DataError, match="cannot be"):
+            use(folder)
+    folder.chmod(0o755)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(DataError, match="cannot be"):
+        use(folder)
+    assert not list(folder.iterdir())
 
 
 # ---- many processes ----------------------------------------------------------------------------

@@ -314,6 +314,14 @@ class TestOnce:
             with pytest.raises(ModelError):
                 require_company(Swayed(SWAYS["alone"]), tmp_path)
 
+    def test_what_others_can_write_is_not_believed(self, tmp_path: Path) -> None:
+        passed = tmp_path / "cache"
+        require_company(Swayed(lambda texts, row: False), passed)
+        company._passed.clear()
+        passed.chmod(0o777)  # as if somebody had put it there
+        require_company(embedder := Swayed(lambda texts, row: False), passed)
+        assert embedder.calls > 10
+
     def test_a_directory_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         require_company(embedder := Swayed(lambda texts, row: False), tmp_path / "file")

@@ -510,6 +510,10 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     assert run.finished_rounds() == [1]
     assert run.state["starts"] == 3
     assert run.owner.own["launch"]["app"] == str(app)
+    assert run.owner.own["launch"]["working-directory"] == str(tmp_path)
+    assert set(run.document) == {"format", "strategy", "config", "versions", "created", "app"}
+    files = [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+    assert not any(str(app).encode() in content for content in files)
     metrics = run.metrics()
     assert [line["answers"] for line in metrics] == [1, 1, 1]
     # Neutral: neither the user's folder nor the app's decides which client code runs.
