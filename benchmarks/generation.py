@@ -19,6 +19,7 @@ multiply-adds of prompt and continuation at the peak of one core, or the weights
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from gguf import GGUFReader
 
 from benchmarks import Ratio
 from flower_privsyn.data import public_texts
@@ -42,7 +44,6 @@ from flower_privsyn.generation.generators import is_gguf
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
-from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.threads import one_thread
 
@@ -205,14 +206,14 @@ class Size:
     def of(cls, name: str, generator: TextGenerator) -> Size:
         """The size of a writer, from its file's header or the model that was loaded."""
         if is_gguf(name):
-            header = read_gguf(file_of(name))
-            wide = header.number("embedding_length")
-            heads = header.number("attention.head_count")
+            sizes = {
+                tensor.name: tensor.shape.tolist() for tensor in GGUFReader(file_of(name)).tensors
+            }
             return cls(
-                weights=header.parameters,
-                table=header.vocabulary * wide,
-                layers=header.number("block_count"),
-                width=heads * (header.number("attention.key_length") or wide // heads),
+                weights=sum(map(math.prod, sizes.values())),
+                table=math.prod(sizes["token_embd.weight"]),
+                layers=sum(tensor.endswith("attn_q.weight") for tensor in sizes),
+                width=sizes["blk.0.attn_q.weight"][1],
                 bytes=file_of(name).stat().st_size,
             )
         if not isinstance(generator, TransformersGenerator):

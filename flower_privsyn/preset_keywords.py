@@ -275,4 +275,5 @@ class CausalTrainingKeywords(TypedDict, total=False):
     weight_decay: float
     max_gradient_norm: float
     device: Literal["auto", "cpu", "cuda"]
+    lora_rank: int
     precision: Literal["auto", "float32", "bfloat16"]

@@ -40,7 +40,7 @@ def new(
 
     DIR is a folder that is new or empty. EXAMPLE is one of these:
 
-    quickstart: PrE-Text on the words of 600 people who spoke in the US Congress.
+    quickstart: one question to some 500 authors, and 100 texts written after its answer.
 
     own-data: the same on a file of yours.
 

@@ -201,8 +201,8 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
 
-    def seed_after(kept: int) -> int:
-        return int(np.random.SeedSequence([seed, 2, kept]).generate_state(1, np.uint64)[0])
+    def seed_of(purpose: int) -> int:
+        return int(np.random.SeedSequence([seed, 2, purpose]).generate_state(1, np.uint64)[0])
 
     # Of a comparison that was begun before they were, these have their defaults.
     settings = ExpandingSettings(
@@ -217,7 +217,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         settings.writer(prompt),
         prompt=prompt,
         sampling=SamplingParameters(
-            seed=seed_after(0),
+            seed=seed_of(0),
             max_new_tokens=int(values["max-new-tokens"]),
             temperature=float(values["temperature"]),
             top_p=float(values["top-p"]),
@@ -229,7 +229,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
         num_samples=int(values["expand-samples"]),
         kept=kept,
-        seed_after=lambda kept: seed_after(1 + kept),
+        seed=seed_of(1),
         round_number=0,
         source="expanded",
         stage=f"Expand {source} text",

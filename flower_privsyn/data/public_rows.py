@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_corpus import PublicCorpus
+from flower_privsyn.data.sentences import sentences_inside
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import default_cache_directory, own_folder
 
@@ -146,6 +147,12 @@ class PublicRows:
         """The text of a row."""
         start = self.ends[index - 1, 1] if index else 0
         return bytes(self.text[start : self.ends[index, 1]]).decode("utf-8", "surrogatepass")
+
+    def sentences_of(self, index: int) -> str:
+        """The whole sentences of a row; empty where it holds none."""
+        follows = index and self.ends[index - 1, 2] == self.ends[index, 2]
+        before = self.text_of(index - 1) if follows else ""
+        return sentences_inside(self.text_of(index), before=before)
 
     def drawn(self, count: int, random: np.random.Generator) -> list[str]:
         """The texts of rows that nobody chose, none twice; of all of them where there are fewer.

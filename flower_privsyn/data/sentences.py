@@ -26,6 +26,10 @@ _SHORT: Final = re.compile(
 _TITLE: Final = re.compile(r"(?:^|\W)(?:Mr|Mrs|Ms|Dr)$", re.IGNORECASE)
 
 
+LEAST_WORDS: Final = 8
+"""Whole sentences of fewer words are fragments."""
+
+
 def sentence_ends(text: str) -> list[int]:
     """The places behind each sentence of a text, ascending.
 
@@ -66,3 +70,20 @@ def is_whole(text: str) -> bool:
     stripped = text.strip()
     first = next((letter for letter in stripped if letter.isalnum()), "")
     return bool(first) and not first.islower() and whole_sentences(stripped) == stripped
+
+
+def sentences_inside(piece: str, *, before: str = "") -> str:
+    """The whole sentences of a piece of a document; empty where they are a fragment or none.
+
+    Args:
+        piece: it may begin and end in the middle of a sentence.
+        before: what stands right before it; "" where the document begins with it.
+
+    >>> sentences_inside("of rain. We stayed in the old house for a week. Not", before="A day")
+    'We stayed in the old house for a week.'
+    """
+    ends = sentence_ends(piece)
+    inside = before.strip() != whole_sentences(before.strip())
+    begin = ends[0] if ends and inside else 0
+    found = piece[begin : ends[-1]].strip() if ends else ""
+    return found if is_whole(found) and len(found.split()) >= LEAST_WORDS else ""

@@ -17,7 +17,7 @@ from flower_privsyn.data import Cut
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run import cpu_time
-from flower_privsyn.dry_run.libraries import is_installed, require
+from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.public_text import check_public_text, check_rows
 from flower_privsyn.dry_run.report import Report
@@ -26,7 +26,7 @@ from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryErr
 from flower_privsyn.files import located, user_path
 from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
-from flower_privsyn.generation.generators import check_server, is_gguf, is_remote
+from flower_privsyn.generation.generators import check_server, is_gguf
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.generation.variation import refuse_longer
 from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
@@ -38,7 +38,7 @@ from flower_privsyn.host.launch import (
     require_cluster,
     require_simulation,
 )
-from flower_privsyn.models import gemma, stamped
+from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
 from flower_privsyn.privacy import quarantine
@@ -320,16 +320,13 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         size = f"{header.architecture}, {header.parameters:,} parameters"
         report.say("models", f"{model.setting} = {model.name}: {size}")
         return
-    if model.name == gemma.GEMMA:
-        _gemma(model, report)
+    if model.name in packaged.PACKAGED:
+        _packaged(model, report)
         return
-    name = model.name.removeprefix("vllm:")
-    if is_remote(model.name) and not is_installed("vllm"):
-        raise MissingExtraError(f"{model.setting} = {model.name} needs vllm: pip install vllm")
     try:
-        folder = shelf.folder(name, embeds=model.kind == "embedding")
+        folder = shelf.folder(model.name, embeds=model.kind == "embedding")
         if model.kind != "embedding":
-            refuse_other_kind(name, folder, "masked" if model.kind == "masked" else "causal")
+            refuse_other_kind(model.name, folder, "masked" if model.kind == "masked" else "causal")
     except NotHereError as error:
         report.say("models", f"{model.setting}: {error}", level="warning")
     except ModelError as error:
@@ -337,7 +334,7 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
     else:
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise ModelError(f"{model.setting}: {folder} holds no weights")
-        report.say("models", f"{model.setting} = {name}: {folder}")
+        report.say("models", f"{model.setting} = {model.name}: {folder}")
         if model.max_tokens:
             _length(model, shelf)
 
@@ -361,17 +358,13 @@ def _rows(public_text: str, rows: ChosenRows, report: Report, shelf: Shelf) -> N
         report.say("public text", said, level="warning")
 
 
-def _gemma(model: NeededModel, report: Report) -> None:
-    folder = gemma.made_folder()
-    if folder is None:
-        gemma.require()
-        report.say(
-            "models",
-            f"{model.setting} = {gemma.GEMMA}: its package is installed; the first run makes it "
-            f"ready in {gemma.place()}, about a minute and 0.8 GB ({gemma.LICENCE})",
-        )
-    else:
-        report.say("models", f"{model.setting} = {gemma.GEMMA}: {folder} ({gemma.LICENCE})")
+def _packaged(model: NeededModel, report: Report) -> None:
+    writer = packaged.PACKAGED[model.name]
+    packaged.check(writer)
+    where: object = packaged.made_folder(writer)
+    if where is None:
+        where = f"its package is installed; the first run unpacks it in {packaged.place()}"
+    report.say("models", f"{model.setting} = {model.name}: {where} ({writer.licence})")
 
 
 def _plan(
@@ -492,7 +485,7 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
     report.figures["scripts"] = {name: round(share, 3) for name, share in text.items() if share}
     settings: dict[str, list[str]] = {}
     for model in needs.models:
-        if not is_remote(model.name) and not is_gguf(model.name):
+        if not is_address(model.name) and not is_gguf(model.name):
             settings.setdefault(model.name, []).append(model.setting)
     for name, named_by in settings.items():
         try:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from flower_privsyn.dry_run.shelf import Shelf
-from flower_privsyn.generation.generators import is_remote
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.strategies.ctcl import CTCLConfig
 from flower_privsyn.strategies.fred import FreDConfig
@@ -102,7 +102,7 @@ class Amount:
 
     def writing(self, model: str, texts: float, new: float, prompt: float) -> float:
         """Operations of a generator in this process; none where it runs elsewhere."""
-        if is_remote(model):
+        if is_address(model):
             return 0.0
         return 2.0 * self.shelf.weights(model) * texts * (new / _WRITING + prompt / _READING)
 

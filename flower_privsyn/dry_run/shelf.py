@@ -13,7 +13,7 @@ from flower_privsyn.errors import ModelError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import is_gguf
 from flower_privsyn.generation.gguf_backend import file_of
-from flower_privsyn.models import gemma, resolve_model
+from flower_privsyn.models import packaged, resolve_model
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
 from flower_privsyn.models.sizes import count_weights
@@ -114,13 +114,14 @@ class Shelf:
         """Numbers in the weights of a model; 0 where its files do not say."""
         if is_gguf(name):
             return read_gguf(file_of(name)).parameters
-        if name == gemma.GEMMA:
-            return gemma.PARAMETERS
+        if name in packaged.PACKAGED:
+            return packaged.PACKAGED[name].parameters
         return count_weights(self.folder(name, embeds=embeds))
 
 
 def _folder(name: str, embeds: bool) -> Path:
-    if name == gemma.GEMMA and gemma.made_folder() is None:
+    writer = packaged.PACKAGED.get(name)
+    if writer is not None and packaged.made_folder(writer) is None:
         raise NotHereError(f"{name} is not ready on this machine: the first run makes it so")
     place = model_place(name) if embeds else _place(name)
     if isinstance(place, Path):

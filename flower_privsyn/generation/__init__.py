@@ -14,7 +14,6 @@ from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.variation import MaskFill, Variation
-from flower_privsyn.generation.vllm_backend import VLLMGenerator
 
 __all__ = [
     "Asking",
@@ -29,7 +28,6 @@ __all__ = [
     "SamplingParameters",
     "TextGenerator",
     "TransformersGenerator",
-    "VLLMGenerator",
     "Variation",
     "load_generator",
     "load_instruction",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.data.sentences import is_whole, whole_sentences
+from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.at_once import at_once
@@ -22,14 +22,31 @@ from flower_privsyn.generation.backends import (
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 from flower_privsyn.generation.rehearsal import rehearse
 
-BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]]], None]
-"""Called with the texts just kept and, for each, the indices of the seeds in its prompt."""
+BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
+"""Called with the texts just kept, for each the indices of the seeds in its prompt, and how many
+continuations were asked for by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """What an expansion did that was interrupted; the same call goes on as if it had not been.
+
+    Attributes:
+        kept: texts that were kept.
+        attempts: continuations that were asked for.
+        known: texts that are not to be written again.
+    """
+
+    kept: int = 0
+    attempts: int = 0
+    known: tuple[str, ...] = ()
+
+
+NOTHING: Final = Earlier()
+"""Of an expansion that begins."""
 
 #: Seeds in a prompt, unless another number is asked for.
 USUAL_EXAMPLES: Final = 3
-
-#: Whole sentences of fewer words besides the opening ones are dropped as fragments.
-_LEAST_WORDS = 8
 
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
@@ -80,7 +97,7 @@ class Expand:
         self,
         generator: TextGenerator,
         *,
-        prompt: Prompt | str | Path = "pre-text",
+        prompt: Prompt | str | Path | None = "pre-text",
         num_examples: int = USUAL_EXAMPLES,
         sampling: SamplingParameters | None = None,
         opening_words: int = 0,
@@ -93,7 +110,8 @@ class Expand:
 
         Args:
             generator: The language model.
-            prompt: A bundled prompt's name, the path of a prompt file, or a prompt.
+            prompt: A bundled prompt's name, the path of a prompt file, or a prompt; None for a
+                generator that has learnt what to write: it begins anew every time.
             num_examples: Seeds per prompt, >= 1 and fewer than the prompt announces.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
@@ -112,24 +130,26 @@ class Expand:
             ConfigError: A setting is out of range, or the prompt cannot be read.
         """
         self.generator = generator
-        self._prompt = prompt if isinstance(prompt, Prompt) else load_prompt(prompt)
-        check_whole(
-            "generation setting num_examples", num_examples, ge=1, le=self._prompt.num_samples - 1
-        )
+        if isinstance(prompt, str | Path):
+            prompt = load_prompt(prompt)
+        self._prompt = prompt
+        if prompt is not None:
+            most = prompt.num_samples - 1
+            check_whole("generation setting num_examples", num_examples, ge=1, le=most)
         check_whole("generation setting opening_words", opening_words, ge=0)
         if batch_size is not None:
             check_whole("generation setting batch_size", batch_size, ge=1)
         check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
-        self._num_examples = num_examples
+        self._num_examples = 0 if prompt is None else num_examples
         self._opening_words = opening_words
         self._drops = _Drops(
-            least_words=opening_words + _LEAST_WORDS if whole_sentences else 0,
+            least_words=opening_words + LEAST_WORDS if whole_sentences else 0,
             repetition=refuse_repetition,
         )
         self._batch_size = at_once(generator) if batch_size is None else batch_size
         self._max_attempts_per_sample = max_attempts_per_sample
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
-        stop = dict.fromkeys((*sampling.stop, self._prompt.stop))
+        stop = dict.fromkeys((*sampling.stop, *(() if prompt is None else (prompt.stop,))))
         self._sampling = replace(sampling, stop=tuple(stop))
 
     @property
@@ -148,9 +168,9 @@ class Expand:
         """
         check_texts("seeds", seeds)
         examples = [text for text in seeds if _normalise(text)][: self._num_examples]
-        if not examples:
+        if self._prompt is not None and not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
-        rehearse(self.generator, self._prompt.render(examples), sampling=self._sampling)
+        rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
 
     def run(
         self,
@@ -161,6 +181,7 @@ class Expand:
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
         on_batch: BatchCallback | None = None,
+        earlier: Earlier = NOTHING,
     ) -> ExpandResult:
         """Write new texts.
 
@@ -168,15 +189,17 @@ class Expand:
             seeds: The texts to stand in the prompts, never one twice in the same prompt. A text
                 that is given several times is drawn more often; empty ones are passed over. With
                 fewer different texts than ``num_examples`` every prompt holds them all.
-            num_samples: How many texts to keep, >= 0.
+            num_samples: How many texts to keep, those of earlier included, >= 0.
             seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
             adapter: The folder of a LoRA adapter for the generator.
             progress: Called with the number of texts just kept.
             on_batch: Called after every batch with what it kept (never with nothing), so that
                 finished texts can be written down before the next batch is begun.
+            earlier: What an interrupted call with the same arguments did: this one writes the texts
+                that are missing, which are those that it would have written.
 
         Returns:
-            The kept texts; fewer than ``num_samples`` when the attempts were used up.
+            The texts kept now; fewer than ``num_samples`` when the attempts were used up.
 
         Raises:
             ConfigError: A setting is out of range.
@@ -186,17 +209,16 @@ class Expand:
         check_whole("generation setting num_samples", num_samples, ge=0)
         check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         flat = [_normalise(text) for text in seeds]
-        pool = _not_empty(flat)
-        num_chosen = min(
-            self._num_examples + bool(self._opening_words), len({flat[index] for index in pool})
-        )
+        wanted = self._num_examples + bool(self._opening_words)
+        pool = _not_empty(flat) if wanted else []
+        num_chosen = min(wanted, len({flat[index] for index in pool}))
         max_attempts = int(num_samples * self._max_attempts_per_sample)
-        kept = _Kept(num_samples, self._drops)
-        attempts = 0
+        kept = _Kept(max(0, num_samples - earlier.kept), self._drops, known=earlier.known)
+        attempts = earlier.attempts
         while kept.missing and attempts < max_attempts:
             size = min(
                 self._batch_size,
-                self._attempts_for(kept.missing, attempts, len(kept.texts)),
+                self._attempts_for(kept.missing, attempts, earlier.kept + len(kept.texts)),
                 max_attempts - attempts,
             )
             chosen = [
@@ -205,7 +227,7 @@ class Expand:
             openings = [self._opening(flat, group) for group in chosen]
             continuations = self.generator.generate(
                 [
-                    self._prompt.render([seeds[index] for index in group[: self._num_examples]])
+                    self._rendered([seeds[index] for index in group[: self._num_examples]])
                     + opening
                     for group, opening in zip(chosen, openings, strict=True)
                 ],
@@ -220,18 +242,22 @@ class Expand:
                 examples = {flat[index] for index in group}
                 # Behind an opening nothing is nothing, too: its words are a seed's.
                 whole = opening + text if text.strip() else ""
-                kept.take(self._prompt.parse(whole), group, examples)
+                parsed = whole.strip() if self._prompt is None else self._prompt.parse(whole)
+                kept.take(parsed, group, examples)
             if len(kept.texts) > first:
                 if on_batch is not None:
-                    on_batch(kept.texts[first:], kept.parents[first:])
+                    on_batch(kept.texts[first:], kept.parents[first:], attempts)
                 if progress is not None:
                     progress(len(kept.texts) - first)
         return ExpandResult(
             texts=tuple(kept.texts),
             parents=tuple(kept.parents),
             dropped=dict(kept.dropped),
-            num_generated=attempts,
+            num_generated=attempts - earlier.attempts,
         )
+
+    def _rendered(self, examples: Sequence[str]) -> str:
+        return "" if self._prompt is None else self._prompt.render(examples)
 
     def _opening(self, flat: Sequence[str], group: Sequence[int]) -> str:
         """The words that the text after a prompt begins with: of the last text that was chosen."""
@@ -287,12 +313,13 @@ class _Kept:
     Args:
         wanted: how many texts are wanted.
         drops: what else is dropped.
+        known: texts that are not to be kept again.
     """
 
-    def __init__(self, wanted: int, drops: _Drops) -> None:
+    def __init__(self, wanted: int, drops: _Drops, *, known: Sequence[str] = ()) -> None:
         self._wanted = wanted
         self._drops = drops
-        self._known: set[str] = set()
+        self._known = set(map(_normalise, known))
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
         self.dropped: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, *drops.reasons), 0))

@@ -17,13 +17,9 @@ from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-from flower_privsyn.generation.vllm_backend import VLLMGenerator
-from flower_privsyn.models import gemma
 from flower_privsyn.models.gguf import digest_of
+from flower_privsyn.models.packaged import PACKAGED
 from flower_privsyn.models.pretrained import Precision
-
-#: How a name begins whose model vLLM runs in this process.
-_IN_VLLM: Final = "vllm:"
 
 
 def load_generator(
@@ -45,11 +41,11 @@ def load_generator(
 
             * a bundled short name (``"privsyn-lm"``), a folder or a hub name: the model runs in
               this process through Transformers;
-            * ``"gemma-3-270m"``: the same with the package of the extra ``gemma``;
+            * ``"smollm2-135m"`` or another of `flower_privsyn.models.packaged`: the same with a
+              package that is installed;
             * ``"gguf:<file>"``: llama.cpp in a process of its own (`GGUFGenerator`);
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
-              such as ``vllm serve``; without ``#model`` the one model it serves;
-            * ``"vllm:<folder or hub name>"``: vLLM in this process.
+              such as ``vllm serve``; without ``#model`` the one model it serves.
         batch_size: Samples per forward pass of a model in this process; None as for
             `TransformersGenerator`.
         dtype: As for `TransformersGenerator`; a server has its own.
@@ -73,8 +69,8 @@ def load_generator(
     """
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(
-            "the generator must be a model name, a folder, 'gguf:<file>', "
-            f"'http://host:port/v1#model' or 'vllm:<model>', got {name!r}"
+            "the generator must be a model name, a folder, 'gguf:<file>' or "
+            f"'http://host:port/v1#model', got {name!r}"
         )
     if is_address(name):
         return _server(
@@ -87,8 +83,6 @@ def load_generator(
         )
     if is_gguf(name):
         return GGUFGenerator(file_of(name))
-    if name.startswith(_IN_VLLM):
-        return VLLMGenerator(name.removeprefix(_IN_VLLM), dtype=dtype)
     return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
 
 
@@ -135,14 +129,6 @@ def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:
     return OpenAIGenerator(base_url, model or None, api_key=api_key, **options)
 
 
-def is_remote(name: str) -> bool:
-    """Whether the name is of a generator of which this machine knows nothing but its address.
-
-    Or that vLLM runs: either way it is kept busy by many requests, and costs no CPU time here.
-    """
-    return is_address(name) or name.startswith(_IN_VLLM)
-
-
 def is_gguf(name: str) -> bool:
     """Whether the name is of a file that llama.cpp runs, on this machine."""
     return name.startswith(PREFIX)
@@ -152,7 +138,6 @@ def is_gguf(name: str) -> bool:
 _REPEATS: Final = {
     "Transformers": (True, "on one machine, with the same versions and batch size"),
     "llama.cpp": (False, "samples are rounded together with those that are written beside them"),
-    "vLLM": (False, "samples are rounded together with those that are written beside them"),
     "a server": (False, "seeds are sent, and what the server makes of them is not known"),
 }
 
@@ -164,26 +149,22 @@ def describe_generator(name: str) -> dict[str, Any]:
         name: As for `load_generator`.
 
     Returns:
-        What runs it; whether the same seeds give the same texts again; of a file its digest; of
-        ``"gemma-3-270m"`` also the terms of use.
+        What runs it; whether the same seeds give the same texts again; of a file its digest, of
+        a package also the licence.
 
     Raises:
         ModelError: A file cannot be read.
     """
-    if is_address(name):
-        backend = "a server"
-    elif name.startswith(_IN_VLLM):
-        backend = "vLLM"
-    else:
-        backend = "llama.cpp" if is_gguf(name) else "Transformers"
+    here = "llama.cpp" if is_gguf(name) else "Transformers"
+    backend = "a server" if is_address(name) else here
     repeats, why = _REPEATS[backend]
     said: dict[str, Any] = {"run_by": backend, "deterministic": repeats, "because": why}
     if is_gguf(name):
         said["sha256"] = digest_of(file_of(name))
-    if name == gemma.GEMMA:
+    if name in PACKAGED:
         said |= {
-            "sha256": gemma.SHA256,
+            "sha256": PACKAGED[name].sha256,
             "sha256_of": "the GGUF file from which its weights were made, checked at that time",
-            "licence": gemma.LICENCE,
+            "licence": PACKAGED[name].licence,
         }
     return said

@@ -83,7 +83,7 @@ def file_of(name: str) -> Path:
 class GGUFGenerator(OpenAIGenerator):
     """A model in a GGUF file, run by llama.cpp's server on loopback.
 
-    The file is checked here before llama.cpp sees it, and llama.cpp runs in a process of its own:
+    The file's header is read before llama.cpp sees it, and llama.cpp runs in a process of its own:
     where a file makes it crash, this process gets a sentence. That process ends with this object,
     and with this process. It runs as the same user: it contains crashes, not attacks.
 
@@ -161,7 +161,7 @@ class GGUFGenerator(OpenAIGenerator):
     def _load_adapter(self, folder: Path) -> str:
         raise GenerationError(
             f"llama.cpp does not load the adapter {folder}: as generator, name the model's folder "
-            "or gemma-3-270m"
+            "or smollm2-135m"
         )
 
     def _request(

@@ -3,8 +3,8 @@
 ``privsyn-lm`` is a small causal language model, ``privsyn-mlm`` a small masked one;
 ``privsyn-tiny`` and ``privsyn-lstm`` are the smaller causal ones that stand for what a device
 trains. Each folder holds weights, tokenizer and a model card (``README.md``) that says what it was
-trained on. Nothing here loads them; importing this module costs nothing. ``gemma-3-270m`` is a
-larger writer that comes as a package of its own (`flower_privsyn.models.gemma`).
+trained on. Nothing here loads them; importing this module costs nothing. Larger writers come as
+packages of their own (`flower_privsyn.models.packaged`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import expanded, user_path
-from flower_privsyn.models import gemma
+from flower_privsyn.models import packaged
 from flower_privsyn.models.hub import folder_in_cache
 
 __all__ = [
@@ -51,9 +51,9 @@ def resolve_model(name: str | Path) -> str:
     alone this imports PyTorch.
 
     Args:
-        name: One of ``BUNDLED_MODELS``; ``"gemma-3-270m"``, which is made ready on first use; the
-            path of a model folder; or a hub name such as ``"owner/name"``. The first two win over a
-            folder of the same name.
+        name: One of ``BUNDLED_MODELS``; one of `packaged.PACKAGED`, which is made ready on first
+            use; the path of a model folder; or a hub name such as ``"owner/name"``. The first two
+            win over a folder of the same name.
 
     Returns:
         The folder of a bundled model or the path as a string; a hub name as it was given.
@@ -61,15 +61,15 @@ def resolve_model(name: str | Path) -> str:
     Raises:
         ModelError: The name is empty, is a path at which there is no model folder, or looks
             like the name of a bundled model but is none.
-        MissingExtraError: It is ``"gemma-3-270m"`` and the extra is not installed.
+        MissingExtraError: It comes as a package that is not installed.
     """
     given = str(name)
     if given in BUNDLED_MODELS:
         folder = BUNDLED_FOLDER / given
         register_architecture(folder)
         return str(folder)
-    if given == gemma.GEMMA:
-        return str(gemma.folder())
+    if given in packaged.PACKAGED:
+        return str(packaged.folder(packaged.PACKAGED[given]))
     known = ", ".join(BUNDLED_MODELS)
     if not given.strip():
         raise ModelError(f"the model name is empty: give one of {known}, a folder or a hub name")

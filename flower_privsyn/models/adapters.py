@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: telling them apart, and putting one onto a model."""
+"""LoRA adapters in PEFT's format: new ones, telling them apart, and putting one onto a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.models.library import shorten
+from flower_privsyn.models.pretrained import is_encoder_decoder
 
 
 class AdapterSwitch:
@@ -93,6 +94,44 @@ def merge_adapter(model: Any, folder: Path, *, name: str) -> Any:
     switch = AdapterSwitch(model, name)
     switch.activate(folder)
     return switch.merge()
+
+
+def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) -> Any:
+    """Put new adapters on all linear layers but the output; they alone are trained from then on.
+
+    Args:
+        model: a language model of Transformers.
+        name: of it, for sentences.
+        rank: of the adapters, >= 1.
+        alpha: their scale times their rank, >= 1.
+        seed: of their first weights, with which the model still is what it was.
+
+    Raises:
+        ModelError: the model takes none.
+        MissingExtraError: PEFT is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError(
+            f"LoRA adapters need PEFT ({shorten(error)}): pip install 'flower-privsyn[training]'"
+        ) from error
+    import torch
+
+    settings = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model) else "CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.simplefilter("ignore")
+        try:
+            return peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(f"model {name!r} takes no LoRA adapters: {shorten(error)}") from error
 
 
 def adapter_digest(folder: Path) -> str:

@@ -19,11 +19,14 @@ Papers:
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any, final
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
+from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import Look, Needs
@@ -205,14 +208,11 @@ class AskedOnce(AskedAgain):
 
     def _synthesise(self, student: SketchedStudent) -> dict[str, Any]:
         """Write `synthetic.jsonl`: what was chosen, or what was written after it."""
-        config, texts = self.config, student.texts
-        if config.synthesis == "written":
+        if self.config.synthesis == "written":
             return self._written(student)
-        count = min(config.synthetic_samples, len(texts))
-        chosen = student.selection.indices[:count].tolist()
         records = [
             {"text": text, "round": 1, "parent": [f"public:{index}"], "source": SELECTED}
-            for text, index in zip(texts, chosen, strict=False)
+            for index, text in student.sentences[: self.config.synthetic_samples]
         ]
         return {"synthetic": self.run.write_synthetic(records)}
 
@@ -220,10 +220,11 @@ class AskedOnce(AskedAgain):
         from flower_privsyn.strategies.parts.synthesis import write_after
 
         config = self.config
+        shown = student.sentences[: config.synthetic_samples]
         records, dropped = write_after(
             self._expansion(self._writer(student)),
-            student.texts[: config.synthetic_samples],
-            ids=[f"public:{index}" for index in student.selection.indices.tolist()],
+            [text for _, text in shown],
+            ids=[f"public:{index}" for index, _ in shown],
             num_samples=config.synthetic_samples,
             best_of=config.best_of,
             seed=config.seed,
@@ -248,7 +249,7 @@ class AskedOnce(AskedAgain):
             return self.given_writer
         name, made = located(config.generator), None
         if config.generator_steps:
-            made = student.trained(
+            made = student.trained_writer(
                 config.generator,
                 steps=config.generator_steps,
                 output=self.run.path / TRAINED_WRITER,
@@ -269,18 +270,24 @@ class AskedOnce(AskedAgain):
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
-        from flower_privsyn.generation.generators import is_gguf, is_remote
+        from flower_privsyn.generation.generators import is_gguf
         from flower_privsyn.models.pretrained import load_pretrained
 
         config = self.config
         if not config.generator_steps:
             return
-        elsewhere = is_remote(config.generator) or is_gguf(config.generator)
+        elsewhere = is_address(config.generator) or is_gguf(config.generator)
         if elsewhere or self.given_writer is not None:
             raise ConfigError(
                 f"generator-steps = {config.generator_steps} trains the generator in this process, "
-                "which an address, vLLM, a GGUF file or an object of one's own cannot be: a "
-                "bundled name, a folder or a hub name, or 0 steps"
+                "which an address, a GGUF file or an object of one's own cannot be: a "
+                "bundled name, a folder or a hub name, or generator-steps = 0 and "
+                'prompt = "pre-text"'
+            )
+        if config.generator not in BUNDLED_MODELS and importlib.util.find_spec("peft") is None:
+            raise MissingExtraError(
+                f"generator-steps = {config.generator_steps} trains adapters with PEFT, which is "
+                "not installed: pip install 'flower-privsyn[training]'"
             )
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
 
@@ -300,15 +307,18 @@ class AskedOnce(AskedAgain):
         from flower_privsyn.generation.expand import USUAL_EXAMPLES
 
         config = self.config
-        prompt = load_prompt(located(config.prompt))
-        if prompt.num_samples <= USUAL_EXAMPLES:
+        if not config.prompt:
+            prompt = None
+        elif (prompt := load_prompt(located(config.prompt))).num_samples <= USUAL_EXAMPLES:
             raise ConfigError(
                 f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; '
                 f"{USUAL_EXAMPLES} chosen ones stand in it, so it must announce more"
             )
         return Expand(
-            config.writer(prompt, generator),
+            generator if prompt is None else config.writer(prompt, generator),
             prompt=prompt,
+            whole_sentences=prompt is None,
+            refuse_repetition=prompt is None,
             sampling=SamplingParameters(
                 seed=config.seed,
                 max_new_tokens=config.max_new_tokens,

@@ -347,7 +347,7 @@ def _expanded(
             ids=ids,
             num_samples=quota,
             kept=kept,
-            seed_after=lambda before, key=key: derive_seed(seed, *key, before),  # type: ignore[misc]
+            seed=derive_seed(seed, *key, 0),
             round_number=round_number,
             source="expanded",
             stage="Write more text" if name is None else f"Write more text: {name}",

@@ -446,7 +446,7 @@ class EvolutionByVotes(Evolution):
             ids=seeds.ids,
             num_samples=config.expand_samples,
             kept=self._expanded_file,
-            seed_after=lambda kept: self._seed_of(0, 2 + kept),
+            seed=self._seed_of(0, 2),
             round_number=config.num_rounds,
             source="expanded",
             stage="Expand survivors",

@@ -25,6 +25,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model
+from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import storage
@@ -79,7 +80,7 @@ def fine_tune(
     resume: bool = True,
     stamp: str = "",
 ) -> FineTuning:
-    """Train all weights of a causal language model on texts.
+    """Train a causal language model on texts.
 
     On a CPU with one thread the same arguments give the same weights, bit for bit, also when the
     training was interrupted: checkpoints are kept in `<output>.partial`, which is deleted at the
@@ -111,7 +112,7 @@ def fine_tune(
         ConfigError: A setting does not fit the texts or the model, or there is nothing to learn.
         ModelError: The model cannot be loaded, or `output` holds something that is no model.
         TrainingError: The loss is no longer finite; `output` is as it was.
-        MissingExtraError: PyTorch or Transformers is not installed.
+        MissingExtraError: PyTorch or Transformers is not installed, or PEFT for adapters.
     """
     output = Path(output)
     texts = tuple(texts)
@@ -221,7 +222,17 @@ def _train(
         shutil.rmtree(built)
     device = choose_device(None if settings.device == "auto" else settings.device)
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=str(device))
-    network.requires_grad_(True).train()
+    if settings.lora_rank:
+        network = with_adapters(
+            network,
+            name=str(model),
+            rank=settings.lora_rank,
+            alpha=2 * settings.lora_rank,
+            seed=_mixed(seed, 0),
+        )
+    else:
+        network.requires_grad_(True)
+    network.train()
     rows = training_rows(
         tokenizer,
         texts,
@@ -247,14 +258,15 @@ def _train(
             bfloat16=bfloat16,
             progress=teaching.reading,
         )
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(
-        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        trained, lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
     losses: list[float] = []
     if checkpoint is not None:
         # To the CPU, where AdamW counts its steps: counts on a GPU would be waited for one by one.
         state = torch.load(checkpoint / _STATE, map_location="cpu", weights_only=True)
-        network.load_state_dict(state["network"])
+        network.load_state_dict(state["network"], strict=False)  # what is trained of it
         optimiser.load_state_dict(state["optimiser"])
         losses = list(state["losses"])
     _take_steps(
@@ -273,8 +285,11 @@ def _train(
         progress=progress,
     )
     network.eval().requires_grad_(False)
-    if not all(bool(parameter.isfinite().all()) for parameter in network.parameters()):
+    if not all(bool(weight.isfinite().all()) for weight in trained):
         raise TrainingError("the trained weights are not finite: lower learning_rate")
+    if settings.lora_rank:
+        # A writer: as large on the disk as it is unpacked and run.
+        network = network.merge_and_unload().to(torch.bfloat16)
     with quiet_transformers():
         network.save_pretrained(built)
         tokenizer.save_pretrained(built)
@@ -401,7 +416,9 @@ def _save(torch: Any, partial: Path, network: Any, optimiser: Any, losses: list[
     folder = partial / f"checkpoint-{len(losses)}"
     folder.mkdir()
     state = {
-        "network": network.state_dict(),
+        "network": {
+            name: weight for name, weight in network.named_parameters() if weight.requires_grad
+        },
         "optimiser": optimiser.state_dict(),
         "losses": losses,
     }

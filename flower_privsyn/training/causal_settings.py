@@ -86,6 +86,11 @@ class CausalTraining(Settings):
     device: Annotated[
         Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
     ] = "auto"
+    lora_rank: Annotated[
+        NonNegativeInt,
+        "rank of LoRA adapters on all linear layers but the output, which are trained alone and "
+        "put into the weights at the end; 0 trains all weights.",
+    ] = 0
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"],
         'of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the '

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import (
     context_of,
     decoder_start_token,
@@ -84,7 +84,11 @@ class LocalModel:
         )
         _disable_dropout(self._model)
         if model.trainable == "lora":
-            self._model = _with_adapters(self._model, model)
+            # Where the broadcast brings the adapters, and the server makes them, this seed is all
+            # the randomness there is.
+            self._model = with_adapters(
+                self._model, name=model.name, rank=model.lora_rank, alpha=model.lora_alpha, seed=0
+            )
         named = _choose(self._model, model)
         self._device = next(iter(named.values())).device
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
@@ -558,35 +562,6 @@ def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
     if not chosen:
         raise ConfigError(f"model {spec.name!r} has no parameters to train")
     return chosen
-
-
-def _with_adapters(model: Any, spec: TrainableModel) -> Any:
-    """Put new adapters on all linear layers but the output, the same ones everywhere."""
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtraError(
-            f'trainable = "lora" needs PEFT ({shorten(error)}): '
-            "pip install 'flower-privsyn[training]'"
-        ) from error
-    settings = peft.LoraConfig(
-        r=spec.lora_rank,
-        lora_alpha=spec.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model) else "CAUSAL_LM",
-    )
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        # Where the broadcast brings the adapters, and the server makes them, this is all the
-        # randomness there is.
-        torch.manual_seed(0)
-        warnings.simplefilter("ignore")
-        try:
-            return peft.get_peft_model(model, settings)
-        except ValueError as error:
-            raise ModelError(
-                f"model {spec.name!r} takes no LoRA adapters: {shorten(error)}"
-            ) from error
 
 
 def _disable_dropout(model: torch.nn.Module) -> None:

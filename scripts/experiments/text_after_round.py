@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
             num_samples=options.samples,
             seed=derive_seed(config.seed, "corpus", 0),
             adapter=adapter if options.round else None,
-            on_batch=lambda texts, _: append_json_lines(
+            on_batch=lambda texts, *_: append_json_lines(
                 options.output, [{"text": text, "round": options.round} for text in texts]
             ),
         )

@@ -3,7 +3,7 @@
     python scripts/sample_data/make.py --corpus DIR
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
-evolution), `examples/quickstart/quickstart/data/users.jsonl` (the users of the quickstart), copies
+evolution), `baselines/pre-text/pre_text/sample/users.jsonl` (600 speakers), copies
 of it in the apps of `SHARING`, and the data of `examples/existing-federation`, `baselines/aug-pe`
 and `baselines/fred`.
 The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is
@@ -33,7 +33,7 @@ SHARE_ALIKE = {
     "openedx/edx-documentation",
     "privacyguides/privacyguides.org",
 }
-#: Apps in `baselines/` with the users of the quickstart.
+#: Apps in `baselines/` with the same 600 speakers.
 SHARING = (
     "ctcl/ctcl_app",
     "dp-fl/dp_fl",
@@ -196,7 +196,7 @@ def write_candidates(corpus: Path, source: Path, folder: Path, *, words: int, te
 
 
 def write_word_model(source: Path, users: int) -> None:
-    """The first users of the quickstart and the commonest public words, for both word models."""
+    """The first of the speakers and the commonest public words, for both word models."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     chosen = set(list(dict.fromkeys(row["client_id"] for row in rows))[:users])
     kept = "".join(json.dumps(row) + "\n" for row in rows if row["client_id"] in chosen)
@@ -225,14 +225,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.users_file is None:
         write_passages(arguments.corpus, arguments.passages)
-    target = arguments.users_file or ROOT / "examples/quickstart/quickstart/data/users.jsonl"
+    target = arguments.users_file or ROOT / "baselines/pre-text/pre_text/sample/users.jsonl"
     write_users(
         arguments.corpus,
         arguments.part,
         arguments.users,
         arguments.max_words,
         target,
-        # The quickstart's speakers were chosen before anybody was sealed.
+        # These speakers were chosen before anybody was sealed.
         unsealed=arguments.users_file is not None,
     )
     if arguments.users_file is None:

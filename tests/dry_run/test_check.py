@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +264,7 @@ def test_a_generation_server_is_asked(server: Server) -> None:
 def test_writers_that_are_files_or_packages(
     gguf_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flower_privsyn.models import gemma
+    from flower_privsyn.models import packaged
 
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
 
@@ -277,19 +279,30 @@ def test_writers_that_are_files_or_packages(
     assert stopped == {}
     assert said == [f"generator = gguf:{gguf_llama}: llama, 383,616 parameters"]
     (tmp_path / "cut.gguf").write_bytes(gguf_llama.read_bytes()[:-1])
-    assert "it was cut off" in found(f"gguf:{tmp_path / 'cut.gguf'}")[0]["models"]
+    assert "no whole GGUF file" in found(f"gguf:{tmp_path / 'cut.gguf'}")[0]["models"]
     monkeypatch.setattr(libraries, "is_installed", lambda name: name != "xllamacpp")
     assert "'flower-privsyn[gguf]'" in found(f"gguf:{gguf_llama}")[0]["models"]
-    monkeypatch.setattr(gemma, "_missing", lambda: ["gguf"])
-    assert "'flower-privsyn[gemma]'" in found("gemma-3-270m")[0]["models"]
-    monkeypatch.setattr(gemma, "_missing", list)
-    stopped, said = found("gemma-3-270m")
+    writer = replace(
+        packaged.PACKAGED["smollm2-135m"],
+        files=(("flower-privsyn-test-writer", "writer.gguf"),),
+        sha256=hashlib.sha256(gguf_llama.read_bytes()).hexdigest(),
+    )
+    monkeypatch.setitem(packaged.PACKAGED, writer.name, writer)
+    assert writer.install in found(writer.name)[0]["models"]
+    site = tmp_path / "site"
+    described = site / "flower_privsyn_test_writer-1.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: x\nVersion: 1\n")
+    monkeypatch.syspath_prepend(site)
+    (site / "writer.gguf").write_bytes(gguf_llama.read_bytes()[:-1])
+    assert "--force-reinstall" in found(writer.name)[0]["models"]
+    (site / "writer.gguf").write_bytes(gguf_llama.read_bytes())
+    stopped, said = found(writer.name)
     assert stopped == {}
-    assert "the first run makes it ready" in said[0]
-    assert "Gemma Terms of Use" in said[0]
+    assert "the first run unpacks it" in said[0]
     assert not (tmp_path / "cache").exists()
     shelf = Shelf()
-    assert shelf.weights("gemma-3-270m") == gemma.PARAMETERS
+    assert shelf.weights("smollm2-135m") == writer.parameters
     assert shelf.weights(f"gguf:{gguf_llama}") == 383_616
 
 

@@ -70,7 +70,7 @@ def test_a_path_that_may_hold_a_key_is_not_shown(address: str) -> None:
 
 def test_what_is_no_secret_is_taken() -> None:
     for name in (
-        "privsyn-lm", "org/model", "http://h:1/v1", "HTTP://h:1/v1#org/m:8b-q4", "vllm:a@b", "a=b"
+        "privsyn-lm", "org/model", "http://h:1/v1", "HTTP://h:1/v1#org/m:8b-q4", "a@b", "a=b"
     ):  # fmt: skip
         check_generator(name, API_KEY_VARIABLE)
 

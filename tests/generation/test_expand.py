@@ -154,7 +154,7 @@ def test_finished_texts_are_handed_out_before_a_failure():
             raise GenerationError("the server went away")
         return f"text {number}"
 
-    def on_batch(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
+    def on_batch(texts: Sequence[str], parents: Sequence[tuple[int, ...]], attempts: int) -> None:
         kept.extend(texts)
         origins.extend(parents)
 
@@ -168,7 +168,7 @@ def test_finished_texts_are_handed_out_before_a_failure():
 def test_on_batch_is_never_called_with_nothing():
     sizes: list[int] = []
     Expand(Scripted(lambda prompt, number: ""), batch_size=5).run(
-        SEEDS, num_samples=5, seed=0, on_batch=lambda texts, parents: sizes.append(len(texts))
+        SEEDS, num_samples=5, seed=0, on_batch=lambda texts, *_: sizes.append(len(texts))
     )
     assert sizes == []
 

@@ -115,7 +115,7 @@ def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
         [f"seed {number}" for number in range(20)],
         num_samples=150,
         seed=0,
-        on_batch=lambda texts, parents: sizes.append(len(texts)),
+        on_batch=lambda texts, *_: sizes.append(len(texts)),
     )
     assert len(result.texts) == 150
     assert sizes == [150]

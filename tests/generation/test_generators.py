@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import (
     OpenAIGenerator,
     SamplingParameters,
@@ -16,7 +15,7 @@ from flower_privsyn.generation import (
     load_generator,
     load_trained_generator,
 )
-from flower_privsyn.generation.generators import is_remote
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -64,17 +63,11 @@ def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
     assert "Authorization" not in without._client.headers
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_vllm_in_this_process_where_it_is_not_installed():
-    with pytest.raises(MissingExtraError, match="vllm serve"):
-        load_generator("vllm:privsyn-lm")
-
-
-def test_what_is_an_address_is_remote():
-    for name in ("http://h:1/v1#m", "HTTP://h:1/v1#m", " https://h/v1", "vllm:/models/llama"):
-        assert is_remote(name)
+def test_what_is_an_address():
+    for name in ("http://h:1/v1#m", "HTTP://h:1/v1#m", " https://h/v1"):
+        assert is_address(name)
     for name in ("privsyn-lm", "gguf:model.gguf", "./http"):
-        assert not is_remote(name)
+        assert not is_address(name)
 
 
 @pytest.mark.parametrize("name", ["", "  ", None])

@@ -36,7 +36,7 @@ def test_only_what_is_marked_is_refused(marked: Path, tmp_path: Path) -> None:
         stamped.refuse("initial-model", str(marked))
     other = trained(tmp_path / "public", "")
     assert not (other / stamped.FILE).exists()
-    for name in (str(other), "privsyn-tiny", "vllm:some/model", "http://127.0.0.1:1/v1"):
+    for name in (str(other), "privsyn-tiny", "some/model", "http://127.0.0.1:1/v1"):
         stamped.refuse("generator", name)
 
 

@@ -539,7 +539,7 @@ class TestSettings:
             ({"teacher": "BIASED", "teacher_steps": 1}, "has a bias already: give the model"),
             (
                 {"synthesis": "written", "generator": "gguf:a", "generator_steps": 1},
-                "which an address, vLLM, a GGUF file",
+                "which an address, a GGUF file",
             ),
             ({"public_text": "WORDS"}, "has no two tokens beside one another"),
             ({"synthesis": "written", "prompt": "SHORT"}, "announces 3 samples; 3 chosen ones"),

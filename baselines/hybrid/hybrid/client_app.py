@@ -10,7 +10,7 @@ SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 
 
 def load(context: Context) -> Users:
-    """Deal the users to the nodes; `data = "sample"` is the 600 speakers of the quickstart."""
+    """Deal the users to the nodes; `data = "sample"` is 600 speakers."""
     return users_of_node(context, sample=SAMPLE)
 
 

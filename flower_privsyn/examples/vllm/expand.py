@@ -33,7 +33,7 @@ def main() -> None:
             num_samples=arguments.num_samples,
             seed=arguments.seed,
             adapter=arguments.adapter,
-            on_batch=lambda texts, _parents: print(*texts, sep="\n"),
+            on_batch=lambda texts, *_: print(*texts, sep="\n"),
         )
     except (PrivsynError, OSError) as error:
         sys.exit(str(error))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
-from flower_privsyn.generation.generators import is_remote
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.runs.rounds import EXPANDED, Rounds
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
@@ -151,7 +151,7 @@ class PreferenceRounds:
     def _batch_size(self) -> int:
         from flower_privsyn.generation.at_once import at_once
 
-        remote = is_remote(self._config.generator)
+        remote = is_address(self._config.generator)
         return _SERVER_BATCH if remote else at_once(self._public.generator)
 
     # ------------------------------------------------------------------ writing
@@ -433,7 +433,7 @@ class PreferenceRounds:
             ids=public.seed_ids if ids is None else ids,
             num_samples=config.synthetic_samples,
             kept=kept,
-            seed_after=lambda count: self.seed("corpus", count),
+            seed=self.seed("corpus", 0),
             round_number=round_number,
             source=source,
             stage="Write synthetic texts",

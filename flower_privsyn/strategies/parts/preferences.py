@@ -208,7 +208,7 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         if self.needs_training and self.generator.startswith("gguf:"):
             raise ConfigError(
                 f'generator = "{self.generator}" is run by llama.cpp, which loads no adapters: '
-                'name the folder of the model itself, or "gemma-3-270m"'
+                'name the folder of the model itself, or "smollm2-135m"'
             )
         if self.needs_training and not self.model_to_train:
             raise ConfigError(
@@ -228,7 +228,7 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
             return self.training_model
         if is_address(self.generator):
             return ""
-        return self.generator.removeprefix("vllm:")
+        return self.generator
 
     def training(self) -> PreferenceTraining:
         """The settings of one round's training."""

@@ -267,7 +267,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
         str,
         'causal language model that writes, for synthesis = "written": a name, a folder, '
         '"gguf:FILE", or "http://host:port/v1#model".',
-    ] = "privsyn-lm"
+    ] = "smollm2-135m"
     best_of: Annotated[
         int, Ge(1), "texts that are written for each one that is kept; 1 keeps all of them."
     ] = 2
@@ -275,8 +275,8 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
         int,
         OrZero("the generator as it is"),
         Ge(1),
-        "steps in which the generator first learns from the chosen text, for a model that runs in "
-        "this process.",
+        "steps in which the generator first learns from whole sentences of the chosen text, for a "
+        "model that runs in this process: LoRA adapters, or all weights of a bundled model.",
     ] = 0
     generator_bias: Annotated[
         float,
@@ -284,7 +284,12 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
         "what is added to the generator's logits, times this, where its tokens are the student's: "
         "how much more often users write each token than it does.",
     ] = 1.0
-    prompt: Annotated[str, "the generator's prompt, a bundled name or a JSON file."] = "pre-text"
+    prompt: Annotated[
+        str,
+        "the generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the "
+        'chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew '
+        "every time, and what repeats itself or holds no whole sentence is dropped.",
+    ] = "pre-text"
     temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
     max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
@@ -292,3 +297,12 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
+        if self.synthesis == "written" and not (self.prompt or self.generator_steps):
+            raise ConfigError(
+                'prompt = "" is for a generator that learns from the chosen text first: give '
+                'generator-steps above 0, or prompt = "pre-text"'
+            )
+        if not self.prompt and self.generator_interface == "chat":
+            raise ConfigError(
+                'generator-interface = "chat" answers a prompt, got prompt = "": give "pre-text"'
+            )

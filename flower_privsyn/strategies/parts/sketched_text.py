@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flower_privsyn.private_path.release import SumOfUsers
     from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
     from flower_privsyn.training.selection import Rows, Selection
+
+#: Of so many chosen rows one must hold whole sentences.
+_LEAST_WHOLE: Final = 10
 
 
 class SketchedText:
@@ -145,6 +148,17 @@ class SketchedText:
 
         with self.place.progress.stage("Choose public text", len(public)) as report:
             return config.choose(chunks(report), sketch, num_rows=len(public))
+
+    def sentences_of(self, selection: Selection) -> list[tuple[int, str]]:
+        """The place of each row that holds whole sentences, and these.
+
+        All rows as they are, where hardly any does, as in text without punctuation.
+        """
+        places = [int(index) for index in selection.indices]
+        cut = [(index, text) for index in places if (text := self.public.sentences_of(index))]
+        if len(cut) * _LEAST_WHOLE >= len(places):
+            return cut
+        return [(index, self.public.text_of(index)) for index in places]
 
     def texts_of(self, selection: Selection) -> list[str]:
         """The rows as text."""

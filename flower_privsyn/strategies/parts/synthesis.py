@@ -13,7 +13,9 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.generation import Expand
-from flower_privsyn.generation.generators import is_gguf, is_remote
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.expand import Earlier
+from flower_privsyn.generation.generators import is_gguf
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.host.progress import ProgressReporter
 
@@ -30,7 +32,7 @@ def expand_resumably(
     ids: Sequence[str],
     num_samples: int,
     kept: Path,
-    seed_after: Callable[[int], int],
+    seed: int,
     round_number: int,
     source: str,
     stage: str,
@@ -41,7 +43,7 @@ def expand_resumably(
     """Expand until `num_samples` texts are kept; what an earlier attempt kept counts.
 
     Texts are written down batch by batch, so that a generator that fails, or a run that is killed,
-    loses none; a resumed run writes the ones that are missing.
+    loses none; a resumed run writes the ones that are missing, and they are the same ones.
 
     Args:
         expand: the generator, its prompt and how it samples.
@@ -49,8 +51,7 @@ def expand_resumably(
         ids: one identifier per seed; they become the parents of a text.
         num_samples: texts to keep, earlier attempts included, >= 0.
         kept: JSON-lines file of the texts kept so far.
-        seed_after: from the number of texts kept before to the seed of this attempt; it must differ
-            from those of earlier attempts, which would write the same texts again.
+        seed: of what is written.
         round_number: stored with every text.
         source: stored with every text.
         stage: what the progress calls the work.
@@ -66,26 +67,26 @@ def expand_resumably(
         GenerationError: the generator failed; what it wrote before is in `kept`.
     """
     before = list(read_json_lines(kept))
-    known = {record["text"] for record in before}
     records = [record for record in before if label is None or record.get("label") == label]
+    earlier = Earlier(
+        kept=len(records),
+        attempts=max((int(record.get("attempts", 0)) for record in records), default=0),
+        known=tuple(str(record["text"]) for record in before),
+    )
     of_class = {} if label is None else {"label": label}
-    repeated = 0
 
-    def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]]) -> None:
-        nonlocal repeated
+    def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]], attempts: int) -> None:
         fresh = [
             {
                 "text": text,
                 "round": round_number,
                 "parent": [ids[index] for index in group],
                 "source": source,
+                "attempts": attempts,
                 **of_class,
             }
             for text, group in zip(texts, parents, strict=True)
-            if text not in known
         ]
-        repeated += len(texts) - len(fresh)
-        known.update(str(record["text"]) for record in fresh)
         append_json_lines(kept, fresh)
         records.extend(fresh)
 
@@ -93,16 +94,16 @@ def expand_resumably(
         reporter.update(len(records))
         result = expand.run(
             seeds,
-            num_samples=max(0, num_samples - len(records)),
-            seed=seed_after(len(records)),
+            num_samples=num_samples,
+            seed=seed,
             adapter=adapter,
             progress=reporter.update,
             on_batch=keep,
+            earlier=earlier,
         )
-    dropped = dict(result.dropped)
-    if repeated:
-        dropped["duplicate of an earlier attempt"] = repeated
-    return records, dropped
+    # Where a resumed run goes on is of no interest to who reads the texts.
+    texts = [{key: record[key] for key in record if key != "attempts"} for record in records]
+    return texts, dict(result.dropped)
 
 
 def refuse_nothing(
@@ -159,7 +160,7 @@ def biased_generator(
     from flower_privsyn.training.distillation import check_same_tokens
 
     try:
-        if is_remote(name) or is_gguf(name):
+        if is_address(name) or is_gguf(name):
             raise ConfigError("its logits are not at hand")
         check_same_tokens(tokens_of, name, setting="its model")
         load_plain(name)
@@ -190,7 +191,7 @@ def write_after(
         ids: identifiers of the examples, the parents of a text; there may be more of them.
         num_samples: texts that are kept, >= 1.
         best_of: texts that are written for each of these, >= 1.
-        seed: from which that of every attempt is derived.
+        seed: of what is written.
         score: of texts, higher for better ones.
         kept: JSON-lines file of what was written so far.
         progress: where the work reports.
@@ -209,7 +210,7 @@ def write_after(
         ids=ids[: len(examples)],
         num_samples=wanted,
         kept=kept,
-        seed_after=lambda before: derive_seed(seed, "write", before),
+        seed=derive_seed(seed, "write", 0),
         round_number=1,
         source="written",
         stage="Write synthetic text",

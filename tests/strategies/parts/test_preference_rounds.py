@@ -348,7 +348,7 @@ class TestLearning:
             gradient_checkpointing=True,
             reference="previous",
             max_new_tokens=33,
-            generator="vllm:some/model",
+            generator="some/model",
         )
         made._trainer = trainer
         made.candidates(1)

