@@ -90,7 +90,7 @@ def resolve_model(name: str | Path) -> str:
 
 
 def has_model(name: str) -> bool:
-    """Whether this machine has a model under a name, bundled, packaged or of the hub; a path is no name."""
+    """Whether this machine has a model of a name, packaged or of the hub; a path is no name."""
     if name in (*BUNDLED_MODELS, *packaged.PACKAGED):
         return True
     return not user_path(name).exists() and folder_in_cache(name) is not None

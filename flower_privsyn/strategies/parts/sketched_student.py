@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TEACHER: Final = "teacher"
 
 #: How a generator learns by adapters; set by what SmolLM2-135M makes of some 400 sentences.
-_ADAPTERS: Final = {
+_ADAPTERS: Final[dict[str, Any]] = {
     "lora_rank": 16,
     "batch_size": 16,
     "learning_rate": 1e-3,
@@ -186,7 +186,7 @@ class SketchedStudent:
         Raises:
             TrainingError: the loss is no longer finite.
         """
-        adapters = {} if model in BUNDLED_MODELS else _ADAPTERS
+        adapters: dict[str, Any] = {} if model in BUNDLED_MODELS else _ADAPTERS
         self._fine_tune(
             model,
             output,
