@@ -68,13 +68,15 @@ class TestGradients:
     def test_no_record_moves_the_sum_by_more_than_the_clip_norm(
         self, model: RecordModel, texts: list[str]
     ) -> None:
+        """The other three are computed in another batch, and off by float32's rounding of it."""
         examples = examples_of(model, texts[:4])
         query = DPAdam(clip_norm=1e-3).question()
+        longest = max(max(shape) for shape in model.shapes.values())
         whole = model.clipped_sum(examples, query, SMALL)
         for place in range(4):
             rest = examples[:place] + examples[place + 1 :]
             moved = np.linalg.norm(whole - model.clipped_sum(rest, query, SMALL))
-            assert 0.999 * query.clip_norm <= moved <= query.clip_norm * (1 + 1e-9)
+            assert 0.999 <= moved / query.clip_norm <= 1 + 3 * longest * 2.0**-24
 
     def test_other_gradients_are_refused(
         self, model: RecordModel, texts: list[str], monkeypatch: pytest.MonkeyPatch
