@@ -46,7 +46,7 @@ from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, read_json_lines, write_json
 from flower_privsyn.generation import Prompt, SamplingParameters, TextGenerator, load_generator
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.models import gemma
+from flower_privsyn.models import resolve_model
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.private_path.engine import PrivateSumStrategy
@@ -324,12 +324,14 @@ class Writer:
 
     def _generator(self, *, biased: bool) -> TextGenerator:
         if biased not in self._loaded:
-            name = gemma.GEMMA
+            name = "gemma-3-270m"
             if biased:
                 folder = self.work / f"biased-{self.seed}-{self.bias:g}"
                 if not folder.exists():
-                    words = mapped(self.told.ratios, load_tokenizer(str(gemma.folder()))[0])
-                    save_biased(gemma.GEMMA, folder, words.scaled(self.bias, 0.0))
+                    words = mapped(
+                        self.told.ratios, load_tokenizer(resolve_model("gemma-3-270m"))[0]
+                    )
+                    save_biased("gemma-3-270m", folder, words.scaled(self.bias, 0.0))
                 name = str(folder)
             self._loaded = {biased: load_generator(name)}
         return self._loaded[biased]
@@ -460,9 +462,9 @@ def tune(corpus: Path, work: Path, *, kind: str, epsilon: float, texts: int) -> 
     broadcast, releases = split.asked(config, epsilon=epsilon)
     sketch = split.read(config, broadcast, releases)
     assert sketch.reading.tokens is not None
-    bias = mapped(sketch.reading.tokens.log_ratio, load_tokenizer(str(gemma.folder()))[0])
+    bias = mapped(sketch.reading.tokens.log_ratio, load_tokenizer(resolve_model("gemma-3-270m"))[0])
     held_out = [" ".join(text.split()[:60]) for text in split.held_out[:texts]]
-    scores = score_bias(gemma.GEMMA, bias, held_out, token_weights=WEIGHTS)
+    scores = score_bias("gemma-3-270m", bias, held_out, token_weights=WEIGHTS)
     for weight, bits in zip(scores.token_weights, scores.bits_per_byte[:, 0], strict=True):
         print(f"{kind}: weight {weight:g}: {bits:.4f} bits per byte", flush=True)
 
