@@ -80,7 +80,7 @@ class Correlation:
         if not isinstance(self.stream, str) or not _STREAM.fullmatch(self.stream):
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
         check_whole("first_round", self.first_round, ge=0)
-        self.factorisation.sensitivity(self.participation)  # refuses other numbers of rounds
+        self.factorisation.check_rounds(self.participation)
 
     @classmethod
     def create(

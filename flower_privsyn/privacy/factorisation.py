@@ -149,12 +149,20 @@ class Factorisation(ABC):
         """Root mean square over the rounds of `prefix_std`."""
         return float(np.sqrt(np.mean(self.prefix_std**2)))
 
-    def _sensitivity(self, participation: Participation) -> tuple[float, bool]:
+    def check_rounds(self, participation: Participation) -> None:
+        """Refuse a pattern over another number of rounds.
+
+        Raises:
+            ConfigError: The numbers of rounds differ.
+        """
         if participation.rounds != self.rounds:
             raise ConfigError(
                 f"participation must be over the {self.rounds} rounds of the factorisation, got "
                 f"{participation.rounds}."
             )
+
+    def _sensitivity(self, participation: Participation) -> tuple[float, bool]:
+        self.check_rounds(participation)
         return self._squared_sensitivity(participation)
 
     def _refuse_dense(self) -> None:

@@ -140,21 +140,23 @@ class TreeAggregation(Factorisation):
         return 1.0 / (2.0 - 0.5**level) if self.honaker else 1.0
 
     def _squared_sensitivity(self, participation: Participation) -> tuple[float, bool]:
-        if not participation.cyclic:
+        if not participation.cyclic and participation.most < self.rounds:
             strategy = self.strategy_matrix()
             return squared_sensitivity(strategy.T @ strategy, participation)
-        members = np.zeros((min(participation.min_separation, self.rounds), self.rounds))
-        for row, pattern in zip(members, participation.patterns(), strict=True):
-            row[list(pattern)] = 1.0
-        squared = np.zeros(len(members))
-        for first, rounds, leaves in self._layout():
-            visits = members[:, first : first + rounds]
-            visits = np.pad(visits, ((0, 0), (0, leaves - rounds)))
-            for level in range(leaves.bit_length()):
-                if level:
-                    whole = visits.shape[1] // 2 * 2
-                    visits = visits[:, 0:whole:2] + visits[:, 1:whole:2]
-                squared += np.einsum("ij,ij->i", visits, visits)
+        # Every round is in one pattern, so that all patterns together are looked at round by round.
+        pattern = np.arange(self.rounds) % participation.min_separation
+        first, leaves = (
+            np.repeat(values, self.trees)
+            for values in (np.cumsum((0, *self.trees[:-1])), self._leaves())
+        )
+        squared = np.zeros(pattern.max() + 1)
+        for level in range(int(leaves.max()).bit_length()):
+            node = (np.arange(self.rounds) - first) >> level
+            inside = node < leaves >> level
+            # By its pattern and the round that the node begins with.
+            keys = pattern * self.rounds + (node << level) + first
+            keys, visits = np.unique(keys[inside], return_counts=True)
+            squared += np.bincount(keys // self.rounds, visits**2, len(squared))
         return float(squared.max()), True
 
     def _layout(self) -> Iterator[tuple[int, int, int]]:

@@ -151,7 +151,7 @@ class Roster:
             if len({getattr(card, kind) for card in shown}) < len(shown):
                 raise ProtocolError(f"two nodes of the roster have one {kind.replace('_', ' ')}")
         try:
-            self.graph: Graph = graph_of(len(self.cards), terms)
+            terms.check_roster(len(self.cards))
         except ConfigError as error:
             raise ProtocolError(str(error)) from None
         self.digest = digest(
@@ -160,6 +160,11 @@ class Roster:
             terms.to_bytes(),
             *(card.to_bytes() for card in self.cards.values()),
         )
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who shares masks with whom; seconds for ten thousand nodes, so `check_allowed` first."""
+        return graph_of(len(self.cards), self.terms)
 
     @cached_property
     def _names(self) -> list[int]:
