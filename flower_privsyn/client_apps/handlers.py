@@ -259,7 +259,7 @@ class _Node:
         ask = self._ask(message, name)
         if ask.secure is not None:
             raise wire.WireError("a question of secure aggregation came as one in the clear")
-        answer, bound = self._charged_answer(ask, context)
+        answer, bound = self._charged_answer(ask, message, context)
         return wire.reply(wire.pack_answer(answer, bound=bound), message)
 
     def _ask(self, message: Message, name: str) -> wire.Ask:
@@ -276,7 +276,9 @@ class _Node:
         """The question in a message that does not name it by its type."""
         return self._ask(message, wire.query_name(message))
 
-    def _charged_answer(self, ask: wire.Ask, context: Context) -> tuple[wire.Answer, float]:
+    def _charged_answer(
+        self, ask: wire.Ask, message: Message, context: Context
+    ) -> tuple[wire.Answer, float]:
         """The sum of the users' answers, once the owner's word allows it and it is charged.
 
         And the largest number that the answers of everybody on this node can sum to.
@@ -286,6 +288,7 @@ class _Node:
         charge = charge_of(ask, context, guard)
         guard.check(charge)
         models = models_of(ask.data, guard)
+        ask = wire.with_broadcast(ask, message)
         prepared = self.users.prepared(ask.data, context, guard)
         dealt.forget()
         try:

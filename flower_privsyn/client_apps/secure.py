@@ -57,14 +57,15 @@ class SecureRounds:
 
     Args:
         read: from a message to the question in it.
-        answer: checks a question against the owner's word, adds up the users' answers, and charges
-            the account; with the answer it returns a bound, which is not used here.
+        answer: checks a question against the owner's word, reads the arrays of its message, adds up
+            the users' answers, and charges the account; with the answer it returns a bound, which
+            is not used here.
     """
 
     def __init__(
         self,
         read: Callable[[Message], wire.Ask],
-        answer: Callable[[wire.Ask, Context], tuple[wire.Answer, float]],
+        answer: Callable[[wire.Ask, Message, Context], tuple[wire.Answer, float]],
     ) -> None:
         self._read = read
         self._answer = answer
@@ -119,7 +120,7 @@ class SecureRounds:
             store.begin_step()
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
-            total = self._answer(drawn, context)[0].total
+            total = self._answer(drawn, message, context)[0].total
             # It may have taken hours: who may be in the sum is the owner's word of now.
             _check_roster(state.roster, guard_of(context), key)
             noise = SecureRandom().rounded_normal(deviation, len(total))

@@ -13,7 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -60,8 +60,9 @@ _ANSWER = "privsyn.answer"
 _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
 
-#: Kinds of release that a run may announce: each costs a node a step of its accountant.
-_MOST_KINDS: Final = 256
+#: Kinds of release that a run may announce, one for a phase: each costs a node a step of its
+#: accountant.
+_MOST_KINDS: Final = 32
 
 #: Records of secure aggregation (`flower_privsyn.messages.secure`), and all that nodes put there.
 SECURE = "privsyn.secure"
@@ -267,6 +268,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
         or not all(type(count) is int and count >= 1 for count in counts)
         or sum(counts) > plan.num_rounds
         or len(counts) > _MOST_KINDS
+        or (to_come and plan.noise_multiplier is None)
     ):
         raise WireError("the request's plan holds an absurd number")
     return data, plan
@@ -373,18 +375,23 @@ def query_name(message: Message) -> str:
 
 
 def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
-    """Read one round's request on a node, and check that what it claims can be true."""
+    """Read one round's request on a node, and check that what it claims can be true.
+
+    Its arrays are not read, nor is anything computed from its numbers: `with_broadcast` takes the
+    arrays in, once the node's owner has allowed the question.
+
+    Raises:
+        WireError: it cannot be read, or cannot be true.
+        ConfigError: a parameter of the query is out of range.
+    """
     record = _config(message, _REQUEST)
-    arrays = message.content.array_records.get(_BROADCAST)
-    if arrays is None:
-        raise WireError(f"the request lacks {_BROADCAST}")
     if record.get("query") != query_class.name:
         raise WireError("the request's query differs from its message type")
     try:
         ask = Ask(
             round_number=int(record["round"]),  # type: ignore[arg-type]
             query=query_class.from_wire(dict(_config(message, _QUERY))),
-            broadcast=read_broadcast(arrays),
+            broadcast={},
             data=data_request(record),
             sampling=Sampling.from_dict(json.loads(str(record["sampling"]))),
             sampling_key=_key(record["sampling-key"]),
@@ -404,6 +411,21 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
     return ask
 
 
+def with_broadcast(ask: Ask, message: Message) -> Ask:
+    """A question with the arrays of its request.
+
+    Raises:
+        WireError: there are none, or they cannot be read.
+    """
+    arrays = message.content.array_records.get(_BROADCAST)
+    if arrays is None:
+        raise WireError(f"the request lacks {_BROADCAST}")
+    try:
+        return replace(ask, broadcast=read_broadcast(arrays))
+    except ValueError as error:
+        raise WireError("the request cannot be read") from error
+
+
 def _key(value: object) -> bytes:
     """Read a sampling key; `bytes` of a number would be as many zeros."""
     if not isinstance(value, bytes) or len(value) != SAMPLING_KEY_BYTES:
@@ -419,7 +441,7 @@ def _terms(values: Any) -> Terms:
 
 @lru_cache(maxsize=8)
 def _correlation(description: str) -> Correlation | None:
-    """Read a correlation; its sensitivity is computed once in a process."""
+    """Read a correlation; its sensitivity is computed once in a process, where it is needed."""
     values = json.loads(description)
     return None if values is None else Correlation.from_dict(values)
 
@@ -448,6 +470,8 @@ def _check_claim(ask: Ask) -> None:
         raise WireError("the request's noise or sampling cannot be had by secure aggregation")
     if ask.correlation is not None:
         ask.correlation.step(ask.round_number)
+        if ask.correlation.last_round > ask.num_rounds:
+            raise WireError("the request's correlation is over more rounds than the run's")
         pattern = ask.correlation.participation
         if participation_of(sampling, rounds=pattern.rounds) != pattern:
             raise WireError("the request's sampling is not what its correlation is accounted for")

@@ -292,6 +292,7 @@ class NodeGuard:
         if policy is None or self.ledger is None:
             return
         policy.check_server(self.server)
+        policy.check_rounds(plan.num_rounds)
         self.ledger.check_writable()
         for query in plan.queries:
             self.check_openness(query, secure=plan.secure)
@@ -299,7 +300,6 @@ class NodeGuard:
                 query=query,
                 clip_norm=plan.clip_norm,
                 noise_multiplier=plan.noise_multiplier,
-                num_rounds=plan.num_rounds,
             )
         if not plan.to_come:
             return
@@ -336,6 +336,7 @@ class NodeGuard:
         if policy is None or self.ledger is None:
             return
         policy.check_server(self.server)
+        policy.check_rounds(charge.num_rounds)
         self.check_openness(charge.query, secure=charge.secure is not None)
         multiplier = charge.mechanism.noise_multiplier
         if charge.correlation is not None:
@@ -344,7 +345,6 @@ class NodeGuard:
             query=charge.query,
             clip_norm=charge.clip_norm,
             noise_multiplier=multiplier,
-            num_rounds=charge.num_rounds,
         )
         self.ledger.account().check(charge, policy)
 

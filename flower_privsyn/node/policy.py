@@ -163,8 +163,20 @@ class NodePolicy(Settings):
             listed = ", ".join(f'"{name}"' for name in self.servers)
             raise self.refusal("servers", f"This node answers {told}; its owner allows {listed}")
 
+    def check_rounds(self, num_rounds: int) -> None:
+        """Refuse a run of too many rounds: what is computed of a run grows with them.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if num_rounds > self.max_rounds:
+            raise self.refusal(
+                "max-rounds",
+                f"The run plans {num_rounds} rounds; the owner allows at most {self.max_rounds}",
+            )
+
     def check_question(
-        self, *, query: str, clip_norm: float, noise_multiplier: float | None, num_rounds: int
+        self, *, query: str, clip_norm: float, noise_multiplier: float | None
     ) -> None:
         """Refuse a question, whatever was spent so far.
 
@@ -173,7 +185,6 @@ class NodePolicy(Settings):
             clip_norm: The bound on the norm of one user's answer.
             noise_multiplier: Of the round, or of all rounds together where their noise is
                 correlated; None when it is not known yet.
-            num_rounds: Rounds of the whole run.
 
         Raises:
             NotAllowedError: The owner does not allow it.
@@ -186,11 +197,6 @@ class NodePolicy(Settings):
                 "max-clip-norm",
                 f"The run asks {query} with clip norm {clip_norm:g}; the owner allows at most "
                 f"{self.max_clip_norm:g}",
-            )
-        if num_rounds > self.max_rounds:
-            raise self.refusal(
-                "max-rounds",
-                f"The run plans {num_rounds} rounds; the owner allows at most {self.max_rounds}",
             )
         if noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
             raise self.refusal(

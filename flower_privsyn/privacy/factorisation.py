@@ -47,6 +47,9 @@ Draw: TypeAlias = Callable[[], Vector]
 #: Dense matrices are for tests and for bounds; beyond this many rounds they are refused.
 _MOST_DENSE_ROUNDS = 2048
 
+#: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
+_MOST_BUFFERS = 16
+
 
 class Recurrence(ABC):
     """The noise of one round after the other, with the memory that it takes.
@@ -398,6 +401,7 @@ class BufferedLinearToeplitz(_Toeplitz):
             raise ConfigError(
                 f"scales and decays must be as many, got {len(self.scales)} and {len(self.decays)}."
             )
+        check_whole("the number of buffers", len(self.scales), le=_MOST_BUFFERS)
         scales = tuple(check_number("scales", value, gt=0) for value in self.scales)
         decays = tuple(check_number("decays", value, gt=0, lt=1) for value in self.decays)
         if math.fsum(scales) > 1.0:
