@@ -11,6 +11,7 @@ of this: there Flower sends objects by their own digests and nothing is pickled.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array
+from numpy.lib.format import read_array_header_1_0, read_magic
 
 
 def content_digest(array: Array) -> bytes:
@@ -37,19 +39,21 @@ def content_digest(array: Array) -> bytes:
 
 
 def numbers_of(array: Array) -> npt.NDArray[Any]:
-    """The numbers of an Array that somebody else has sent.
+    """The numbers of an Array that somebody else has sent, read-only.
 
     Raises:
-        ValueError: its bytes are no array. Flower reads whatever NumPy does, and an archive of
-            several arrays is none, without an error.
+        ValueError: its bytes are no array as `np.save` writes one. NumPy's own reader makes room
+            for whatever shape they claim before it looks how many there are.
     """
     try:
-        numbers = array.numpy()
+        file = io.BytesIO(array.data)
+        if read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, by_columns, dtype = read_array_header_1_0(file)
+        numbers = np.frombuffer(array.data, dtype, offset=file.tell())
+        return numbers.reshape(shape, order="F" if by_columns else "C")
     except Exception as error:  # whatever NumPy makes of bytes that anybody chose
         raise ValueError("the bytes of an Array cannot be read") from error
-    if not isinstance(numbers, np.ndarray):
-        raise ValueError(f"the bytes of an Array are {type(numbers).__name__}, and no array")
-    return numbers
 
 
 class SharedArray(Array):

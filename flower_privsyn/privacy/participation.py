@@ -8,7 +8,6 @@ a round that would break it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -150,10 +149,7 @@ def squared_sensitivity(
             f"gram must be {participation.rounds} by {participation.rounds}, got {gram.shape}."
         )
     sizes = np.abs(gram)
-    tried = 0 if participation.cyclic else sum(
-        1 for _ in itertools.islice(participation.patterns(), _MOST_PATTERNS + 1)
-    )
-    if tried <= _MOST_PATTERNS:
+    if participation.cyclic or _num_sets(participation) <= _MOST_PATTERNS:
         largest = max(
             float(sizes[np.ix_(pattern, pattern)].sum()) for pattern in participation.patterns()
         )
@@ -186,3 +182,12 @@ def largest_sums(weights: NDArray[np.float64], participation: Participation) -> 
         best[t % gap] = following
     final: NDArray[np.float64] = best[(rounds - 1) % gap][most]
     return final
+
+
+def _num_sets(participation: Participation) -> int:
+    """Return how many sets of rounds are allowed."""
+    gap = participation.min_separation
+    return sum(
+        math.comb(participation.rounds - (size - 1) * (gap - 1), size)
+        for size in range(1, participation.most + 1)
+    )

@@ -30,13 +30,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         file=HANDLERS,
         function="_Node.answer",
         before=(
-            "    answer, bound = self._charged_answer(ask, context)\n"
+            "    answer, bound = self._charged_answer(ask, message, context)\n"
             "    return wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
         ),
         after=(
             "    guard = guard_of(context)\n"
             "    charge, type(guard).charge = type(guard).charge, lambda *_, **__: None\n"
-            "    answer, bound = self._charged_answer(ask, context)\n"
+            "    answer, bound = self._charged_answer(ask, message, context)\n"
             "    type(guard).charge = charge\n"
             "    left = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
             "    guard.charge(charge_of(ask, context, guard))\n"

@@ -33,6 +33,9 @@ TERMS = Terms(least_nodes=4, colluding=1)
 BANDS = Correlation.create(
     BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
 )
+LONGER = Correlation.create(
+    BandedToeplitz(rounds=7, coefficients=(1.0, 0.5)), Participation(rounds=7)
+)
 
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
@@ -55,7 +58,8 @@ class TestRequests:
             },
         )
         record = wire.broadcast_record(sent.broadcast, precision="float16")
-        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
+        request = message(wire.pack_ask(sent, record))
+        got = wire.with_broadcast(wire.unpack_ask(request, NearestNeighborHistogram), request)
         for name, array in sent.broadcast.items():
             assert np.array_equal(got.broadcast[name], array)
             assert got.broadcast[name].dtype == array.dtype
@@ -118,12 +122,16 @@ class TestRequests:
             wire.unpack_prepare(message(content, wire.PREPARE))
 
     def test_a_plan_that_would_keep_the_accountant_of_a_node_at_work_is_refused(self) -> None:
-        content = wire.pack_prepare(DATA, plan=Announcement(num_rounds=10_000))
+        plan = Announcement(num_rounds=10_000, noise_multiplier=1.0)
+        content = wire.pack_prepare(DATA, plan=plan)
         record = content.config_records["privsyn.request"]
-        for kinds in (256, 257):
+        for kinds in (32, 33):
             record["to-come"] = planned(*[1] * kinds)
-            with contextlib.nullcontext() if kinds == 256 else pytest.raises(wire.WireError):
+            with contextlib.nullcontext() if kinds == 32 else pytest.raises(wire.WireError):
                 wire.unpack_prepare(message(content, wire.PREPARE))
+        record["to-come"], record["noise-multiplier"] = planned(1), "null"
+        with pytest.raises(wire.WireError):
+            wire.unpack_prepare(message(content, wire.PREPARE))
 
     @pytest.mark.parametrize(
         "changes",
@@ -149,6 +157,7 @@ class TestRequests:
             {"sampling": TURNS},
             {"sampling": TURNS.of_round(3)},
             {"data": replace(DATA, embedding_model="")},
+            {"correlation": LONGER, "sampling": FullParticipation(population=40)},
         ],
     )
     def test_a_claim_that_cannot_be_true_is_refused(self, changes: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, Context, Message, RecordDict
+from numpy.lib.format import write_array_header_1_0
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.errors import DataError, NotAllowedError
@@ -20,6 +23,7 @@ from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
     GaussianMechanism,
+    Participation,
     PoissonSampling,
 )
 from flower_privsyn.privacy.grid import from_grid
@@ -30,6 +34,9 @@ from tests.support.federation import make_users
 from tests.support.questions import DATA, ask
 
 REQUEST = replace(DATA, held_out_fraction=0.0)
+#: Rounds that nobody plans.
+MANY = 10**9
+ENOUGH = GaussianMechanism(noise_multiplier=50.0, l2_sensitivity=5.0)
 Answering = Callable[..., tuple[int | str, float]]
 
 
@@ -400,3 +407,97 @@ def test_the_owners_limit_is_the_default_one_without_a_file(answers: Answering) 
     """A node without any configuration still keeps an account, of the defaults' size."""
     assert answers(twelve, {})[0] == 12
     assert 0.0 < NodeLedger("default").account().epsilon(NodePolicy()) < 10.0
+
+
+class TestHeaders:
+    """What a message claims costs a node nothing before its owner's policy has been asked."""
+
+    @pytest.fixture
+    def costs(self, tmp_path: Path) -> Callable[[RecordDict, str], tuple[str, float]]:
+        """The error of a node's reply, and the most memory that it took, in MiB."""
+        cache = tmp_path / "cache"
+        app = create_client_app(twelve, embedder=hash_embedder, cache_directory=cache)
+
+        def send(content: RecordDict, kind: str) -> tuple[str, float]:
+            def reply() -> Message:
+                return app(Message(content, 5, kind), context({"dataset": "people"}, {}))
+
+            reply()  # loads what every message needs
+            tracemalloc.start()
+            try:
+                error = reply().error
+                return (
+                    wire.ClientErrorCode(error.code).name,
+                    tracemalloc.get_traced_memory()[1] / 2**20,
+                )
+            finally:
+                tracemalloc.stop()
+
+        return send
+
+    @pytest.mark.parametrize(
+        "factorisation",
+        [
+            {"name": "banded-toeplitz", "coefficients": [1.0, 0.5]},
+            {"name": "buffered-linear-toeplitz", "scales": [0.5], "decays": [0.5]},
+            {
+                **{"name": "tree-aggregation", "restart_every": None},
+                **{"honaker": True, "completion": False},
+            },
+        ],
+    )
+    @pytest.mark.parametrize("num_rounds", [20, 10**9])
+    def test_correlated_rounds(
+        self, costs: Callable[..., Any], factorisation: dict[str, Any], num_rounds: int
+    ) -> None:
+        rounds = MANY
+        content = wire.pack_ask(
+            ask(num_rounds=num_rounds, sampling=FullParticipation(), round_number=1),
+            wire.broadcast_record(ask().broadcast, precision="float32"),
+        )
+        content.config_records["privsyn.request"]["correlation"] = json.dumps(
+            {
+                "stream": "0" * 32,
+                "first_round": 1,
+                "participation": Participation(rounds=rounds).to_dict(),
+                "factorisation": {**factorisation, "rounds": rounds},
+            }
+        )
+        error, memory = costs(content, "query.nearest_neighbor_histogram")
+        assert error == ("BAD_REQUEST" if num_rounds < rounds else "NOT_ALLOWED")
+        assert memory < 4.0
+
+    def test_a_plan_of_many_rounds(self, costs: Callable[..., Any]) -> None:
+        one = wire.ToCome(count=MANY, noise_multiplier=0.001, sampling=PoissonSampling(0.01))
+        for num_rounds, kinds, refused in (
+            (MANY, 1, "NOT_ALLOWED"), (MANY * 33, 33, "BAD_REQUEST"), (MANY - 1, 1, "BAD_REQUEST"),
+        ):  # fmt: skip
+            plan = wire.Announcement(
+                num_rounds=num_rounds, noise_multiplier=0.001, to_come=(one,) * kinds
+            )
+            error, memory = costs(wire.pack_prepare(REQUEST, plan=plan), wire.PREPARE)
+            assert error == refused
+            assert memory < 4.0
+
+    def test_arrays_of_a_question_that_is_not_allowed(self, costs: Callable[..., Any]) -> None:
+        sent = ask(
+            num_rounds=10_001,
+            sampling=FullParticipation(),
+            broadcast={"candidates": np.zeros((2**13, 1024), np.float32)},
+        )
+        record = wire.broadcast_record(sent.broadcast, precision="float16")
+        error, memory = costs(wire.pack_ask(sent, record), "query.nearest_neighbor_histogram")
+        assert error == "NOT_ALLOWED"
+        assert memory < 4.0
+
+    def test_an_array_with_fewer_bytes_than_its_shape_has(self, costs: Callable[..., Any]) -> None:
+        sent = ask(sampling=FullParticipation(), mechanism=ENOUGH)
+        record = wire.broadcast_record(sent.broadcast, precision="float32")
+        header = io.BytesIO()
+        write_array_header_1_0(
+            header, {"descr": "<f4", "fortran_order": False, "shape": (2**16, 1024)}
+        )
+        record["candidates"] = Array("float32", (2**16, 1024), "numpy.ndarray", header.getvalue())
+        error, memory = costs(wire.pack_ask(sent, record), "query.nearest_neighbor_histogram")
+        assert error == "BAD_REQUEST"
+        assert memory < 4.0
