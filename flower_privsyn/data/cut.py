@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,11 @@ from flower_privsyn.data.limits import ranked, within_limits
 from flower_privsyn.data.sentences import sentence_ends
 from flower_privsyn.data.users import Users, parse_cutoff, seed_key
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.text_batches import MOST_CHARACTERS, text_batches
 from flower_privsyn.privacy import quarantine
 
 # A shorter tail carries no meaning of its own; it is kept only where a document has nothing else.
 MIN_TOKENS = 4
-# Documents per tokeniser call: enough to use every core, little enough to bound the memory.
-_BATCH = 1024
 
 #: What names of classes are: they stand in messages, in ledgers and in sentences of logs.
 MOST_CLASSES: Final = 1000
@@ -243,8 +243,8 @@ class Cut(Settings):
                 _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
             )
         quarantine.check(cut, probe=quarantine.PROBE)
-        for start in range(0, len(texts), _BATCH):
-            part = texts[start : start + _BATCH]
+        for batch in text_batches(texts):
+            part = texts[batch]
             yield from quarantine.spare(part, cut)
             if progress is not None:
                 progress(len(part))
@@ -297,7 +297,11 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     Raises:
         ConfigError: If the tokenizer is not a fast one.
     """
-    return [list(encoding.ids) for encoding in _encode(tokenizer, list(texts))]
+    return [
+        list(encoding.ids)
+        for batch in text_batches(texts)
+        for encoding in _encode(tokenizer, list(texts[batch]))
+    ]
 
 
 def _ends(document: str, pieces: Sequence[str]) -> list[bool]:
@@ -317,13 +321,31 @@ def _whole(documents: Sequence[str]) -> list[list[str]]:
 def _cut(
     tokenizer: Any, documents: Sequence[str], max_tokens: int, at_sentences: bool = False
 ) -> list[list[str]]:
-    """The samples of each document, in order."""
-    encodings = _encode(tokenizer, list(documents))
+    """The samples of each document, in order.
+
+    A document of more than `MOST_CHARACTERS` characters is cut into sections first, by itself.
+    """
     cut = _sentence_pieces if at_sentences else _pieces
-    return [
+    sections = [_sections(document) for document in documents]
+    together = list(itertools.chain.from_iterable(sections))
+    pieces = (
         list(cut(text, encoding, max_tokens))
-        for text, encoding in zip(documents, encodings, strict=True)
-    ]
+        for batch in text_batches(together)
+        for text, encoding in zip(together[batch], _encode(tokenizer, together[batch]), strict=True)
+    )
+    return [[piece for _ in parts for piece in next(pieces)] for parts in sections]
+
+
+def _sections(document: str) -> list[str]:
+    """A document in parts of at most `MOST_CHARACTERS`, parted before white space if there is."""
+    sections, start = [], 0
+    while len(document) - start > MOST_CHARACTERS:
+        last = start + MOST_CHARACTERS
+        space = max(document.rfind(white, start + 1, last) for white in " \n")
+        end = space if space > 0 else last
+        sections.append(document[start:end])
+        start = end
+    return [*sections, document[start:]]
 
 
 def _encode(tokenizer: Any, documents: list[str]) -> Sequence[Any]:

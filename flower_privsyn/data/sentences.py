@@ -25,6 +25,12 @@ _SHORT: Final = re.compile(
 #: Titles, after which a name follows: a text that stops there was cut.
 _TITLE: Final = re.compile(r"(?:^|\W)(?:Mr|Mrs|Ms|Dr)$", re.IGNORECASE)
 
+#: The next character that is no white space.
+_NEXT: Final = re.compile(r"\s*(\S?)")
+
+#: Characters before a stop that tell whether it ends a sentence: more than any abbreviation has.
+_LONGEST: Final = 64
+
 
 LEAST_WORDS: Final = 8
 """Whole sentences of fewer words are fragments."""
@@ -41,10 +47,10 @@ def sentence_ends(text: str) -> list[int]:
     """
     ends = []
     for found in _END.finditer(text):
-        after = text[found.end() :].lstrip()
-        if after[:1].islower():
+        after = _NEXT.match(text, found.end())[1]  # type: ignore[index]  # it matches anything
+        if after.islower():
             continue
-        before = text[: found.start()]
+        before = text[max(0, found.start() - _LONGEST) : found.start()]
         if found.group() == "." and (_TITLE.search(before) or (after and _SHORT.search(before))):
             continue
         ends.append(found.end())

@@ -23,6 +23,7 @@ from flower_privsyn.embedding.trust import own_code, refuse_code
 from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
 from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
+from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import one_thread, side_by_side
 
 Precision = Literal["float32", "bfloat16"]
@@ -247,7 +248,7 @@ class SentenceTransformerEmbedder:
             float32 (n, d), unit rows for models that normalise.
         """
         result = np.empty((len(texts), self._dimension), dtype=np.float32)
-        rows = [self._encode(texts[at : at + 1024]) for at in range(0, len(texts), 1024)]
+        rows = [self._encode(texts[part]) for part in text_batches(texts)]
         encoded = list(itertools.chain.from_iterable(rows))
         lengths = [len(row["input_ids"]) for row in encoded]
         if self._packed is None:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.privacy.randomness import RandomSource, SecureRandom
 from flower_privsyn.privacy.token_choice import TokenChoice
 
@@ -199,8 +200,11 @@ class Paraphraser:
 
     def _rows(self, texts: Sequence[str]) -> list[list[int]]:
         """The template around each document's first tokens."""
-        found = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return [[*self._head, *row[: self._most], *self._tail] for row in found]
+        return [
+            [*self._head, *row[: self._most], *self._tail]
+            for part in text_batches(texts)
+            for row in self._tokenizer(list(texts[part]), add_special_tokens=False)["input_ids"]
+        ]
 
     def _drawn(
         self, rows: Sequence[Sequence[int]], choice: TokenChoice, random: RandomSource

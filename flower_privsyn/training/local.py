@@ -39,7 +39,7 @@ from flower_privsyn.models.pretrained import (
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
 from flower_privsyn.training.output_layer import base_model, is_last, passed_over
-from flower_privsyn.training.tokens import batches_by_length
+from flower_privsyn.training.tokens import batches_by_length, token_rows
 
 if TYPE_CHECKING:
     from flower_privsyn.models.biased import PlacedBias
@@ -268,15 +268,7 @@ class LocalModel:
         A sample that was cut to `max_tokens` inside its document may be a token longer on its
         own; what does not fit the model is left out.
         """
-        if not texts:
-            return []
-        rows = self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        rows = token_rows(self.tokenizer, texts)
         # A token that only the tokenizer knows has no row; on a GPU it would end all training.
         known = len(base_model(self._model).get_input_embeddings().weight)
         return [[*self._begin, *(t for t in row if t < known)][: self._positions] for row in rows]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.models.pretrained import context_of
+from flower_privsyn.models.text_batches import text_batches
 
 if TYPE_CHECKING:
     import torch
@@ -59,16 +60,17 @@ def check_window(network: Any, needed: int, *, called: str, max_tokens: int) -> 
 
 def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text, without any that the tokenizer would add."""
-    if not texts:
-        return []
-    rows: list[list[int]] = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,  # no line about texts beyond the context: they are split
-    )["input_ids"]
-    return rows
+    return [
+        row
+        for batch in text_batches(texts)
+        for row in tokenizer(
+            list(texts[batch]),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # no line about texts beyond the context: they are split
+        )["input_ids"]
+    ]
 
 
 def batches_by_length(
