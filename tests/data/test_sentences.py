@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flower_privsyn.data.sentences import is_whole, sentence_ends, whole_sentences
+from flower_privsyn.data.sentences import is_whole, sentence_ends, sentences_inside, whole_sentences
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,14 @@ def test_whole_sentences_are_what_ends() -> None:
     assert not is_whole("It rained. We")
     assert not is_whole("...")
     assert whole_sentences("I left the house. MR.") == "I left the house."
+
+
+def test_of_a_piece_of_a_document_the_whole_sentences_stay() -> None:
+    whole = "We stayed in the old house for a week. It rained."
+    assert sentences_inside(f"{whole} Not even") == whole
+    # A name at its beginning does not make a piece begin with a sentence.
+    piece = f"Smith of the rain. {whole} Not"
+    assert sentences_inside(piece, before="It rained. He told") == whole
+    assert sentences_inside(piece, before="It rained.") == f"Smith of the rain. {whole}"
+    for nothing in ("", "no stop at all", "of rain. It rained. We", "We stayed in"):
+        assert sentences_inside(nothing) == ""

@@ -9,11 +9,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import CLIENT_KEYS, PrivateEvolutionConfig
+from flower_privsyn.strategies import CLIENT_KEYS, JointSketchConfig, PrivateEvolutionConfig
 
 ROOT = Path(__file__).parents[2]
 APPS = [
-    ROOT / "examples" / "quickstart",
     ROOT / "examples" / "own-data",
     ROOT / "examples" / "existing-federation" / "after",
     ROOT / "baselines" / "pre-text",
@@ -27,6 +26,15 @@ def test_settings_are_complete_and_accepted(app: Path) -> None:
     PrivateEvolutionConfig.from_run_config(values)
     keys = PrivateEvolutionConfig.keys()
     assert set(values) - CLIENT_KEYS == keys
+
+
+def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:
+    values = resolve_config(load_app(ROOT / "examples" / "quickstart"))
+    config = JointSketchConfig.from_run_config(values)
+    assert set(values) - CLIENT_KEYS == JointSketchConfig.keys()
+    assert (config.epsilon, config.num_rounds, config.synthetic_samples) == (1.0, 1, 100)
+    assert (config.synthesis, config.generator, config.prompt) == ("written", "smollm2-135m", "")
+    assert config.generator_steps > 0
 
 
 @pytest.mark.parametrize(("app", "name"), NAMED, ids=lambda value: getattr(value, "name", value))

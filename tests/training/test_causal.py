@@ -258,13 +258,17 @@ class TestResume:
 
         return progress
 
+    @pytest.mark.parametrize("rank", [0, 4])
     def test_a_killed_training_ends_with_the_same_bits(
-        self, gpt2: Path, texts: list[str], tmp_path: Path
+        self, rank: int, gpt2: Path, texts: list[str], tmp_path: Path
     ) -> None:
         # GPT-2 has dropout, and six steps are more than an epoch of five.
-        options: dict[str, Any] = {"settings": quick(max_steps=6, schedule="linear"), "seed": 3}
+        settings = quick(max_steps=6, schedule="linear", lora_rank=rank)
+        options: dict[str, Any] = {"settings": settings, "seed": 3}
         given = texts[:40]
         whole = fine_tune(gpt2, given, output=tmp_path / "whole", **options)
+        assert whole.losses[-1] < whole.losses[0]
+        assert not same(gpt2, tmp_path / "whole")
         steps = []
         for stop in (2, 5):
             with pytest.raises(_Killed):

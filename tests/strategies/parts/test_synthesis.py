@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.generation import Expand, SamplingParameters
+from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
 from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.strategies.parts.synthesis import write_after
 from flower_privsyn.testing import EchoGenerator
@@ -56,3 +56,55 @@ def test_examples_after_which_nothing_is_written(tmp_path: Path) -> None:
             kept=tmp_path / "written.jsonl",
             progress=NullProgress(),
         )
+
+
+class Killed(BaseException):
+    """As of a process that ends."""
+
+
+@pytest.mark.parametrize("prompt", ["pre-text", None])
+def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
+    prompt: str | None, tmp_path: Path
+) -> None:
+    class Dying(TransformersGenerator):
+        calls = 0
+        dies_at = 0
+
+        def generate(self, *arguments: Any, **keywords: Any) -> list[list[str]]:
+            self.calls += 1
+            if self.calls == self.dies_at:
+                raise Killed
+            return super().generate(*arguments, **keywords)
+
+    def write(kept: Path, dies_at: int) -> list[dict[str, Any]]:
+        generator = Dying("privsyn-tiny", dtype="float32")
+        generator.dies_at = dies_at
+        expand = Expand(
+            generator,
+            prompt=prompt,
+            refuse_repetition=True,
+            batch_size=4,
+            sampling=SamplingParameters(seed=0, max_new_tokens=12),
+        )
+        records, _ = write_after(
+            expand,
+            EXAMPLES,
+            ids=[f"public:{index}" for index in range(len(EXAMPLES))],
+            num_samples=10,
+            best_of=1,
+            seed=3,
+            score=lambda texts: np.zeros(len(texts)),
+            kept=kept,
+            progress=NullProgress(),
+        )
+        return records
+
+    whole = write(tmp_path / "whole.jsonl", 0)
+    assert len({record["text"] for record in whole}) == 10
+    assert all(bool(record["parent"]) == bool(prompt) for record in whole)
+    for dies_at in (2, 3):
+        kept = tmp_path / f"{dies_at}.jsonl"
+        with pytest.raises(Killed):
+            write(kept, dies_at)
+        assert list(read_json_lines(kept))
+        assert write(kept, 0) == whole
