@@ -455,7 +455,7 @@ def test_every_method(check: Check, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("app", "users"),
     [
-        ("examples/quickstart", 495),
+        ("examples/quickstart", 487),
         ("examples/ask-once", 487),
         ("examples/existing-federation/after", 90),
         ("examples/existing-federation/before", None),
