@@ -181,8 +181,6 @@ def brought_by(extra: str) -> set[str]:
     [
         ("private-evolution", {}, "server"),
         ("popri", {}, "training"),
-        ("kernel-sketch", {}, "training"),
-        ("kernel-sketch", {"refine": "evolution"}, "server"),
         ("joint-sketch", {}, "server"),
         ("dp-fedavg", {}, "server"),
         ("dp-fedavg", {"trainable": "lora"}, "training"),

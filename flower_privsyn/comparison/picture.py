@@ -110,7 +110,7 @@ def texts_of_rounds(run: RunDirectory) -> dict[int, list[str]]:
     """
     import pyarrow.parquet as pq
 
-    _, files = round_files(run)
+    files = round_files(run)
     return {
         number: pq.read_table(file, columns=["text"]).column("text").to_pylist()
         for number, file in files.items()

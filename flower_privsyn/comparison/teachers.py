@@ -113,8 +113,7 @@ def _adapter(run: RunDirectory) -> Path | None:
     last = max(rounds, default=0)
     found = [
         files.adapter
-        for every in (run.rounds, run.refinement)
-        for number, files in every
+        for number, files in run.rounds
         if number < last and (files.adapter / "adapter_config.json").is_file()
     ]
     return found[-1] if found else None

@@ -22,7 +22,6 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.strategies.ctcl import CTCLConfig
 from flower_privsyn.strategies.fred import FreDConfig
 from flower_privsyn.strategies.hybrid import HybridConfig
-from flower_privsyn.strategies.kernel_sketch import KernelSketchConfig
 from flower_privsyn.strategies.parts.candidate_text import candidate_names
 from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
@@ -149,8 +148,7 @@ def work_of(config: PrivateSumConfig, amount: Amount) -> list[Work]:
 @work_of.register
 def _evolution(config: EvolutionConfig, amount: Amount) -> list[Work]:
     population = config.num_candidates
-    rounds = config.num_rounds - (getattr(config, "initial_text", "") == "selected")
-    rounds -= getattr(config, "survivors_of", "") == "fred"
+    rounds = config.num_rounds
     embedder = config.embedding_model
     embedded = rounds * max(1, config.lookahead) * population
     copies = max(1, config.num_variations - 1) / config.num_variations
@@ -176,32 +174,10 @@ def _evolution(config: EvolutionConfig, amount: Amount) -> list[Work]:
 
 @work_of.register
 def _preferences(config: POPriConfig, amount: Amount) -> list[Work]:
-    rounds = config.num_rounds - (config.checkpoint in config.judges)
-    rounds -= config.initial_text == "selected"
+    rounds = config.num_rounds - (config.checkpoint == "fred")
     server = rounds * _preference_round(config, amount)
     server += _written(config, amount, config.synthetic_samples)
     return [Work(where="server", operations=server), _embedded(config, amount)]
-
-
-@work_of.register
-def _sketch(config: KernelSketchConfig, amount: Amount) -> list[Work]:
-    server = _written(config, amount, config.synthetic_samples)
-    if config.refine == "preference":
-        server += config.refinement_rounds * _preference_round(config, amount)
-    else:
-        pool = config.num_candidates * (1 + config.variations)
-        varied = config.num_candidates * config.variations * config.mask_steps
-        server += config.refinement_rounds * (
-            amount.embedding(config.embedding_model, pool, _length(config))
-            + amount.reading(config.variation_model, varied, _length(config))
-        )
-    dimension = amount.shelf.dimension(config.embedding_model)
-    features = 2.0 * amount.records * config.num_features * dimension * config.num_rounds
-    return [
-        Work(where="server", operations=server),
-        Work(where="nodes", operations=features),
-        _embedded(config, amount),
-    ]
 
 
 @work_of.register

@@ -95,24 +95,6 @@ def popri_communication(
     return _communication(candidates * dimension, candidates, rounds)
 
 
-def kernel_sketch_communication(
-    *,
-    num_features: int,
-    rounds: int = 1,
-    dimension: int = MINILM_DIMENSION,
-    embedding_weight: float = 0.0,
-) -> Communication:
-    """Kernel sketch: nothing but a seed down, the mean features up.
-
-    Args:
-        num_features: D.
-        rounds: releases; all that follows is free.
-        dimension: of an embedding.
-        embedding_weight: above 0 the embedding is among the features.
-    """
-    return _communication(0, num_features + (dimension if embedding_weight > 0 else 0), rounds)
-
-
 def fred_communication(
     *,
     moment_dimensions: int,

@@ -16,6 +16,7 @@ Papers:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,11 @@ from flower_privsyn.evaluation.neighbors import (
     squared_distances,
 )
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.queries import median_bandwidth
 
 Matrix = npt.NDArray[Any]
+
+#: Rows that the median heuristic looks at.
+_MEDIAN_ROWS = 2000
 
 #: Two squared distances of unit vectors closer than this are equal up to the rounding of a product.
 _ROUNDING = 1e-12
@@ -423,6 +426,33 @@ def _share_inside(points: Float64Array, centres: Float64Array, neighbors: int) -
         for distances in squared_distances(points, centres)
     )
     return inside / len(points)
+
+
+def median_bandwidth(embeddings: npt.NDArray[Any], *, seed: int = 0) -> float:
+    """Median Euclidean distance between embeddings: the median heuristic.
+
+    Args:
+        embeddings: (n, d); of more than 2,000 rows that many are drawn.
+        seed: of the draw.
+
+    Raises:
+        ValueError: there are fewer than two rows, or more than half of all pairs are equal.
+    """
+    if embeddings.ndim != 2 or len(embeddings) < 2:
+        raise ValueError(f"embeddings must be (n, d) with n >= 2, got {embeddings.shape}")
+    rows = embeddings
+    if len(rows) > _MEDIAN_ROWS:
+        chosen = np.random.default_rng(seed).permutation(len(rows))[:_MEDIAN_ROWS]
+        rows = rows[np.sort(chosen)]
+    rows = rows.astype(np.float64)
+    rows = rows - rows.mean(axis=0)
+    squares = np.einsum("nd,nd->n", rows, rows)
+    squared = squares[:, None] + squares[None, :] - 2.0 * (rows @ rows.T)
+    upper = np.triu_indices(len(rows), k=1)
+    median = float(np.sqrt(np.maximum(np.median(squared[upper]), 0.0)))
+    if not math.isfinite(median) or median**2 <= 1e-12 * float(squares.max()):
+        raise ValueError("more than half of the embeddings are equal or not finite")
+    return median
 
 
 def _kernel_sums(

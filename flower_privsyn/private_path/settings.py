@@ -31,7 +31,7 @@ from flower_privsyn.secure_aggregation import Terms
 logger = logging.getLogger("flwr.privsyn")
 
 #: Settings of which every method may have another default: an app that runs several leaves it.
-_EMPTY_IS_DEFAULT = frozenset({"sampling", "checkpoint", "selection"})
+_EMPTY_IS_DEFAULT = frozenset({"sampling", "selection"})
 
 #: Keys that nodes read from the run's configuration; a strategy leaves them alone.
 CLIENT_KEYS = frozenset(
@@ -67,10 +67,9 @@ class PrivateSumConfig(Settings):
 
     In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
     `noise-multiplier` means "computed from the other one", a negative `min-users` half of the
-    users expected, and an empty `sampling`, `checkpoint` or `selection` the method's own: turns for
-    `DPFTRL` and everybody in every round for all others; the released judge for `KernelSketch` and
-    the last round for `POPri`; the best rows for `JointSketch`, and candidates drawn by their votes
-    for `PrivateEvolution`.
+    users expected, and an empty `sampling` or `selection` the method's own: turns for `DPFTRL` and
+    everybody in every round for all others; the best rows for `JointSketch`, and candidates drawn
+    by their votes for `PrivateEvolution`.
     """
 
     epsilon: Annotated[

@@ -8,15 +8,6 @@ from flower_privsyn.queries.conditional_delta import (
     unpack_conditions,
 )
 from flower_privsyn.queries.joint_sketch import JointSketch
-from flower_privsyn.queries.kernel_mean import (
-    KernelMean,
-    features,
-    mean_features,
-    mean_scores,
-    median_bandwidth,
-    squared_mmd,
-    witness_scores,
-)
 from flower_privsyn.queries.model_delta import (
     ModelDelta,
     TrainableModel,
@@ -43,7 +34,6 @@ from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, pro
 QUERIES: tuple[type[Query], ...] = (
     NearestNeighborHistogram,
     MeanSimilarity,
-    KernelMean,
     ModelDelta,
     JointSketch,
     LabelledHistogram,
@@ -60,7 +50,6 @@ __all__ = [
     "Cohort",
     "ConditionalDelta",
     "JointSketch",
-    "KernelMean",
     "LabelledHistogram",
     "MeanSimilarity",
     "ModelDelta",
@@ -71,16 +60,10 @@ __all__ = [
     "TrainableModel",
     "conditioned_fingerprint",
     "expand_scores",
-    "features",
     "frequent_bigrams",
-    "mean_features",
-    "mean_scores",
-    "median_bandwidth",
     "nearest_candidates",
     "next_clip_norm",
     "pack_conditions",
     "project_scores",
-    "squared_mmd",
     "unpack_conditions",
-    "witness_scores",
 ]

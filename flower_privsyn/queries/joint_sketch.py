@@ -127,7 +127,7 @@ class JointSketch(Query):
     count, and no sample is lost that could.
 
     What the tokens say about an embedding that is linear in them, such as the mean of a model's
-    token vectors, follows from the release. For a mean of sentence embeddings ask `KernelMean` in a
+    token vectors, follows from the release. For a mean of sentence embeddings ask `Moments` in a
     phase of its own: where everybody takes part, blocks of weights w1 and w2 in one vector at noise
     multiplier z cost exactly what two releases at z / w1 and z / w2 do.
 

@@ -47,21 +47,13 @@ class RoundTexts:
         return list(dict.fromkeys(self.texts[index] for index in order))[:count]
 
 
-def round_files(run: RunDirectory) -> tuple[Literal["rounds", "refinement"], dict[int, Path]]:
-    """The files with the texts of each round, by number, and the folder they are of.
-
-    Rounds that follow one release are in `refinement`; where there are any, they are the ones in
-    which the text changed.
+def round_files(run: RunDirectory) -> dict[int, Path]:
+    """The files with the texts of each round, by number.
 
     Args:
         run: of any strategy; one that trains on the nodes has no such files.
     """
-    kind: Literal["rounds", "refinement"]
-    for kind, rounds in (("refinement", run.refinement), ("rounds", run.rounds)):
-        found = {number: file for number, files in rounds if (file := files.texts) is not None}
-        if found:
-            return kind, found
-    return "rounds", {}
+    return {number: file for number, files in run.rounds if (file := files.texts) is not None}
 
 
 def read_round(number: int, path: Path) -> RoundTexts | None:
@@ -175,5 +167,4 @@ def round_records(
         run: of any strategy.
         kind: which of a round's files.
     """
-    both = (*run.rounds, *run.refinement)
-    return {number: record for number, files in both if (record := files.record(kind))}
+    return {number: record for number, files in run.rounds if (record := files.record(kind))}

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import DataError
@@ -42,7 +43,7 @@ from flower_privsyn.report.rounds import (
     round_records,
     spread_over,
 )
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
+from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import stamp_of
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 
@@ -136,11 +137,6 @@ class RunFacts:
         stamps = [record.get("stamp") for record in (self.summary, *self.metrics)]
         found = next((str(stamp) for stamp in stamps if stamp), None)
         return found or stamp_of(self.run.document)
-
-    @property
-    def chose_by_private_text(self) -> bool:
-        """Whether that is why the page has a stamp."""
-        return self.stamp == RESEARCH_STAMP
 
     @property
     def subtitle(self) -> list[str]:
@@ -384,21 +380,16 @@ class RunFacts:
     # ---------------------------------------------------------------- text
 
     @cached_property
-    def _files(self) -> tuple[str, Mapping[int, Any]]:
+    def _files(self) -> dict[int, Path]:
         return round_files(self.run)
 
-    @property
-    def round_word(self) -> str:
-        """What a round with texts is called."""
-        return "Round" if self._files[0] == "rounds" else "Refinement round"
-
     def _texts(self, count: int) -> dict[int, RoundTexts]:
-        files = self._files[1]
+        files = self._files
         found = {n: read_round(n, files[n]) for n in spread_over(sorted(files), count)}
         return {n: texts for n, texts in found.items() if texts is not None}
 
     def _heading(self, texts: RoundTexts) -> str:
-        return f"{self.round_word} {texts.number}" + (", public text" if texts.is_public else "")
+        return f"Round {texts.number}" + (", public text" if texts.is_public else "")
 
     @cached_property
     def movement(self) -> Movement | None:
@@ -441,7 +432,7 @@ class RunFacts:
     @cached_property
     def distances(self) -> dict[int, float]:
         """Squared distance of each round's text to what was released, where the run looked."""
-        found = mapping(self.summary.get("squared_mmd") or self.summary.get("fred"))
+        found = mapping(self.summary.get("fred"))
         values = {int(n): finite(value) for n, value in found.items() if str(n).isdigit()}
         return {n: value for n, value in sorted(values.items()) if value is not None}
 
@@ -451,30 +442,16 @@ class RunFacts:
         return [(str(n), number(value)) for n, value in self.distances.items()]
 
     @property
-    def distance_to(self) -> str:
-        """What the distances are to."""
-        if self.summary.get("fred"):
-            return "the released mean and covariance"
-        return (
-            "private validation text" if self.chose_by_private_text else "the released kernel mean"
-        )
-
-    @property
-    def distance_kind(self) -> str:
-        """Which distance it is."""
-        return "Fréchet" if self.summary.get("fred") else "MMD"
-
-    @property
     def distance_chart(self) -> Chart:
         """The distances by round."""
         values = list(self.distances.items())
         (first, before), (last, after) = values[0], values[-1]
         return by_round(
             [("", _RELEASE, values)],
-            title=f"Squared distance to {self.distance_to}",
+            title="Squared distance to the released mean and covariance",
             description=f"{number(before)} in round {first}, {number(after)} in round {last}.",
             x_title="Round of refinement" if "refine" in self.config else "Round",
-            y_title=f"Squared distance ({self.distance_kind}) to {self.distance_to}, no unit",
+            y_title="Squared distance (Fréchet) to the released mean and covariance, no unit",
         )
 
     # ---------------------------------------------------------------- training

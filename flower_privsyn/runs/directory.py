@@ -11,7 +11,6 @@
                            generator candidates.parquet, adapter/, training.json in place of the
                            population; metrics.json until its line is in metrics.jsonl
           noise.npz        of DP-FTRL, while rounds are left: the memory of its noise, secret
-          refinement/0001/ the same without a release, where rounds follow one release
           models/
 ```
 
@@ -61,7 +60,7 @@ from flower_privsyn.runs.locks import (
     watch_supervisor,
 )
 from flower_privsyn.runs.owner import OwnerFolder
-from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, RoundFiles, Rounds
+from flower_privsyn.runs.rounds import ROUNDS, RoundFiles, Rounds
 from flower_privsyn.runs.run_format import (
     FORMAT,
     LEDGER_KEY,
@@ -102,7 +101,6 @@ class RunDirectory:
         self.owner = OwnerFolder(path)
         self.goes_on = False
         self.rounds = Rounds(path / ROUNDS)
-        self.refinement = Rounds(path / REFINEMENT)
         self._ledger_digest: Callable[[], str] | None = None
         self._failure_told: Callable[[], None] | None = None
         self._lock_file: IO[str] | None = None

@@ -145,13 +145,10 @@ class OpenedRun:
     def candidates(self) -> pd.DataFrame:
         """Texts that users were asked about, with `round` and their noisy votes or scores.
 
-        Rounds that follow one release are those of `refinement`. A round at work may have no votes
-        yet: they are missing there. No embeddings are in the table.
+        A round at work may have no votes yet: they are missing there. No embeddings are in the
+        table.
         """
-        for rounds in (self.run.refinement, self.run.rounds):
-            if found := _round_texts(rounds):
-                return _table(found)
-        return _table([])
+        return _table(_round_texts(self.run.rounds))
 
     @property
     def survivors(self) -> pd.DataFrame:
@@ -206,7 +203,7 @@ class OpenedRun:
 
 
 def _adapters(run: RunDirectory) -> list[Path]:
-    return [files.adapter for rounds in (run.rounds, run.refinement) for _, files in rounds]
+    return [files.adapter for _, files in run.rounds]
 
 
 def _round_texts(rounds: Rounds) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from flower_privsyn.errors import RunDirectoryError
 ROUNDS: Final = "rounds"
 """Folder of the rounds in a run directory."""
 
-REFINEMENT: Final = "refinement"
 """Folder of rounds that follow one release."""
 
 TRAINING: Final = "training.json"

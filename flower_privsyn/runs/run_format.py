@@ -22,7 +22,8 @@ LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
 RESEARCH_STAMP = (
-    "research: private text was used outside the budget; the epsilons do not cover the result"
+    "research: the noise is the paper's as printed, too little for the epsilon it names; the "
+    "ledger states what it costs"
 )
 """What marks a run whose settings say `research = true`, wherever its figures are shown."""
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.fred import FreD, FreDConfig
     from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
     from flower_privsyn.strategies.joint_sketch import JointSketch
-    from flower_privsyn.strategies.kernel_sketch import KernelSketch, KernelSketchConfig
     from flower_privsyn.strategies.parts.federated_training import (
         FederatedTraining,
         FederatedTrainingConfig,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
         PreferenceConfig,
         PreferenceTrainer,
     )
-    from flower_privsyn.strategies.parts.sketch import Sketch
     from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
     from flower_privsyn.strategies.popri import POPri, POPriConfig
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
@@ -68,8 +66,6 @@ _HOMES = {
     "HybridConfig": "strategies.hybrid",
     "JointSketch": "strategies.joint_sketch",
     "JointSketchConfig": "strategies.parts.sketch_settings",
-    "KernelSketch": "strategies.kernel_sketch",
-    "KernelSketchConfig": "strategies.kernel_sketch",
     "Method": "private_path.method",
     "MomentSketch": "strategies.parts.moments",
     "POPri": "strategies.popri",
@@ -86,7 +82,6 @@ _HOMES = {
     "Question": "private_path.method",
     "RecordSource": "private_path.method",
     "ReleasedSum": "private_path.release",
-    "Sketch": "strategies.parts.sketch",
     "Workplace": "private_path.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
@@ -118,8 +113,6 @@ __all__ = [
     "HybridConfig",
     "JointSketch",
     "JointSketchConfig",
-    "KernelSketch",
-    "KernelSketchConfig",
     "Look",
     "Method",
     "MomentSketch",
@@ -140,7 +133,6 @@ __all__ = [
     "Question",
     "RecordSource",
     "ReleasedSum",
-    "Sketch",
     "Workplace",
     "configuration_of",
     "strategy_of",

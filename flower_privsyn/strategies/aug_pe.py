@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from flower_privsyn.strategies.parts.variation import VariationName, VariationPr
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
-    from flower_privsyn.preset_keywords import AugPEKeywords
 
 #: How often a model is asked for a first text before another of its class stands for it.
 _TRIES = 4
@@ -147,7 +146,7 @@ class AugPEConfig(EvolutionConfig):
         *,
         data: Literal["pubmed", "openreview", "yelp"],
         epsilon: Literal["1", "2", "4"],
-        **overrides: Unpack[AugPEKeywords],
+        **overrides: Any,
     ) -> Self:
         """The authors' settings for open models on one of the paper's data sets.
 

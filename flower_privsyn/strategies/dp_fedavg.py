@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Unpack, final
+from typing import Annotated, Any, Final, Self, final
 
 from annotated_types import Ge, Le
 
@@ -37,9 +37,6 @@ from flower_privsyn.strategies.parts.federated_training import (
     FederatedTraining,
     FederatedTrainingConfig,
 )
-
-if TYPE_CHECKING:
-    from flower_privsyn.preset_keywords import DPFedAvgKeywords
 
 #: What PrE-Text searched for its baseline (Hou et al. 2024, appendix), 4 samples a step.
 PRE_TEXT_GRID: Final[Mapping[str, tuple[float, ...]]] = {
@@ -98,9 +95,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         )
 
     @classmethod
-    def pre_text(
-        cls, *, epsilon: float | None = None, **overrides: Unpack[DPFedAvgKeywords]
-    ) -> Self:
+    def pre_text(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
         """One cell of PrE-Text's grid for its DP-FedAvg baseline: 4 samples a step, one epoch.
 
         Without others, the cell of learning rate 0.1, 20 rounds and clip norm 0.1.
@@ -127,7 +122,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         return cls(epsilon=epsilon, **preset)
 
     @classmethod
-    def popri(cls, *, epsilon: float | None = None, **overrides: Unpack[DPFedAvgKeywords]) -> Self:
+    def popri(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
         """POPri's DP-FedAvg baseline: 20 rounds, 2 samples a step, rate and clip in its ranges.
 
         Without others, learning rate 0.03 and clip norm 0.1.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, final
+from typing import Any, Final, Literal, Self, final
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
@@ -31,9 +31,6 @@ from flower_privsyn.strategies.parts.correlated_training import (
     wang_federation,
 )
 from flower_privsyn.strategies.parts.federated_training import UNCAPPED, FederatedTraining
-
-if TYPE_CHECKING:
-    from flower_privsyn.preset_keywords import DPFTRLKeywords
 
 #: POPri's noise multipliers for DP-FTRL by (users, users per round) and epsilon, table 3.
 POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
@@ -71,7 +68,7 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
         users_per_round: int = 1_000,
         epsilon: Literal["1", "7"] = "7",
         twenty: Literal["epochs", "rounds"] = "epochs",
-        **overrides: Unpack[DPFTRLKeywords],
+        **overrides: Any,
     ) -> Self:
         """POPri's DP-FTRL baseline: trees with a restart in every pass over the users.
 
@@ -114,9 +111,7 @@ class DPFTRLConfig(CorrelatedTrainingConfig):
         return cls(**preset)
 
     @classmethod
-    def public_llm(
-        cls, *, epsilon: Literal["1.77", "18.71"] = "1.77", **overrides: Unpack[DPFTRLKeywords]
-    ) -> Self:
+    def public_llm(cls, *, epsilon: Literal["1.77", "18.71"] = "1.77", **overrides: Any) -> Self:
         """DP-FTRL of "Can Public Large Language Models Help Private Cross-device FL?".
 
         One tree over 1,600 rounds of 100 of 342,000 users, each at most once, who pass over at most

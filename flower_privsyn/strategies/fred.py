@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -52,6 +52,7 @@ from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
+from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
@@ -73,18 +74,11 @@ from flower_privsyn.strategies.parts.ranking_of_text import embedded
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.preset_keywords import FreDKeywords
 
 logger = logging.getLogger("flwr.privsyn")
 
 #: In a run directory: the sets of text, the nearest first.
 RANKING_FILE: Final = "ranking.json"
-
-#: What marks a run with `noise_calibration = "too-little-as-printed"`.
-PRINTED_STAMP: Final = (
-    "research: the noise is the paper's as printed, too little for the epsilon it names; the "
-    "ledger states what it costs"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +209,7 @@ class FreDConfig(PrivateSumConfig):
         records: int,
         total_epsilon: float = 0.6,
         total_delta: float = 2e-6,
-        **overrides: Unpack[FreDKeywords],
+        **overrides: Any,
     ) -> Self:
         """Algorithm 1 with the noise that is printed, for comparing with the paper's tables.
 
@@ -339,7 +333,7 @@ class ReleasedMoments(AskedAgain):
     @property
     def stamp(self) -> str | None:
         """Marks a run with the printed noise."""
-        return PRINTED_STAMP if self.config.research else None
+        return RESEARCH_STAMP if self.config.research else None
 
     def needs(self) -> Needs:
         """The embedding model and public text."""

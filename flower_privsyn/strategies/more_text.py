@@ -24,7 +24,7 @@ from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.models import has_model
 from flower_privsyn.private_path.changes import same_model_elsewhere
 from flower_privsyn.private_path.writers import object_of_the_app
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory, how_to_resume
+from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.runs.handed_over import named
 from flower_privsyn.runs.locks import lock_file
 from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
@@ -369,8 +369,6 @@ def _used(run: RunDirectory, settings: MoreText, seeds: _Seeds, seed: int) -> di
     }
     if seeds.labels is not None:
         used["shares"] = dict(seeds.shares)
-    if run.config.get("research"):
-        used["stamp"] = RESEARCH_STAMP
     return used
 
 
@@ -412,14 +410,11 @@ def _conditions(topics: TopicsOfRun) -> _Seeds:
 def _seeds(run: RunDirectory) -> _Seeds:
     """The texts of a run that may stand in prompts, and what they are."""
     weights = str(run.config.get("survivor-weights", "distinct"))
-    chosen = (run.state.get("summary") or {}).get("survivors_of_round")
-    found = survivors(
-        run, counted=weights == "counted", rounds=None if chosen is None else [chosen]
-    )
+    found = survivors(run, counted=weights == "counted")
     if len(found):
         texts, ids, labels = found.texts, found.ids, found.labels
         rounds = len(run.rounds_with_outcome("released"))
-        kind = f"survivors of {rounds} rounds" if chosen is None else f"survivors of round {chosen}"
+        kind = f"survivors of {rounds} rounds"
     else:
         records = list(read_json_lines(run.synthetic_jsonl))
         texts = tuple(str(record["text"]) for record in records)

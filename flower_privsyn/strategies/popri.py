@@ -21,8 +21,8 @@ Algorithm 1 of POPri, step by step:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -47,16 +47,7 @@ from flower_privsyn.queries import (
     project_scores,
 )
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
-from flower_privsyn.runs import RESEARCH_STAMP
-from flower_privsyn.strategies.parts.judge import (
-    Judge,
-    KernelJudge,
-    MomentsJudge,
-    ReleasedJudge,
-    best,
-    stops,
-    validation_sketch,
-)
+from flower_privsyn.strategies.parts.judge import MomentsJudge, best
 from flower_privsyn.strategies.parts.moment_settings import (
     DIMENSIONS,
     MomentDimensions,
@@ -70,26 +61,14 @@ from flower_privsyn.strategies.parts.preferences import (
     PreferenceConfig,
     PreferenceTrainer,
 )
-from flower_privsyn.strategies.parts.public_side import NUM_EXAMPLES, PublicSide
-from flower_privsyn.strategies.parts.selected_text import (
-    SKETCH_MODEL,
-    InitialText,
-    SelectedText,
-    SketchModel,
-    check_initial_text,
-)
-from flower_privsyn.strategies.parts.sketch import Sketch, sketch_query
+from flower_privsyn.strategies.parts.public_side import PublicSide
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.preset_keywords import POPriKeywords
     from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: Chosen texts that examples are drawn from: with fewer, prompts would be alike.
-_LEAST_EXAMPLES: Final = 256
 
 Participation = Literal["full", "1000-of-72000", "1000-of-133000"]
 
@@ -110,20 +89,21 @@ class POPriConfig(PreferenceConfig):
     """Settings of `POPri`; the defaults are the paper's with our corrections.
 
     `num_rounds` counts releases, as everywhere and as `privsyn budget --rounds` does. With
-    `checkpoint = "sketch-mmd"` the first of them is the kernel mean that rounds are compared with,
-    and with "fred" mean and covariance, so `num_rounds` = T + 1 makes T rounds of preferences; all
-    have the same noise multiplier.
+    `checkpoint = "fred"` the first of them is the mean and covariance that rounds are compared
+    with, so `num_rounds` = T + 1 makes T rounds of preferences; all have the same noise multiplier.
 
     References:
         Hou et al. 2025, section 4, Table 3 and appendix.
     """
 
-    judges = ("sketch-mmd", "fred")
-
     num_rounds: int = 20
+    checkpoint: Annotated[
+        Literal["last", "fred"],
+        'which round\'s adapter writes the texts: "last", or "fred": the one whose responses have '
+        "the smallest Fréchet distance to a released mean and covariance (docs/fred.md), the first "
+        "of the `num_rounds` releases.",
+    ] = "last"
     moment_dimensions: MomentDimensions = DIMENSIONS
-    initial_text: InitialText = "public"
-    sketch_model: SketchModel = SKETCH_MODEL
     centre: Annotated[
         Centre,
         'what is subtracted from a user\'s scores before clipping: "prompt", their mean over the '
@@ -155,30 +135,24 @@ class POPriConfig(PreferenceConfig):
                 f'project-scores = true needs answer-space = "candidates", got answer-space = '
                 f'"{self.answer_space}", which holds no noise outside the span'
             )
-        judge = self.released_judge()
-        if judge is not None and self.num_rounds < 2:
+        if self.checkpoint == "fred" and self.num_rounds < 2:
             raise ConfigError(
-                f'checkpoint = "{self.checkpoint}" makes the first release {judge.words}, so '
-                f"num-rounds must be at least 2, got {self.num_rounds}"
+                'checkpoint = "fred" makes the first release mean and covariance, so num-rounds '
+                f"must be at least 2, got {self.num_rounds}"
             )
-        check_initial_text(self.initial_text, self.num_rounds - (judge is not None))
 
-    def released_judge(self) -> KernelJudge | MomentsJudge | None:
+    def released_judge(self) -> MomentsJudge | None:
         """What is released first, for rounds to be compared with; None where nothing is."""
-        if self.checkpoint == "sketch-mmd":
-            return KernelJudge(self)
-        if self.checkpoint == "fred":
-            return MomentsJudge(
-                SpaceChoice(
-                    dimensions=self.moment_dimensions,
-                    public_text=self.public_text,
-                    max_tokens=self.max_tokens,
-                    precision=self.broadcast_precision,
-                    seed=self.seed,
-                ),
-                max_samples=self.max_samples,
-            )
-        return None
+        if self.checkpoint == "last":
+            return None
+        choice = SpaceChoice(
+            dimensions=self.moment_dimensions,
+            public_text=self.public_text,
+            max_tokens=self.max_tokens,
+            precision=self.broadcast_precision,
+            seed=self.seed,
+        )
+        return MomentsJudge(choice, max_samples=self.max_samples)
 
     def similarity(self) -> MeanSimilarity:
         """The query these settings ask in a round of preferences."""
@@ -190,7 +164,7 @@ class POPriConfig(PreferenceConfig):
         )
 
     @classmethod
-    def popri(cls, *, epsilon: float | None = None, **overrides: Unpack[POPriKeywords]) -> Self:
+    def popri(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
         """POPri at the paper's size with our corrections: give `epsilon`."""
         return cls(epsilon=epsilon, **overrides)
 
@@ -200,7 +174,7 @@ class POPriConfig(PreferenceConfig):
         *,
         epsilon: Literal["1", "7"],
         participation: Participation = "full",
-        **overrides: Unpack[POPriKeywords],
+        **overrides: Any,
     ) -> Self:
         """The published settings: scores not centred, clipped, one number per response.
 
@@ -226,7 +200,7 @@ class POPriConfig(PreferenceConfig):
         *,
         epsilon: Literal["1", "7"],
         participation: Participation = "full",
-        **overrides: Unpack[POPriKeywords],
+        **overrides: Any,
     ) -> Self:
         """What the authors released: scores centred over all responses and scaled to norm 1.
 
@@ -288,11 +262,9 @@ class POPri(PrivateSumStrategy):
 
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
-        (mean similarity scores; first, with `initial_text = "selected"`, one joint sketch, and with
-        `checkpoint = "sketch-mmd"` one kernel mean, with "fred" one vector of moments),
+        (mean similarity scores; first, with `checkpoint = "fred"`, one vector of moments),
         composed with the sampling in use. Pairs, training and the choice of the checkpoint are
-        post-processing of public text and releases. Where `patience` ends the rounds, the ledger
-        states what all planned ones cost (`PrivacyLedger.end`).
+        post-processing of public text and releases.
 
     Args:
         config: the settings.
@@ -351,10 +323,6 @@ class PreferencesByScores(Method):
         self._rounds: PreferenceRounds | None = None
         self._similarity = config.similarity()
         self._judge = config.released_judge()
-        self._validation: Sketch | None = None
-        self._selected: SelectedText | None = None
-        if config.initial_text == "selected":
-            self._selected = SelectedText(config, needed=NUM_EXAMPLES, least=_LEAST_EXAMPLES)
 
     @property
     def run(self) -> RunDirectory:
@@ -363,15 +331,12 @@ class PreferencesByScores(Method):
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Mean similarities, after the joint sketch and the judge where they are released."""
-        chosen = () if self._selected is None else (self._selected.query,)
-        judge = () if self._judge is None else (self._judge.query,)
-        return (*chosen, *judge, self._similarity)
+        """Mean similarities, after the moments where they are released."""
+        return (self._similarity,) if self._judge is None else (self._judge.query, self._similarity)
 
     def needs(self) -> Needs:
         """Models and public text, and what trains adapters."""
-        needs = PublicSide.needs(self.config)
-        return needs if self._selected is None else self._selected.needs_with(needs)
+        return PublicSide.needs(self.config)
 
     def outline(self, look: Look) -> Outline:
         """What rounds are judged by, where it is released, then scores of all responses."""
@@ -386,17 +351,11 @@ class PreferencesByScores(Method):
         first = scores
         if self._judge is not None:
             first = self._judge.outline(source.dimension)
-        outline = Outline(
+        return Outline(
             sources=(source,),
             question=lambda number: first if number == 1 else scores,
             at_most=True,
         )
-        return outline if self._selected is None else self._selected.before(outline, look)
-
-    @property
-    def stamp(self) -> str | None:
-        """Marks a run that chooses its round by private text."""
-        return RESEARCH_STAMP if self.config.research else None
 
     @property
     def rounds(self) -> PreferenceRounds:
@@ -415,48 +374,21 @@ class PreferencesByScores(Method):
             generator=self.given_writer,
             check_training=self._trainer is None,
         )
-        self._rounds = self._rounds_after(self._public)
-        self._rounds.rehearse(training=True)
-        if self._judge is not None:
-            self._judge.prepare(place, self._public.embedder, public=self._public)
-        elif config.checkpoint == "validation":
-            kernel = sketch_query(
-                self.run.path, config, public=self._public, progress=place.progress
-            )
-            self._validation = validation_sketch(
-                config, self._public, query=kernel, progress=place.progress
-            )
-        if self._selected is None:
-            return (self._public.source,)
-        source = self._selected.prepare(place)
-        self._begin_with_selected()
-        return (source, self._public.source)
-
-    def _rounds_after(self, public: PublicSide) -> PreferenceRounds:
-        place = self._need_place()
-        return PreferenceRounds(
-            self.config,
-            public,
+        self._rounds = PreferenceRounds(
+            config,
+            self._public,
             rounds=place.run.rounds,
             progress=place.progress,
             trainer=self._trainer,
         )
-
-    def _begin_with_selected(self) -> None:
-        """Take the examples in prompts from what was chosen, where that has been done."""
-        public = self._need_public()
-        texts = self._selected and self._selected.texts(tokenizer=public.embedder.tokenizer)
-        if texts and len(texts) >= NUM_EXAMPLES:
-            self._public = replace(public, seeds=tuple(texts), seeds_are="selected")
-            self._rounds = self._rounds_after(self._public)
+        self._rounds.rehearse(training=True)
+        if self._judge is not None:
+            self._judge.prepare(place, self._public.embedder)
+        return (self._public.source,)
 
     def first(self) -> Question:
-        """Ask for the sketches that are wanted, else about the first candidates."""
-        return self._judge_or(1) if self._selected is None else self._selected.question()
-
-    def _judge_or(self, number: int) -> Question:
-        """What rounds are judged by where it is released, else the candidates of a round."""
-        return self._preferences(number) if self._judge is None else self._judge.question()
+        """What rounds are judged by where it is released, else the first candidates."""
+        return self._preferences(1) if self._judge is None else self._judge.question()
 
     def _preferences(self, number: int) -> Question:
         """A round of preferences: its candidates, and which prompt each answers."""
@@ -476,34 +408,13 @@ class PreferencesByScores(Method):
     # ------------------------------------------------------------------ a round
 
     def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """Rank, train, and write the next candidates; or keep the kernel mean.
-
-        Returns None before the last round when `patience` has run out: nothing more is asked.
-        """
+        """Rank, train, and write the next candidates; or keep the moments."""
         number = release.round_number
-        if not self.rounds.has_candidates(number):
-            if self._selected is not None and self._selected.asked_in(number):
-                self._selected.choose(release)
-                self._begin_with_selected()
-                return None if last else self._judge_or(number + 1)
-            self._need_judge().keep(release)
-            return None if last else self._preferences(number + 1)
-        self.rounds.learn(number, self._scores(release))
-        if last:
-            return None
-        question = self._preferences(number + 1)
-        if self.config.patience:
-            judge = self._judged_by()
-            if judge and stops(
-                self.rounds.distances(judge, number + 1), patience=self.config.patience
-            ):
-                logger.info(
-                    "round %d: the responses have not come nearer for %d rounds; no more is asked",
-                    number,
-                    self.config.patience,
-                )
-                return None
-        return question
+        if self.rounds.has_candidates(number):
+            self.rounds.learn(number, self._scores(release))
+        else:
+            need(self._judge).keep(release)
+        return None if last else self._preferences(number + 1)
 
     def _scores(self, release: ReleasedSum) -> npt.NDArray[np.float64]:
         """One score per candidate, up to a positive factor."""
@@ -519,26 +430,13 @@ class PreferencesByScores(Method):
             )
         return release.values
 
-    def _judged_by(self) -> Judge | None:
-        """What rounds are compared with: what was released for it, or for research another."""
-        if self._validation is not None:
-            return self._validation
-        return None if self._judge is None else self._judge.judge()
-
-    def _need_judge(self) -> ReleasedJudge:
-        if self._judge is None:
-            raise RuntimeError("something was released that nobody asked for")
-        return self._judge
-
     # ------------------------------------------------------------------ resuming
 
     def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round; a sketch that was lost is asked for again."""
+        """The stored candidates of a round; moments that were lost are asked for again."""
         if self.rounds.has_candidates(round_number):
             return self._preferences(round_number)
-        if self._selected is not None and self._selected.asked_in(round_number):
-            return self._selected.question()
-        return self._need_judge().question()
+        return need(self._judge).question()
 
     def carry_over(self, round_number: int) -> None:
         """The candidates of a lost round stand again in the next one, under their old ids."""
@@ -559,7 +457,7 @@ class PreferencesByScores(Method):
             logger.warning("no round of preferences was released: the public model writes")
         chosen = max(learned, default=0) + 1
         figures: dict[str, Any] = {}
-        judge = self._judged_by()
+        judge = None if self._judge is None else self._judge.judge()
         if judge is not None and learned:
             # The last adapter has answered no prompt yet, and may be the best.
             rounds.candidates(chosen)
@@ -567,7 +465,7 @@ class PreferencesByScores(Method):
             chosen = best(distances)
             figures[judge.figure] = {str(n): value for n, value in distances.items()}
         elif self._judge is not None and learned:
-            logger.warning("%s was lost: the last adapter is taken", self._judge.known_as)
+            logger.warning("mean and covariance were lost: the last adapter is taken")
         figures |= rounds.corpus(self.run, round_number=chosen)
         return {
             **figures,
@@ -578,6 +476,3 @@ class PreferencesByScores(Method):
 
     def _need_place(self) -> Workplace:
         return need(self._place)
-
-    def _need_public(self) -> PublicSide:
-        return need(self._public)

@@ -14,7 +14,7 @@ Papers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
+from typing import Annotated, Any, Literal, Self
 
 from flower_privsyn.checks import (
     NonNegativeFloat,
@@ -24,9 +24,6 @@ from flower_privsyn.checks import (
     Settings,
 )
 from flower_privsyn.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flower_privsyn.preset_keywords import CausalTrainingKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,7 @@ class CausalTraining(Settings):
         return f"training setting {name}"
 
     @classmethod
-    def distilgpt2(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
+    def distilgpt2(cls, **overrides: Any) -> Self:
         """PrE-Text's and POPri's downstream training of DistilGPT2.
 
         AdamW at 2e-4, texts cut to 64 tokens with the beginning and the end, 20 epochs of steps of
@@ -139,7 +136,7 @@ class CausalTraining(Settings):
         return cls(**preset)
 
     @classmethod
-    def bert(cls, **overrides: Unpack[CausalTrainingKeywords]) -> Self:
+    def bert(cls, **overrides: Any) -> Self:
         """CTCL's and Aug-PE's downstream training of BERT-mini and BERT-small as causal models.
 
         6,000 steps of 64 rows at 3e-4. The model folder's configuration must say
@@ -156,9 +153,7 @@ class CausalTraining(Settings):
         return cls(**preset)
 
     @classmethod
-    def public_llm(
-        cls, *, distilled: bool = False, **overrides: Unpack[CausalTrainingKeywords]
-    ) -> Self:
+    def public_llm(cls, *, distilled: bool = False, **overrides: Any) -> Self:
         """The public training of on-device models of Wang et al. (NAACL 2024), appendix B.2, B.3.
 
         Adam at 1e-3 on rows of at most 20 tokens, 512 in a step, or 128 with a teacher. All of C4

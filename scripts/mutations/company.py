@@ -189,15 +189,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(SIEVE_TESTS,),
     ),
     Mutation(
-        name="a library's cosine",
-        file="flower_privsyn/queries/kernel_mean.py",
-        function="_cosines_and_sines",
-        before="cosines[start : start + rows], sines[start : start + rows] = first, second",
-        after="cosines[start : start + rows] = np.cos(2 * np.pi * turns[start : start + rows])\n"
-        "        sines[start : start + rows] = second",
-        tests=(f"{QUERY_TESTS}::TestKernelFeatures",),
-    ),
-    Mutation(
         name="random numbers go on from the user before",
         file=LOCAL,
         function="LocalModel.update",

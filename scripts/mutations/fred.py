@@ -93,14 +93,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(FRED_TESTS,),
     ),
     Mutation(
-        name="private evolution asks for no moments before its votes",
-        file="flower_privsyn/strategies/private_evolution.py",
-        function="EvolutionByVotes._judge_or",
-        before="return self._begin(number) if self._judge is None else self._judge.question()",
-        after="return self._begin(number)",
-        tests=("tests/strategies/test_judged_by_fred.py",),
-    ),
-    Mutation(
         name="a record that takes another's place moves the sum as one that comes or goes",
         file=FRED,
         function="ReleasedMoments._epsilon_of_a_record",
@@ -115,14 +107,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         before='noise_multiplier=line["noise_multiplier"] * line["l2_sensitivity"] / moved',
         after="noise_multiplier=self.releases()[0].noise_std / moved",
         tests=(FRED_TESTS,),
-    ),
-    Mutation(
-        name="rounds go on though survivors come no nearer",
-        file="flower_privsyn/strategies/private_evolution.py",
-        function="EvolutionByVotes.following",
-        before="patience=self.config.survivor_patience",
-        after="patience=0",
-        tests=("tests/strategies/test_judged_by_fred.py",),
     ),
     Mutation(
         name="the noise in the square of the mean stays in the covariance",

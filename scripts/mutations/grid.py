@@ -10,7 +10,6 @@ LAW_TESTS = "tests/privacy/test_rounded_normal.py"
 RUN_TESTS = (
     "tests/strategies/test_private_evolution.py",
     "tests/strategies/test_popri.py",
-    "tests/strategies/test_kernel_sketch.py",
     "tests/strategies/test_dp_fedavg.py",
 )
 

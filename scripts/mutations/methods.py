@@ -6,12 +6,9 @@ from mutation import Mutation
 
 SIMILARITY = "flower_privsyn/queries/similarity.py"
 SIMILARITY_TESTS = "tests/queries/test_similarity.py"
-KERNEL_MEAN = "flower_privsyn/queries/kernel_mean.py"
-KERNEL_MEAN_TESTS = "tests/queries/test_kernel_mean.py"
 ROUNDS = "flower_privsyn/strategies/parts/preference_rounds.py"
 ROUNDS_TESTS = "tests/strategies/parts/test_preference_rounds.py"
 POPRI_TESTS = "tests/strategies/test_popri.py"
-SKETCH_TESTS = "tests/strategies/test_kernel_sketch.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -115,47 +112,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{SIMILARITY_TESTS}::TestTheCohortForm",),
     ),
     Mutation(
-        name="features too long by the square root of two",
-        file=KERNEL_MEAN,
-        function="features",
-        before="math.sqrt((1.0 - query.embedding_weight) * 2.0 / query.num_features)",
-        after="math.sqrt((1.0 - query.embedding_weight) * 4.0 / query.num_features)",
-        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures",),
-    ),
-    Mutation(
-        name="frequencies multiplied by the bandwidth",
-        file=KERNEL_MEAN,
-        function="frequencies",
-        before="(normals / bandwidth)",
-        after="(normals * bandwidth)",
-        tests=(f"{KERNEL_MEAN_TESTS}::TestFeatures", f"{KERNEL_MEAN_TESTS}::TestFrequencies"),
-    ),
-    Mutation(
-        name="frequencies from a generator that may change",
-        file=KERNEL_MEAN,
-        function="frequencies",
-        before="    normals = _normals(num_features // 2 * dimension, seed=seed)\n",
-        after="    normals = np.random.default_rng(seed).standard_normal(\n"
-        "        num_features // 2 * dimension\n    )\n",
-        tests=(f"{KERNEL_MEAN_TESTS}::TestFrequencies",),
-    ),
-    Mutation(
-        name="the noise stays in the squared discrepancy",
-        file=KERNEL_MEAN,
-        function="squared_mmd",
-        before=" - len(difference) * (noise_std / num_users) ** 2",
-        after="",
-        tests=(f"{KERNEL_MEAN_TESTS}::TestScores",),
-    ),
-    Mutation(
-        name="a sketch of records, not of users",
-        file="flower_privsyn/queries/user_means.py",
-        function="user_means",
-        before="    means /= np.maximum(counts, 1)[:, None]\n",
-        after="",
-        tests=(KERNEL_MEAN_TESTS, f"{SIMILARITY_TESTS}::TestTheFormulas"),
-    ),
-    Mutation(
         name="the rejected rank counted from zero",
         file="flower_privsyn/strategies/parts/ranking.py",
         function="rank_pairs",
@@ -210,56 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="best",
         before="    return min(distances, key=lambda number: (distances[number], number))\n",
         after="    return max(distances, key=lambda number: (distances[number], number))\n",
-        tests=("tests/strategies/test_popri_checkpoint.py",),
-    ),
-    Mutation(
-        name="a kernel mean that nobody released",
-        file="flower_privsyn/strategies/popri.py",
-        function="PreferencesByScores._judge_or",
-        before="    return self._preferences(number) if self._judge is None else "
-        "self._judge.question()\n",
-        after="    return self._preferences(number)\n",
-        tests=("tests/strategies/test_popri_checkpoint.py",),
-    ),
-    Mutation(
-        name="research without a stamp",
-        file="flower_privsyn/strategies/popri.py",
-        function="PreferencesByScores.stamp",
-        before="    return RESEARCH_STAMP if self.config.research else None\n",
-        after="    return None\n",
-        tests=("tests/strategies/test_popri_settings.py::TestResearch",),
-    ),
-    Mutation(
-        name="research by the sketch without a stamp",
-        file="flower_privsyn/strategies/kernel_sketch.py",
-        function="SketchRefinement.stamp",
-        before="    return RESEARCH_STAMP if self.config.research else None\n",
-        after="    return None\n",
-        tests=(f"{SKETCH_TESTS}::TestResearch",),
-    ),
-    Mutation(
-        name="a witness that forgets what is covered",
-        file="flower_privsyn/strategies/kernel_sketch.py",
-        function="SketchRefinement._scores",
-        before="    return sketch.witness_scores(embeddings, embeddings)\n",
-        after="    return sketch.mean_scores(embeddings)\n",
-        tests=(f"{SKETCH_TESTS}::TestPreferences",),
-    ),
-    Mutation(
-        name="herding that does not count what was chosen",
-        file="flower_privsyn/strategies/parts/sketch.py",
-        function="Sketch.herd",
-        before="        covered += rows @ rows[chosen[step]]\n",
-        after="",
-        tests=(f"{SKETCH_TESTS}::TestSketch",),
-    ),
-    Mutation(
-        name="a resumed run with other features",
-        file="flower_privsyn/strategies/parts/sketch.py",
-        function="sketch_query",
-        before="    if file.exists():\n        try:\n            return _kernel",
-        after="    if False:\n        try:\n            return _kernel",
-        tests=(f"{SKETCH_TESTS}::TestKernel",),
+        tests=("tests/strategies/test_judged_by_fred.py",),
     ),
     Mutation(
         name="the clipping bit without its half shift",

@@ -13,7 +13,6 @@ STOP_TESTS = "tests/private_path/test_stop.py"
 SUM_TESTS = "tests/private_path/test_engine.py"
 KILLED_TESTS = "tests/private_path/test_killed_runs.py"
 FTRL_TESTS = "tests/strategies/test_dp_ftrl.py"
-POPRI_TESTS = "tests/strategies/test_popri_checkpoint.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -186,7 +185,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="RoundEnds.finish",
         before="    return following\n",
         after="    return following if last else following or self.method.restore(number + 1)\n",
-        tests=(f"{POPRI_TESTS}::TestPatience",),
+        tests=("tests/private_path/test_early_end.py",),
     ),
     Mutation(
         name="a run that had ended asks again when resumed",
@@ -194,7 +193,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         function="RoundEnds.go_on",
         before="    if reached >= self.total or ended:\n",
         after="    if reached >= self.total:\n",
-        tests=(f"{POPRI_TESTS}::TestPatience",),
+        tests=("tests/private_path/test_early_end.py",),
     ),
     Mutation(
         name="a lost memory of the noise is not noticed",

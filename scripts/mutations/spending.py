@@ -31,8 +31,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="only the first question is named to the nodes",
         file="flower_privsyn/strategies/popri.py",
         function="PreferencesByScores.queries",
-        before="    return (*chosen, *judge, self._similarity)\n",
-        after="    return (*chosen, *judge, self._similarity)[:1]\n",
+        before="else (self._judge.query, self._similarity)\n",
+        after="else (self._judge.query,)\n",
         tests=(f"{TESTS}::TestUnknownQuestions",),
     ),
     Mutation(

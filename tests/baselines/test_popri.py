@@ -11,23 +11,20 @@ import pytest
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.host.launch import run_app
-from flower_privsyn.strategies import CLIENT_KEYS, KernelSketchConfig, POPriConfig
+from flower_privsyn.strategies import CLIENT_KEYS, POPriConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "popri"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 
 def popri_config(values: dict[str, Any]) -> POPriConfig:
-    others = (KernelSketchConfig.keys() - POPriConfig.keys()) | {"strategy"}
-    return POPriConfig.from_run_config(values, other_keys=others)
+    return POPriConfig.from_run_config(values, other_keys=["strategy"])
 
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
     check_settings(load_app(APP), values)
-    # The app makes "refinement-rounds" of "num-rounds", so that both methods have as many.
-    expected = POPriConfig.keys() | KernelSketchConfig.keys() - {"refinement-rounds"}
-    assert set(values) - CLIENT_KEYS - {"strategy"} == expected
+    assert set(values) - CLIENT_KEYS - {"strategy"} == POPriConfig.keys()
     config = popri_config(values)
     assert config == POPriConfig.popri(epsilon=1.0, num_users=72000)
 
@@ -101,7 +98,7 @@ def test_bad_settings_stop_before_flower_starts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("strategy", ["popri", "pe-sft", "kernel-sketch"])
+@pytest.mark.parametrize("strategy", ["popri", "pe-sft"])
 def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
     app = load_app(APP)
     small = [
@@ -118,12 +115,8 @@ def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
     run = tmp_path / "run"
     ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     releases = [line for line in ledger if line["event"] == "release"]
-    if strategy == "kernel-sketch":
-        assert [line["query"] for line in releases] == ["kernel_mean"]
-        rounds = run / "refinement"
-    else:
-        assert [line["query"] for line in releases] == ["mean_similarity"] * 2
-        rounds = run / "rounds"
+    assert [line["query"] for line in releases] == ["mean_similarity"] * 2
+    rounds = run / "rounds"
     assert releases[-1]["num_users"] == 600
     assert releases[-1]["epsilon_release"] == pytest.approx(7.0, rel=1e-3)
     for number in ("0001", "0002"):
@@ -134,14 +127,3 @@ def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
     unknown = resolve_config(app, config_name="cpu", settings=['strategy="ppo"'])
     error = run_app(app, tmp_path / "unknown", unknown).error if strategy == "popri" else None
     assert error is None or "strategy must be" in error
-
-
-def test_an_empty_checkpoint_is_the_methods_own() -> None:
-    values = resolve_config(load_app(APP))
-    assert values["checkpoint"] == ""
-    assert popri_config(values).checkpoint == "last"
-    others = POPriConfig.keys() - KernelSketchConfig.keys() | {"strategy"}
-    assert KernelSketchConfig.from_run_config(values, other_keys=others).checkpoint == "sketch-mmd"
-    # One that is set is kept.
-    values["checkpoint"] = "last"
-    assert KernelSketchConfig.from_run_config(values, other_keys=others).checkpoint == "last"

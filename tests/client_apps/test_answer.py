@@ -33,7 +33,6 @@ from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
-    KernelMean,
     MeanSimilarity,
     ModelDelta,
     NearestNeighborHistogram,
@@ -51,7 +50,6 @@ QUESTIONS: list[tuple[Query, dict[str, Any]]] = [
     (NearestNeighborHistogram(max_samples=4, clip="l2"), {"candidates": CANDIDATES}),
     (MeanSimilarity(centre="all"), {"candidates": CANDIDATES}),
     (SPAN, SPAN.broadcast(CANDIDATES)),
-    (KernelMean(num_features=64), KernelMean(num_features=64).broadcast(32)),
 ]
 
 

@@ -432,8 +432,8 @@ class TestPackages:
             assert words in caplog.text
 
     def test_names_that_stand_for_two_questions(self, install: Any) -> None:
-        install("clash", kernel_mean=f"{__name__}:TextLengths")
-        with pytest.raises(ConfigError, match='"kernel_mean": .* and .*:TextLengths of clash'):
+        install("clash", moments=f"{__name__}:TextLengths")
+        with pytest.raises(ConfigError, match='"moments": .* and .*:TextLengths of clash'):
             create_client_app(load)
 
     def test_an_app_and_a_package(self, install: Any) -> None:

@@ -25,7 +25,7 @@ from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 #: From the floor to the ceiling.
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
-    *("pre-text", "aug-pe", "pe-sft", "popri", "kernel-sketch", "joint-sketch"),
+    *("pre-text", "aug-pe", "pe-sft", "popri", "joint-sketch"),
     *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "finetune-private"),
 ]
 

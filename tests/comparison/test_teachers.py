@@ -15,7 +15,7 @@ from flower_privsyn.comparison.teachers import check_here, teaching, writer_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import AdapterSwitch, merge_adapter
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.runs.rounds import REFINEMENT, ROUNDS, TRAINED_MODEL, WRITER, Rounds
+from flower_privsyn.runs.rounds import ROUNDS, TRAINED_MODEL, WRITER, Rounds
 
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,6 @@ def run_of(path: Path, *, generator: str, round_number: int) -> Any:
         config={"generator": generator},
         synthetic_jsonl=texts,
         rounds=Rounds(path / ROUNDS),
-        refinement=Rounds(path / REFINEMENT),
     )
 
 
@@ -41,12 +40,11 @@ TOKENS = torch.tensor([[5, 17, 40, 9, 300]])
 
 
 class TestWriter:
-    @pytest.mark.parametrize("rounds", [ROUNDS, REFINEMENT])
     def test_the_last_adapter_before_the_texts_is_in_its_weights(
-        self, llama: Path, adapters: tuple[Path, Path], tmp_path: Path, rounds: str
+        self, llama: Path, adapters: tuple[Path, Path], tmp_path: Path
     ) -> None:
         run = run_of(tmp_path, generator=str(llama), round_number=3)
-        every = Rounds(tmp_path / rounds)
+        every = Rounds(tmp_path / ROUNDS)
         for number, adapter in ((1, adapters[0]), (2, adapters[1]), (3, adapters[0])):
             shutil.copytree(adapter, every.files(number).adapter)
         folder = tmp_path / "writer"

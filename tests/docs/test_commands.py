@@ -140,13 +140,6 @@ RUN_BY = {
     r"python -m scripts.experiments.across_places .*": (
         "tests/scripts/test_across_places.py::test_a_column_is_a_place"
     ),
-    r"python -m scripts.experiments.nearer_or_useful .*": (
-        "tests/scripts/test_nearer_or_useful.py::test_the_table_is_stamped_and_says_what_goes_with_accuracy"
-    ),
-    r"python -m scripts.experiments.feedback show .*": (
-        "tests/scripts/test_feedback_experiment.py::"
-        "test_tables_and_plot_come_from_the_results_alone"
-    ),
     r"python loopback.py .*": (
         "tests/examples/test_deployment.py::test_four_owners_on_loopback_with_tls_and_known_nodes"
     ),
@@ -208,7 +201,6 @@ NOT_RUN = {
     r"python -m scripts.experiments.(\S+ (run|report)|ctcl_orders|shown_to_the_writer) .*": (
         "hours of measuring; what they read and count is tested"
     ),
-    r"(alias )?ask.*": "hours of measuring",
     r"python (-m scripts.experiments.fred_data|scripts/public_models/\S+) .*": (
         "reads a corpus that is not here; what they call is tested"
     ),

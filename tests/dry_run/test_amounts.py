@@ -9,9 +9,6 @@ import pytest
 
 from flower_privsyn.dry_run import Shelf
 from flower_privsyn.errors import ModelError
-from flower_privsyn.private_path.outline import planned_traffic
-from flower_privsyn.private_path.settling import plan_of, settle
-from tests.support.traffic import Sizes
 
 
 def test_sizes_are_read_from_files() -> None:
@@ -55,25 +52,3 @@ def test_cpu_time_grows_with_what_is_computed() -> None:
     assert far == seconds(_amount(), generator=elsewhere)["server"] < one["server"]
     with pytest.raises(NotImplementedError):
         work_of(PrivateSumConfig(epsilon=1.0), _amount())
-
-
-@pytest.mark.parametrize("kernel", [False, True])
-def test_a_first_release_that_chooses_text_is_counted(kernel: bool) -> None:
-    from flower_privsyn.strategies import POPri, POPriConfig
-
-    checkpoint = "sketch-mmd" if kernel else "last"
-    config = POPriConfig(
-        epsilon=1.0, num_rounds=4, num_prompts=6, initial_text="selected", checkpoint=checkpoint
-    )
-    method = POPri(config).method
-    outline = method.outline(Sizes(32))
-    assert outline is not None
-    asked = [outline.question(number).query.name for number in range(1, 5)]
-    second = "kernel_mean" if kernel else "mean_similarity"
-    assert asked == ["joint_sketch", second, "mean_similarity", "mean_similarity"]
-    assert {query.name for query in method.queries} == set(asked)
-    assert [source.reads for source in outline.sources] == ["tokens", "embeddings"]
-    assert "sketch-model" in {model.setting for model in method.needs().models}
-    plan = settle(plan_of(method, config, population=50), epsilon=1.0, run=None)
-    traffic = planned_traffic(outline, config, plan)
-    assert len({one.bytes_up for one in traffic}) == (3 if kernel else 2)

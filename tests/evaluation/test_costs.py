@@ -23,7 +23,7 @@ from flower_privsyn.evaluation.costs import (
     client_costs,
     communication,
     federated_training_communication,
-    kernel_sketch_communication,
+    fred_communication,
     popri_communication,
     private_evolution_communication,
     run_costs,
@@ -33,7 +33,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import bytes_per_number
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.queries import (
-    KernelMean,
     MeanSimilarity,
     ModelDelta,
     NearestNeighborHistogram,
@@ -99,9 +98,6 @@ class TestThePapersTables:
         assert popri_communication(
             num_prompts=1800, responses_per_prompt=10, rounds=20, answer_space="span"
         ) == Communication(floats_down=73_920, floats_up=384, rounds=20, rounded=False)
-        assert kernel_sketch_communication(num_features=4096) == Communication(
-            floats_down=0, floats_up=4096, rounds=1
-        )
 
     def test_bytes(self) -> None:
         found = private_evolution_communication(num_candidates=2048, rounds=11)
@@ -124,7 +120,7 @@ class TestThePapersTables:
         with pytest.raises(ConfigError, match="'expand-private' is not known"):
             communication("expand-private", {})
         with pytest.raises(ConfigError, match="rounds must be"):
-            kernel_sketch_communication(num_features=8, rounds=-1)
+            fred_communication(moment_dimensions=8, rounds=-1)
         assert communication("public-only", {}) == Communication(
             floats_down=0, floats_up=0, rounds=0
         )
@@ -134,8 +130,7 @@ class TestThePapersTables:
 
 
 QUERIES: dict[str, type[Query]] = {
-    query.name: query
-    for query in (KernelMean, MeanSimilarity, ModelDelta, NearestNeighborHistogram)
+    query.name: query for query in (MeanSimilarity, ModelDelta, NearestNeighborHistogram)
 }
 
 
@@ -191,13 +186,6 @@ class TestCountedInARun:
         grid, strategy = runs.popri(answer_space, centre)
         expected = communication("popri", {**strategy.run.config, "dimension": 32})
         assert expected.floats_up == (32 if answer_space == "span" else 30)
-        check(grid, strategy, expected)
-
-    @pytest.mark.parametrize("weight", [0.0, 0.5])
-    def test_kernel_sketch(self, runs: Runs, weight: float) -> None:
-        grid, strategy = runs.kernel_sketch(weight)
-        expected = communication("kernel-sketch", {**strategy.run.config, "dimension": 32})
-        assert expected.floats_up == (96 if weight else 64)
         check(grid, strategy, expected)
 
     @pytest.mark.parametrize("adaptive", [False, True])

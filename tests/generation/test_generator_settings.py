@@ -16,13 +16,11 @@ from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, Genera
 from flower_privsyn.strategies import (
     AugPEConfig,
     JointSketchConfig,
-    KernelSketchConfig,
     POPriConfig,
     PrivateEvolutionConfig,
 )
 from flower_privsyn.strategies.aug_pe import EvolutionByClass
 from flower_privsyn.strategies.joint_sketch import AskedOnce
-from flower_privsyn.strategies.kernel_sketch import SketchRefinement
 from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.strategies.private_evolution import EvolutionByVotes
@@ -45,11 +43,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     ),
     "popri": lambda **values: PreferencesByScores(
         POPriConfig(training_model="privsyn-lm", **values),
-        embedder=HashEmbedder(),
-        trainer=pytest.fail,
-    ),
-    "kernel-sketch": lambda **values: SketchRefinement(
-        KernelSketchConfig(training_model="privsyn-lm", **values),
         embedder=HashEmbedder(),
         trainer=pytest.fail,
     ),

@@ -34,8 +34,8 @@ num-users = 6
 num-rounds = 3
 epsilon = -1.0
 noise-multiplier = 0.0
-checkpoint = "sketch-mmd"
-num-features = 64
+checkpoint = "fred"
+moment-dimensions = 4
 num-prompts = 6
 responses-per-prompt = 4
 rejected-rank = 3
@@ -81,8 +81,8 @@ def loopback(public: str, run: Path) -> None:
         noise_multiplier=0.0,
         num_rounds=3,
         num_nodes=6,
-        checkpoint="sketch-mmd",
-        num_features=64,
+        checkpoint="fred",
+        moment_dimensions=4,
         num_prompts=6,
         responses_per_prompt=4,
         rejected_rank=3,
@@ -113,7 +113,7 @@ def test_two_nodes_of_three_users_under_ray(tmp_path: Path) -> None:
         json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()
     ]
     assert [line["query"] for line in ledger if line["event"] == "release"] == [
-        "kernel_mean",
+        "moments",
         "mean_similarity",
         "mean_similarity",
     ]

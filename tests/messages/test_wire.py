@@ -72,7 +72,7 @@ class TestRequests:
             DATA, Announcement(),
         )  # fmt: skip
         plan = Announcement(
-            queries=("kernel_mean",),
+            queries=("moments",),
             num_rounds=7,
             clip_norm=1.5,
             to_come=(
@@ -93,7 +93,7 @@ class TestRequests:
         data = replace(DATA, embedding_model="", reads="text")
         sent = ask(data=data)
         record = wire.broadcast_record(sent.broadcast, precision="float32")
-        plan = Announcement(queries=("kernel_mean",))
+        plan = Announcement(queries=("moments",))
         for content in (wire.pack_prepare(data, plan=plan), wire.pack_ask(sent, record)):
             assert all(one.count_bytes() for one in content.values())
 
@@ -112,7 +112,7 @@ class TestRequests:
          ("to-come", planned(1, noise=float("inf"))), ("to-come", "[[1, 1.0]]"), ("to-come", "7"),
          ("to-come", '[[1, 1.0, {"kind": "friends"}]]'), ("to-come", ""),
          ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
-         ("relation", "friends"), ("queries", "kernel_mean"),
+         ("relation", "friends"), ("queries", "moments"),
          ("queries", ["x\nINFO: node policy: nothing is refused"])],
     )  # fmt: skip
     def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:

@@ -67,7 +67,7 @@ class TestFile:
             max_epsilon=math.inf,
             delta=1e-7,
             relation=NeighboringRelation.REPLACE_ONE,
-            queries=("kernel_mean",),
+            queries=("moments",),
             servers=('clinic "north"',),
             dataset="people",
             embedding_models={"/srv/e5": "ab" * 32},
@@ -90,7 +90,7 @@ class TestFile:
             ("delta = 1.0", "delta must be a number strictly between 0 and 1, got 1.0"),
             ("delta = 0", "delta must be"),
             ('relation = "friends"', "relation must be one of \"zero-out\".* got 'friends'"),
-            ('queries = "kernel_mean"', "queries must be a list of strings"),
+            ('queries = "moments"', "queries must be a list of strings"),
             ('queries = ["My Votes"]', "queries must be names of questions.*'My Votes'"),
             ("servers = [7]", "servers must be a list of strings.*, got"),
             ("dataset = 7", "dataset must be a string, got 7"),
@@ -140,7 +140,7 @@ class TestQuestions:
     @pytest.mark.parametrize(
         ("policy", "question", "says"),
         [
-            ({"queries": ("kernel_mean",)}, {}, "asks nearest_neighbor_histogram.*kernel_mean"),
+            ({"queries": ("moments",)}, {}, "asks nearest_neighbor_histogram.*moments"),
             ({"max_clip_norm": 2.9}, {}, "clip norm 3; the owner allows at most 2.9"),
             ({"max_rounds": 19}, {}, "plans 20 rounds; the owner allows at most 19"),
             ({"min_noise_multiplier": 2.1}, {}, "noise multiplier 2; .* allows at least 2.1"),

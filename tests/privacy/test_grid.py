@@ -25,7 +25,6 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.grid import GRID, STEPS, from_grid, to_grid
 from flower_privsyn.queries import (
     Cohort,
-    KernelMean,
     MeanSimilarity,
     ModelDelta,
     NearestNeighborHistogram,
@@ -49,13 +48,11 @@ def _candidates() -> dict[str, np.ndarray]:
     return {"candidates": rows / np.linalg.norm(rows, axis=1, keepdims=True)}
 
 
-KERNEL = KernelMean(num_features=16, bandwidth=1.0, feature_seed=1, embedding_weight=0.5)
 SPAN = MeanSimilarity(centre="all", answer_space="span")
 QUERIES: dict[str, tuple[Query, dict[str, np.ndarray]]] = {
     "votes": (NearestNeighborHistogram(clip="count", max_samples=8), _candidates()),
     "span": (SPAN, SPAN.broadcast(_candidates()["candidates"])),
     "candidates": (MeanSimilarity(centre="all", answer_space="candidates"), _candidates()),
-    "kernel mean": (KERNEL, KERNEL.broadcast(DIMENSION)),
     "model delta": (
         ModelDelta(clip_to=0.05),
         {"parameters": np.zeros(DIMENSION, dtype=np.float32)},

@@ -26,8 +26,6 @@ from flower_privsyn.strategies import (
     DPFedAvg,
     DPFedAvgConfig,
     DPFTRLConfig,
-    KernelSketch,
-    KernelSketchConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
@@ -51,8 +49,6 @@ METHODS = (
     "private-evolution",
     "private-evolution-poisson",
     "popri",
-    "sketch-preference",
-    "sketch-evolution",
     "dp-fedavg",
     "dp-ftrl",
 )
@@ -133,14 +129,6 @@ class Federation:
         }
         if method == "popri":
             return POPri(POPriConfig(**text, **prompts), **parts)
-        if method.startswith("sketch"):
-            refine = method.removeprefix("sketch-")
-            sizes = {"num_features": 32, "num_candidates": 8, "refinement_rounds": 2}
-            return KernelSketch(
-                KernelSketchConfig(**text, **prompts, **sizes, refine=refine),  # type: ignore[arg-type]
-                variation=ShuffleWords(),
-                **parts,
-            )
         training = {**common, "model": str(self.model), "max_tokens": 16, "local_batch_size": 8}
         if method == "dp-fedavg":
             return DPFedAvg(DPFedAvgConfig(**training, adaptive_clipping=True), random=Repeating(7))

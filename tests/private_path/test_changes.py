@@ -21,13 +21,10 @@ from flower_privsyn.errors import (
 from flower_privsyn.files import write_json
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.runs import directory, history
-from flower_privsyn.strategies import KernelSketchConfig, POPri, POPriConfig
-from flower_privsyn.strategies.kernel_sketch import SketchRefinement
-from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
+from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, make_users, rounds_asked, silent
 from tests.support.generation_server import Server
-from tests.support.methods import sketching
 from tests.support.probe import Killed, Probe
 from tests.support.run_files import lines, releases
 
@@ -98,22 +95,11 @@ class TestTriedBeforeTheFirstRound:
             strategy.start(grid)
         assert untouched(strategy, grid)
 
-    @pytest.mark.parametrize("strategy", ["popri", "kernel-sketch"])
-    def test_a_server_that_is_down_for_the_other_methods(
-        self,
-        federation: Builder,
-        popri: Builder,
-        public_file: Path,
-        tmp_path: Path,
-        nowhere: str,
-        strategy: str,
+    def test_a_server_that_is_down_for_preferences(
+        self, federation: Builder, popri: Builder, nowhere: str
     ) -> None:
         grid = federation()
         built = popri(remote(nowhere))
-        if strategy == "kernel-sketch":
-            values = {"noise_multiplier": 0.0, "public_text": str(public_file), "num_features": 8}
-            ours = KernelSketchConfig(**values, run_dir=str(tmp_path / "run"), node_timeout=0.2)
-            built = sketching(ours, generator=remote(nowhere))
         with pytest.raises(GenerationError, match="cannot be reached"):
             built.start(grid)
         assert untouched(built, grid)
@@ -373,51 +359,6 @@ class TestChanges:
         moved = popri(**{**here, "generator": "http://b:2/v1#one"}, resume=True)
         moved.start(federation())
         assert moved.run.status == "finished"
-
-    def test_the_refinement_of_a_sketch_is_free_until_it_has_begun(
-        self,
-        federation: Builder,
-        public_file: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        def sketch(**changes: Any) -> Any:
-            values = {
-                "noise_multiplier": 0.0,
-                "public_text": str(public_file),
-                "num_features": 8,
-                "num_prompts": 3,
-                "responses_per_prompt": 3,
-                "rejected_rank": 2,
-                "refinement_rounds": 2,
-                "synthetic_samples": 4,
-                "run_dir": str(tmp_path / "run"),
-                "node_timeout": 0.2,
-            }
-            return KernelSketchConfig(**{**values, **changes})
-
-        def die(*args: Any, **kwargs: Any) -> None:
-            raise Killed
-
-        def start(**changes: Any) -> Any:
-            strategy = sketching(sketch(**changes))
-            strategy.start(federation())
-            return strategy
-
-        monkeypatch.setattr(SketchRefinement, "finish", die)
-        with pytest.raises(Killed):
-            start()
-        monkeypatch.undo()
-        with pytest.raises(ConfigError, match="num-features = 16 differs"):
-            start(num_features=16, resume=True)
-        monkeypatch.setattr(PreferenceRounds, "corpus", die)
-        with pytest.raises(Killed):
-            start(refinement_rounds=1, resume=True)
-        monkeypatch.undo()
-        with pytest.raises(ConfigError, match="refinement-rounds = 2 differs from the 1"):
-            start(resume=True)
-        last = start(refinement_rounds=1, synthetic_samples=2, resume=True)
-        assert len(lines(last.run.synthetic_jsonl)) == 2
 
     def test_few_users_do_not_matter_once_all_is_released(
         self, federation: Builder, settings: Builder, evolution: Builder

@@ -18,9 +18,9 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, PoissonSampling
 from flower_privsyn.private_path.attendance import default_least_users
 from flower_privsyn.queries import (
-    KernelMean,
     MeanSimilarity,
     ModelDelta,
+    Moments,
     NearestNeighborHistogram,
 )
 from flower_privsyn.runs import RunDirectory, how_to_resume
@@ -45,7 +45,6 @@ class TestUnknownQuestions:
             "num_prompts": 2,
             "responses_per_prompt": 4,
             "rejected_rank": 2,
-            "num_features": 64,
             "public_text": str(public_file),
             "synthetic_samples": 2,
             "run_dir": str(tmp_path / "run"),
@@ -67,19 +66,19 @@ class TestUnknownQuestions:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        # POPri with this checkpoint asks for a kernel mean first and for similarities afterwards.
+        # POPri with this checkpoint asks for moments first and for similarities afterwards.
         without = tuple(query for query in node.QUERIES if query.name != "mean_similarity")
         monkeypatch.setattr(node, "QUERIES", without)
         grid = federation()
-        strategy = self.popri(tmp_path, public_file, checkpoint="sketch-mmd")
+        strategy = self.popri(tmp_path, public_file, checkpoint="fred")
         with pytest.raises(FederationError, match=r"does not answer every question of the run"):
             strategy.start(grid)
         assert rounds_asked(grid) == []
         assert not strategy.run.ledger_file.exists()
         assert {reply.error.code for reply in grid.replies} == {wire.ClientErrorCode.UNKNOWN_QUERY}
-        assert "kernel_mean, mean_similarity" in str(strategy.run.error)
+        assert "moments, mean_similarity" in str(strategy.run.error)
         assert [query.name for query in strategy.method.queries] == [
-            "kernel_mean",
+            "moments",
             "mean_similarity",
         ]
 
@@ -90,7 +89,7 @@ class TestUnknownQuestions:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        without = tuple(query for query in node.QUERIES if query is not KernelMean)
+        without = tuple(query for query in node.QUERIES if query is not Moments)
         monkeypatch.setattr(node, "QUERIES", without)
         strategy = self.popri(tmp_path, public_file)
         strategy.start(federation())
@@ -505,14 +504,12 @@ class TestNoiseAgainstUsers:
         said = [
             NearestNeighborHistogram(max_samples=8, clip="l2").noise_in_words(2.0),
             MeanSimilarity(answer_space="span").noise_in_words(2.0),
-            KernelMean().noise_in_words(2.0),
             ModelDelta(clip_to=0.1).noise_in_words(2.0),
             ModelDelta(clip_to=5.0).noise_in_words(2.0),
         ]
         assert said == [
             "standard deviation 5.66 votes per candidate, to which one user adds 2.83 at most",
             "standard deviation 2 per dimension, to which one user adds 1 at most",
-            "standard deviation 2 per feature, to which one user adds 1 at most",
             "standard deviation 0.2 per parameter, to which one user's update adds 0.1 at most",
             "standard deviation 10 per parameter, to which one user's update adds 5 at most",
         ]

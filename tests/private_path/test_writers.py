@@ -13,13 +13,11 @@ from flower_privsyn.private_path.writers import object_of_the_app, record_genera
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
     JointSketchConfig,
-    KernelSketchConfig,
     POPriConfig,
     PrivateEvolution,
     PrivateEvolutionConfig,
 )
 from flower_privsyn.strategies.joint_sketch import AskedOnce
-from flower_privsyn.strategies.kernel_sketch import SketchRefinement
 from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.strategies.private_evolution import EvolutionByVotes
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
@@ -54,7 +52,6 @@ def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
     for method in (
         EvolutionByVotes(settings(), generator=Mine()),
         PreferencesByScores(POPriConfig(epsilon=1.0), generator=Mine()),
-        SketchRefinement(KernelSketchConfig(epsilon=1.0), generator=Mine()),
         AskedOnce(JointSketchConfig(epsilon=1.0, synthesis="written"), generator=Mine()),
     ):
         record_generators(run, method)

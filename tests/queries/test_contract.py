@@ -12,7 +12,6 @@ sum is made of elementwise additions.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +26,6 @@ from flower_privsyn.queries import (
     Cohort,
     ConditionalDelta,
     JointSketch,
-    KernelMean,
     LabelledHistogram,
     MeanSimilarity,
     ModelDelta,
@@ -37,7 +35,6 @@ from flower_privsyn.queries import (
     frequent_bigrams,
     pack_conditions,
 )
-from flower_privsyn.queries import kernel_mean as kernels
 from flower_privsyn.queries.exact_product import RightFactor, exact_product
 from flower_privsyn.queries.query import Broadcast
 from flower_privsyn.queries.user_means import user_means
@@ -58,8 +55,6 @@ ASKED: list[Query] = [
     LabelledHistogram(max_samples=3),
     *SIMILARITIES,
     MeanSimilarity(answer_space="span", max_samples=2),
-    KernelMean(num_features=102, bandwidth=0.7),
-    KernelMean(num_features=64, embedding_weight=0.3),
     Moments(radius=0.8),
     Moments(unit="record", max_samples=4, count_share=0.3),
     JointSketch(bigram_share=0.4, max_tokens_per_user=30),
@@ -122,8 +117,6 @@ def broadcast_for(
     points[30:40] = points[:10]  # equal candidates are ties for every record
     points[40:] = points[:10] * np.float32(1 + 2**-20)  # and these are nearly so
     points = made(points)
-    if isinstance(query, KernelMean):
-        return query.broadcast(DIMENSION)
     if isinstance(query, JointSketch):
         text = [generator.integers(0, VOCABULARY, 500)]
         pairs = frequent_bigrams(text, vocabulary=VOCABULARY, most=200)
@@ -159,7 +152,7 @@ def test_a_user_adds_what_they_would_answer_alone(query: Query) -> None:
     cohorts = [cohort_for(query, users, seed=users) for users in (2, 17, 206, 207)]
     for made, make in MADE.items():
         broadcast = broadcast_for(query, make)
-        if made != "as they are" and isinstance(query, KernelMean | JointSketch):
+        if made != "as they are" and isinstance(query, JointSketch):
             continue  # nothing is sent that could be made otherwise
         query.check(
             broadcast, dimension=VOCABULARY if isinstance(query, JointSketch) else DIMENSION
@@ -323,24 +316,3 @@ class TestRows:
             if count:
                 mean = records[owners == user].astype(np.float64).mean(axis=0)
                 assert np.allclose(together[user], mean, atol=1e-12)
-
-
-class TestKernelFeatures:
-    def test_cosines_and_sines(self) -> None:
-        turns = np.concatenate(
-            (np.linspace(-3, 3, 40_001), [0.0, 0.25, 0.5, 0.75, 1e9 + 0.125, 2.0**51])
-        )[None]
-        cosines, sines = np.empty((2, 1, turns.size), dtype=np.float32)
-        kernels._cosines_and_sines(turns, cosines, sines)
-        angles = 2 * np.pi * (turns - np.rint(turns))
-        assert np.abs(cosines - np.cos(angles)).max() < 2e-7
-        assert np.abs(sines - np.sin(angles)).max() < 2e-7
-
-    def test_are_the_same_bits_on_every_machine(self) -> None:
-        embeddings = np.random.default_rng(8).standard_normal((5, 48)).astype(np.float32)
-        rows = kernels.features(embeddings, query=KernelMean(num_features=200, bandwidth=0.9))
-        assert hashlib.sha256(rows.astype("<f4").tobytes()).hexdigest() == FROZEN_FEATURES
-
-
-#: Computed on an AVX-512 machine; additions and multiplications of IEEE 754 give it on any.
-FROZEN_FEATURES = "ec90142d0baf67d118cb1a9e4b88f5483e76b575c7e8edaa80bcd2e909316ccc"

@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
 from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
@@ -76,15 +76,6 @@ def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> No
     note = json.loads((finished.path / "expanded-privsyn-lm-1.jsonl.settings.json").read_text())
     assert note["generator"] == "privsyn-lm"
     assert note["temperature"] == finished.config["temperature"]
-
-
-def test_texts_of_a_research_run_are_stamped(finished: RunDirectory) -> None:
-    document = json.loads(finished.config_file.read_text())
-    document["config"]["research"] = True
-    finished.config_file.write_text(json.dumps(document))
-    written = write(RunDirectory.open(finished.path))
-    note = json.loads(written.path.with_name(f"{written.path.name}.settings.json").read_text())
-    assert note["stamp"] == RESEARCH_STAMP
 
 
 def test_a_folder_that_takes_no_files_is_named_before_the_generator_is_asked(
@@ -183,17 +174,6 @@ def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
     assert MoreText.of(run, {"generator": "privsyn-lm"}).generator_parameters == ""
     with pytest.raises(ConfigError, match='which generator = "privsyn-lm" is not'):
         MoreText.of(run, {"generator": "privsyn-lm", "generator_parameters": "{}"})
-
-
-def test_a_run_that_chose_a_round_gives_its_survivors(finished: RunDirectory) -> None:
-    state = json.loads(finished.state_file.read_text())
-    state["summary"]["survivors_of_round"] = 1
-    finished.state_file.write_text(json.dumps(state))
-    written = write(RunDirectory.open(finished.path))
-    chosen, every = survivors(finished, rounds=[1]), survivors(finished)
-    assert written.kind == "survivors of round 1"
-    assert written.seeds == len(set(chosen.texts)) < len(set(every.texts))
-    assert {parent for row in lines(written.path) for parent in row["parent"]} <= set(chosen.ids)
 
 
 def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirectory) -> None:

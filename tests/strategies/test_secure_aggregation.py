@@ -27,8 +27,6 @@ from flower_privsyn.strategies import (
     FreDConfig,
     JointSketch,
     JointSketchConfig,
-    KernelSketch,
-    KernelSketchConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
@@ -74,17 +72,6 @@ def popri(answer_space: Any) -> Callable[[dict[str, Any]], Any]:
     return build
 
 
-def kernel_sketch(values: dict[str, Any]) -> Any:
-    config = KernelSketchConfig(
-        num_prompts=6, responses_per_prompt=5, rejected_rank=4, synthetic_samples=10,
-        num_features=64, refinement_rounds=1, **values,
-    )  # fmt: skip
-    return KernelSketch(
-        config, embedder=HashEmbedder(), generator=WordGenerator(WORDS),
-        variation=ShuffleWords(), trainer=train_words,
-    )  # fmt: skip
-
-
 def fred(values: dict[str, Any]) -> Any:
     return FreD(FreDConfig(moment_dimensions=4, **values), embedder=HashEmbedder())
 
@@ -112,7 +99,6 @@ STRATEGIES = {
     "private-evolution": private_evolution,
     "popri-span": popri("span"),
     "popri-candidates": popri("candidates"),
-    "kernel-sketch": kernel_sketch,
     "fred": fred,
 }
 

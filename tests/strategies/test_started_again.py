@@ -36,8 +36,6 @@ from flower_privsyn.strategies import (
     HybridConfig,
     JointSketch,
     JointSketchConfig,
-    KernelSketch,
-    KernelSketchConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
@@ -276,7 +274,6 @@ def methods(
 ) -> dict[str, Callable[..., Any]]:
     """A small strategy of every method, from where it runs."""
     public = {"public_text": str(public_file), "noise_multiplier": 0.0, **COMMON}
-    sketched = {"sketch_model": str(lstm)}
     trains = small_training(DPFedAvgConfig, Path(), model=str(lstm), num_rounds=3)
     mid = small_mid_training(
         Path(),
@@ -308,24 +305,13 @@ def methods(
         return WordGenerator(WORDS)
 
     return {
-        "private-evolution": lambda **place: evolution(
-            settings(**public, survivors_of="fred", moment_dimensions=4, **place)
-        ),
+        "private-evolution": lambda **place: evolution(settings(**public, **place)),
         "aug-pe": lambda **place: AugPE(
             AugPEConfig(num_candidates=6, num_variations=3, num_rounds=3, **public, **place),
             embedder=HashEmbedder(),
             generator=EchoGenerator(),
         ),
         "popri": preferring,
-        "popri-selected": lambda **place: preferring(initial_text="selected", **sketched, **place),
-        "kernel-sketch": lambda **place: KernelSketch(
-            KernelSketchConfig(
-                num_features=64, refinement_rounds=2, **{**public, **PREFERENCES, **place}
-            ),
-            embedder=HashEmbedder(),
-            generator=words(),
-            trainer=train_words,
-        ),
         "joint-sketch": lambda **place: JointSketch(
             JointSketchConfig(
                 model=str(lstm),
@@ -358,8 +344,6 @@ METHODS = (
     "private-evolution",
     "aug-pe",
     "popri",
-    "popri-selected",
-    "kernel-sketch",
     "joint-sketch",
     "fred",
     "dp-fedavg",

@@ -52,8 +52,6 @@ from flower_privsyn.strategies import (
     HybridConfig,
     JointSketch,
     JointSketchConfig,
-    KernelSketch,
-    KernelSketchConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
@@ -286,7 +284,6 @@ _PAIRS = {
     "responses_per_prompt": 5,
     "rejected_rank": 4,
     "synthetic_samples": 6,
-    "num_features": 64,
 }
 
 
@@ -299,26 +296,6 @@ def popri(folder: Path, **changes: Any) -> POPri:
         generator=WordGenerator(WORDS),
         trainer=train_words,
         random=InsecureRandom(8),
-    )
-
-
-def sketch(folder: Path, **changes: Any) -> KernelSketch:
-    """A kernel mean and what is refined against it."""
-    values = {
-        **_PAIRS,
-        "public_text": str(_public(folder)),
-        "num_rounds": 1,
-        "refinement_rounds": 2,
-        "num_candidates": 12,
-        **changes,
-    }
-    return KernelSketch(
-        KernelSketchConfig(**_common(folder, **values)),
-        embedder=HashEmbedder(),
-        generator=WordGenerator(WORDS),
-        variation=ShuffleWords(),
-        trainer=train_words,
-        random=InsecureRandom(9),
     )
 
 
@@ -426,8 +403,8 @@ RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], Loopbac
         _by_embeddings,
     ),
     "popri": (popri, _by_embeddings),
-    "popri sketch-mmd": (
-        lambda folder: popri(folder, num_rounds=3, checkpoint="sketch-mmd", patience=2),
+    "popri fred": (
+        lambda folder: popri(folder, num_rounds=3, checkpoint="fred", moment_dimensions=4),
         _by_embeddings,
     ),
     "popri as coded": (
@@ -435,11 +412,6 @@ RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], Loopbac
         _by_embeddings,
     ),
     "pe+sft": (lambda folder: popri(folder, loss="sft"), _by_embeddings),
-    "kernel-sketch": (sketch, _by_embeddings),
-    "kernel-sketch evolution": (
-        lambda folder: sketch(folder, refine="evolution", max_nodes_per_user=2),
-        _by_embeddings,
-    ),
     "dp-fedavg": (lambda folder: dp_fedavg(folder, adaptive_clipping=True), _by_training),
     "dp-ftrl": (lambda folder: dp_ftrl(folder, num_rounds=4), _by_training),
     "aug-pe": (aug_pe, _by_labels),

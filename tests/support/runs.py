@@ -14,15 +14,12 @@ from flower_privsyn.data import Users
 from flower_privsyn.strategies import (
     DPFedAvg,
     DPFedAvgConfig,
-    KernelSketch,
-    KernelSketchConfig,
     POPri,
     POPriConfig,
 )
 from flower_privsyn.testing import (
     HashEmbedder,
     LoopbackGrid,
-    ShuffleWords,
     WordGenerator,
     train_words,
 )
@@ -68,20 +65,6 @@ class Runs:
             POPriConfig(**self.settings(num_rounds=2, answer_space=answer_space, centre=centre)),
             embedder=HashEmbedder(),
             generator=WordGenerator(WORDS),
-            trainer=train_words,
-        )
-        strategy.start(grid)
-        return grid, strategy
-
-    def kernel_sketch(self, weight: float) -> tuple[LoopbackGrid, Any]:
-        grid = self.federation(make_users(6), num_nodes=2)
-        strategy = KernelSketch(
-            KernelSketchConfig(
-                **self.settings(num_features=64, embedding_weight=weight, refinement_rounds=1)
-            ),
-            embedder=HashEmbedder(),
-            generator=WordGenerator(WORDS),
-            variation=ShuffleWords(),
             trainer=train_words,
         )
         strategy.start(grid)

@@ -1,1 +1,1 @@
-"""POPri (Hou et al., ICML 2025), PE+SFT and the kernel sketch as one Flower app."""
+"""POPri (Hou et al., ICML 2025) and PE+SFT as one Flower app."""

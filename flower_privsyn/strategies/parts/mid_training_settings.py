@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le
 
@@ -18,7 +18,6 @@ from flower_privsyn.strategies.parts.correlated_training import (
 from flower_privsyn.strategies.parts.student import StudentConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.preset_keywords import PublicMidTrainingKeywords
     from flower_privsyn.training.distillation import Distillation
 
 
@@ -230,7 +229,7 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
         cls,
         *,
         epsilon: Literal["1.77", "18.71"] = "1.77",
-        **overrides: Unpack[PublicMidTrainingKeywords],
+        **overrides: Any,
     ) -> Self:
         """The paper's settings, as far as it prints them: 100 of 342,000 users in a round, once.
 

@@ -1,7 +1,6 @@
 """The server's half of POPri's rounds: write responses, rank them by scores, train on the pairs.
 
-Where the scores come from is the caller's: a release in every round (`POPri`), or one kernel sketch
-for all of them (`KernelSketch`). Nothing here sees anything private.
+Nothing here sees anything private but the scores that were released.
 
 Papers:
     Hou, Wang, Zhu, Lazar, Fanti: "Private Federated Learning using Preference-Optimized Synthetic
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import SamplingParameters
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.parts.judge import Judge
+    from flower_privsyn.strategies.parts.moments import MomentSketch
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -384,7 +383,7 @@ class PreferenceRounds:
 
     # ------------------------------------------------------------------ choosing and finishing
 
-    def distances(self, judge: Judge, last: int) -> dict[int, float]:
+    def distances(self, judge: MomentSketch, last: int) -> dict[int, float]:
         """Distance of the responses of rounds 1 to `last` to what was released.
 
         A round counts when its responses were written in it: candidates that a lost round left to

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.queries.kernel_mean import Bandwidth, NumFeatures
 
 if TYPE_CHECKING:
     from flower_privsyn.training import PreferencePair, PreferenceTraining, TrainingReport
@@ -69,9 +68,6 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         Hou et al. 2025 (POPri), section 4 and appendix; the defaults are from
             there unless said.
     """
-
-    #: Values of `checkpoint` for which something is released that rounds are compared with.
-    judges: ClassVar[tuple[str, ...]] = ("sketch-mmd",)
 
     delta: float = 3e-6
     max_samples: Annotated[
@@ -155,71 +151,25 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         "also a folder or a data set by name (docs/distillation.md).",
     ] = "bundled"
     synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
-    checkpoint: Annotated[
-        Literal["last", "sketch-mmd", "fred", "validation"],
-        'which round\'s adapter writes them: "last"; "sketch-mmd": the one whose responses have '
-        'the smallest squared distance to a released kernel mean; "fred" (of `POPri`): the '
-        "smallest Fréchet distance to a released mean and covariance (docs/fred.md); "
-        '"validation", for research only: to the private text in `validation_text`, outside the '
-        "budget.",
-    ] = "last"
-    research: Annotated[
-        bool,
-        "allow what the ledger does not cover, and stamp the run with it. Needed for "
-        '`checkpoint = "validation"` and for nothing else.',
-    ] = False
-    validation_text: Annotated[str, 'for "validation", a JSONL file with `text`.'] = ""
-    patience: Annotated[
-        NonNegativeInt,
-        "end the rounds when the responses have not come nearer to that mean for so many of them, "
-        "at the cost of all that were planned; 0 for never. Needs "
-        '`checkpoint = "sketch-mmd"`, or "fred".',
-    ] = 0
-    num_features: Annotated[NumFeatures, "random features of the kernel mean (D)."] = 4096
-    bandwidth: Annotated[
-        Bandwidth, OrZero("the median heuristic on public text"), "of its Gaussian kernel."
-    ] = 0.0
-    embedding_weight: Annotated[
-        float, Ge(0), Le(1), "share of the embedding itself in the features."
-    ] = 0.0
 
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        by_validation = self.checkpoint == "validation"
-        if by_validation != self.research or by_validation != bool(self.validation_text):
-            raise ConfigError(
-                'checkpoint = "validation", research = true and validation-text go together: the '
-                "choice uses private text outside the budget. Got checkpoint = "
-                f'"{self.checkpoint}", research = {str(self.research).lower()} and '
-                f'validation-text = "{self.validation_text}"'
-            )
         if self.rejected_rank > self.responses_per_prompt:
             raise ConfigError(
                 f"rejected-rank = {self.rejected_rank} must be at most responses-per-prompt = "
                 f"{self.responses_per_prompt}"
             )
-        if self.patience and self.checkpoint not in self.judges:
-            judges = " or ".join(f'"{judge}"' for judge in self.judges)
-            raise ConfigError(
-                f"patience = {self.patience} needs checkpoint = {judges}, got checkpoint = "
-                f'"{self.checkpoint}": nothing else that is released says how near a round came'
-            )
-        if self.needs_training and self.generator.startswith("gguf:"):
+        if self.generator.startswith("gguf:"):
             raise ConfigError(
                 f'generator = "{self.generator}" is run by llama.cpp, which loads no adapters: '
                 'name the folder of the model itself, or "smollm2-135m"'
             )
-        if self.needs_training and not self.model_to_train:
+        if not self.model_to_train:
             raise ConfigError(
                 f'generator = "{self.generator}" is a server: set training-model to the folder or '
                 "hub name of the model it serves, on which the adapters are trained"
             )
-
-    @property
-    def needs_training(self) -> bool:
-        """Whether a run with these settings trains adapters."""
-        return True
 
     @property
     def model_to_train(self) -> str:

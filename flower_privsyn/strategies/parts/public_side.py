@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
@@ -30,14 +30,12 @@ class PublicSide:
         generator: the language model that writes.
         prompt: how public samples are laid out for it.
         seeds: public samples of at most `max_tokens` tokens.
-        seeds_are: "public", all of them, or "selected" by a release.
     """
 
     embedder: Embedder
     generator: TextGenerator
     prompt: Prompt
     seeds: tuple[str, ...]
-    seeds_are: Literal["public", "selected"] = "public"
 
     @classmethod
     def load(
@@ -100,10 +98,9 @@ class PublicSide:
             NeededModel(setting="generator", name=config.generator, kind="generator"),
         ]
         libraries = ["sentence_transformers", "torch", "transformers"]
-        if config.needs_training:
-            setting = "training-model" if config.training_model else "generator"
-            models.append(NeededModel(setting=setting, name=config.model_to_train, kind="causal"))
-            libraries += ["trl", "peft"]
+        setting = "training-model" if config.training_model else "generator"
+        models.append(NeededModel(setting=setting, name=config.model_to_train, kind="causal"))
+        libraries += ["trl", "peft"]
         return Needs(
             models=tuple(models),
             libraries=tuple(libraries),
@@ -141,4 +138,4 @@ class PublicSide:
     @property
     def seed_ids(self) -> list[str]:
         """Identifiers of the public samples, as parents of what is written after them."""
-        return [f"{self.seeds_are}:{index}" for index in range(len(self.seeds))]
+        return [f"public:{index}" for index in range(len(self.seeds))]

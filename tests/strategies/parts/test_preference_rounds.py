@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,10 @@ from hypothesis import strategies as st
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.queries import KernelMean, mean_features
 from flower_privsyn.runs.rounds import Rounds
-from flower_privsyn.strategies import POPriConfig, Sketch
+from flower_privsyn.strategies import POPriConfig
 from flower_privsyn.strategies.parts.candidates import Candidates
-from flower_privsyn.strategies.parts.judge import best, stops
+from flower_privsyn.strategies.parts.judge import best
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
 from flower_privsyn.strategies.parts.public_side import PublicSide
 from flower_privsyn.strategies.parts.ranking import rank_pairs
@@ -374,15 +374,8 @@ class TestLearning:
         assert (pair.rejected, pair.rejected_end) == ("a b c d e", "")
 
 
-class TestStopping:
-    def test_when_the_best_lies_too_far_back(self) -> None:
-        assert not stops({1: 0.5, 2: 0.6}, patience=2)
-        assert stops({1: 0.5, 2: 0.6, 3: 0.5}, patience=2)
-        assert not stops({1: 0.5, 2: 0.6, 3: 0.4}, patience=2)
-        assert not stops({}, patience=2)
-        assert not stops({1: 0.5, 4: 0.6}, patience=2)  # rounds 2 and 3 were lost
-        assert stops({1: 0.5, 4: 0.6, 6: 0.7}, patience=2)
-        assert not stops({1: 0.5, 4: 0.6, 6: 0.7}, patience=0)
+class TestDistances:
+    def test_the_nearest_is_the_first_of_equal_ones(self) -> None:
         assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
 
     def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
@@ -392,16 +385,9 @@ class TestStopping:
         written = made.candidates(1)
         made.carry_over(1)
         made.candidates(3)
-        query = KernelMean(num_features=16)
-        sketch = Sketch(
-            query=query,
-            total=mean_features(written.embeddings, query=query),
-            num_users=1.0,
-            noise_std=0.0,
-        )
         assert np.array_equal(made.candidates(2).embeddings, written.embeddings)
-        assert sorted(made.distances(sketch, 3)) == [1, 3]
-        assert made.distances(sketch, 1) == {1: pytest.approx(0.0, abs=1e-12)}
+        judge = SimpleNamespace(distance=len)
+        assert made.distances(judge, 3) == {1: len(written), 3: len(made.candidates(3))}
 
 
 class TestPublicSide:
