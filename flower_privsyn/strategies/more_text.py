@@ -267,8 +267,7 @@ def write_more(
 
     Formal guarantee:
         Post-processing. What stands in the prompts was released, or made from what was: the
-        epsilons of the run hold for these texts with it. Where they do not cover the run's result
-        (`research = true`), they do not cover these texts, and the settings beside them say so.
+        epsilons of the run hold for these texts with it.
 
     Raises:
         RunDirectoryError: the run has not finished, or somebody writes to the file.
