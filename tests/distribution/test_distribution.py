@@ -127,7 +127,7 @@ def test_an_example_comes_out_of_the_wheel(built: Built, tmp_path: Path) -> None
 @pytest.mark.timeout(900)
 def test_the_quickstart_runs_from_the_wheel_alone(built: Built, tmp_path: Path) -> None:
     built.run("new", "quickstart", "q", folder=tmp_path)
-    small = ["num-rounds=2", "num-candidates=16", "lookahead=1", "expand-samples=8"]
+    small = ["student-steps=2", "generator-steps=1", "synthetic-samples=8"]
     words = [word for setting in small for word in ("--set", setting)]
     shown = built.run("run", "q", "--run-dir", "run", *words, folder=tmp_path)
     assert "synthetic.jsonl (8)" in shown
