@@ -104,7 +104,7 @@ def located(name: str) -> str:
     """
     path = user_path(name)
     try:
-        there = path.exists()
+        there = bool(name) and path.exists()  # an empty path would be the folder itself
     except OSError:
         there = True  # behind a folder that may not be read: whoever opens it says so
     return str(path) if there else name

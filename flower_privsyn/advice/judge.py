@@ -30,7 +30,7 @@ class Need:
     """What somebody has.
 
     Attributes:
-        users: 1 to 10^10.
+        users: 2 to 10^10, as of a run.
         epsilon: > 0.
         upload: bytes that one user may send in the whole run; None for any number.
 
@@ -44,7 +44,7 @@ class Need:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check_whole("--users", self.users, ge=1, le=_EVERYBODY)
+        check_whole("--users", self.users, ge=2, le=_EVERYBODY)
         check_number("--epsilon", self.epsilon, gt=0)
         if self.upload is not None:
             check_whole("--upload", self.upload, ge=1)

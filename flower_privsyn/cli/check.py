@@ -47,16 +47,19 @@ def check(
     APP is the folder of the app. Settings and data are read as `privsyn run` reads them. The exit
     status is 0 where the run can start, 2 where something stops it.
     """
-    from flower_privsyn.cli.run import check_evaluation
     from flower_privsyn.dry_run import check_app
     from flower_privsyn.host.app import load_app, resolve_config
 
     loaded = load_app(app)
     values = resolve_config(loaded, config_name=config, settings=settings or ())
-    report = check_app(loaded, values, run_dir=run_dir, try_noise=try_noise, deployment=deployment)
-    if evaluate is not None:
-        with report.refusals("evaluation"):
-            check_evaluation(evaluate, values)
+    report = check_app(
+        loaded,
+        values,
+        run_dir=run_dir,
+        evaluate=evaluate,
+        deployment=deployment,
+        try_noise=try_noise,
+    )
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:

@@ -139,7 +139,7 @@ def compare(
     client_column: Column = "client_id",
     text_column: Column = "text",
     date_column: Column = "date",
-    label_column: _LabelColumn = "",
+    label_column: _LabelColumn = "label",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 
@@ -161,10 +161,10 @@ def compare(
         held_out_users=held_out_users,
         newer_than=newer_than,
         columns={
-            "client_column": client_column,
-            "text_column": text_column,
-            "date_column": date_column,
-            "label_column": label_column,
+            "client-column": client_column,
+            "text-column": text_column,
+            "date-column": date_column,
+            "label-column": label_column,
         },
         open_sealed=open_sealed,
         sealed_users=sealed_users,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn import environment
 from flower_privsyn.cli.options import Json, RunDir, Seed, option
@@ -38,25 +37,6 @@ _CpuTime = Annotated[
 ]
 _Column = Annotated[str | None, option("NAME", "default: the run's")]
 _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
-
-
-class OwnData(TypedDict):
-    """The columns of a run's own data, as `load_users` takes them."""
-
-    client_column: str
-    text_column: str
-    date_column: str
-    label_column: str
-
-
-def own_data(values: Mapping[str, Any]) -> OwnData:
-    """How the run's own data are read, for `load_users`."""
-    return {
-        "client_column": str(values.get("client-column", "client_id")),
-        "text_column": str(values.get("text-column", "text")),
-        "date_column": str(values.get("date-column", "date")),
-        "label_column": str(values.get("label-column", "label")),
-    }
 
 
 def evaluate(
@@ -96,8 +76,7 @@ def evaluate(
         "date_column": date_column,
         "label_column": label_column,
     }
-    given = {key: value for key, value in named.items() if value is not None}
-    columns = {**own_data(run.config), **given}
+    columns = {key: value or "" for key, value in named.items()}
     taking_part, others = _people(run, held_out, users, private, columns)
     folder = _folder(run, output)
     training = CausalTraining(max_steps=steps or 0, learn_ends=False)
@@ -130,14 +109,13 @@ def _people(
     held_out: str | None,
     users: str | None,
     private: str | None,
-    columns: dict[str, Any],
+    columns: dict[str, str],
 ) -> tuple[Users | None, Users]:
     """Users who took part, where they are known, and users who did not."""
-    from flower_privsyn.data import load_users
-    from flower_privsyn.evaluation.run import split_users
+    from flower_privsyn.evaluation.run import own_users, split_users
 
     def read(file: str) -> Users:
-        return load_users(file, **columns, strict=True)
+        return own_users(run.config, file, **columns)
 
     if users is not None and held_out is None:
         if private is not None:

@@ -12,13 +12,11 @@ import typer
 
 from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
-from flower_privsyn.cli.evaluate import own_data
 from flower_privsyn.cli.inspect import epsilons, inspect_run, ranked
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded, quoted
+from flower_privsyn.files import quoted
 
 #: Below it a sketch says so little that the end of a run tells.
 _LITTLE_TRUST: Final = 0.2
@@ -26,8 +24,6 @@ _LITTLE_TRUST: Final = 0.2
 if TYPE_CHECKING:
     from flower_privsyn.host.app import App
     from flower_privsyn.host.launch import Outcome
-    from flower_privsyn.private_path.method import Method
-    from flower_privsyn.private_path.settings import PrivateSumConfig
 
 
 def run(
@@ -42,35 +38,23 @@ def run(
     APP is the folder of the app. The exit status is 0 only when the run has finished, and the app
     has.
     """
-    from flower_privsyn import runs
+    from flower_privsyn.dry_run import check_app
     from flower_privsyn.host import app as host_app
     from flower_privsyn.host import launch
     from flower_privsyn.models.threads import most_threads
-    from flower_privsyn.privacy import quarantine
 
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
-    inside = Path.cwd().resolve().is_relative_to(loaded.path.resolve())
-    named = launch.named_run_directory(values, run_dir)
-    launch.refuse_resume(values, Path(named or "DIR"))
-    if named:
-        path = expanded(named).absolute()
-        launch.refuse_inside(loaded, path)
-    elif inside:
-        path = runs.default_run_directory(loaded.name)
-    else:
-        path = runs.new_run_path(Path("runs"), loaded.name)
-    launch.refuse_odd_places(path)
-    host_app.check_settings(loaded, values)
-    with quarantine.counting() as tally:
-        counted = _check_users(loaded, values)
-    if tally:
-        sys.stderr.write(f"privsyn: warning: {tally} (counted in private text, for its owner)\n")
-    runs.RunDirectory(path).refuse_existing()
-    if evaluate is not None:
-        check_evaluation(evaluate, values)
-    for method, its_settings, users in counted:
-        _check_noise(method, its_settings, users)
+    report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, starting=True)
+    for finding in report.of_level("warning"):
+        if finding.topic != "settings":  # that an app chooses its strategy in its code
+            of = " (counted in private text, for its owner)" if finding.topic == "data" else ""
+            sys.stderr.write(f"privsyn: warning: {finding.sentence}{of}\n")
+    for sentence in dict.fromkeys(finding.sentence for finding in report.of_level("stops")):
+        complain(sentence, REFUSED)
+    if not report.ready:
+        return REFUSED
+    path = launch.place_of(loaded, values, run_dir)
     sys.stderr.write(
         f"Running {loaded.name} in {path}, with at most {most_threads()} threads "
         f"({environment.THREADS})\n"
@@ -80,77 +64,7 @@ def run(
     status = show_outcome(outcome)
     if evaluate is None or status != 0:
         return status
-    return evaluate_command(str(path), users=evaluate, **own_data(values))
-
-
-def _check_users(app: App, values: Mapping[str, Any]) -> list[tuple[Method, PrivateSumConfig, int]]:
-    """Read the users before anything is spent, as `privsyn check` does, with an app's own recipe.
-
-    Where nobody has any text, or none of any class, every answer is noise alone, and a node tells
-    nobody. Where the users' text is named as public text, it would be published.
-
-    Returns:
-        What the app's strategies ask of how many users, where that is known.
-    """
-    from flower_privsyn.data import Cut
-    from flower_privsyn.dry_run.people import read_people
-    from flower_privsyn.dry_run.public_text import check_public_text
-    from flower_privsyn.host.app import check_data, strategies_of
-    from flower_privsyn.strategies.by_name import built
-
-    counted = []
-    every = strategies_of(app, values)
-    if not every:
-        check_data(app, values)
-    for settings, strategy in every:
-        people = read_people(
-            app,
-            values,
-            cut=Cut.of(settings.to_dict()),
-            nodes=settings.num_nodes,
-            most_nodes=settings.max_nodes_per_user,
-        )
-        if people is None:
-            continue
-        method = built(strategy, settings).method
-        public = method.needs().public_text
-        if public and (
-            said := check_public_text(public, people.written, data=str(values.get("data", "")))
-        ):
-            sys.stderr.write(f"privsyn: warning: {said}\n")
-        if people.all_read:
-            counted.append((method, settings, people.users))
-    return counted
-
-
-def _check_noise(method: Method, settings: PrivateSumConfig, users: int) -> None:
-    """Refuse noise that drowns whatever so many users agree on, before Flower starts."""
-    from flower_privsyn.private_path.noise_check import refuse_noise
-    from flower_privsyn.private_path.settling import plan_of, settle
-
-    plan = plan_of(method, settings, population=users)
-    refuse_noise(settle(plan, epsilon=settings.epsilon, run=None).plan, settings)
-
-
-def check_evaluation(file: str, values: Mapping[str, Any]) -> None:
-    """Refuse before anything is spent what could not be measured in the end.
-
-    Args:
-        file: the run's own data, as of --evaluate.
-        values: the settings of the run.
-
-    Raises:
-        ConfigError: the run holds nobody out.
-        DataError: the file cannot be read, or has not the run's columns.
-    """
-    from flower_privsyn.data import load_users
-
-    if not values.get("held-out-fraction"):
-        raise ConfigError(
-            "--evaluate measures on users whom the run holds out: set held-out-fraction, which is "
-            f"{values.get('held-out-fraction', 'no setting of this app')}"
-        )
-    load_users(file, **own_data(values), strict=True)
+    return evaluate_command(str(path), users=evaluate)
 
 
 def resume(

@@ -140,7 +140,8 @@ class Measures:
             return None
         embedder = self.embedder(job.values)
         held_out, private = (
-            run_samples(run, users, embedder) for users in (self._plan.held_out, self._plan.private)
+            run_samples(run.config, users, tokenizer=embedder.tokenizer)
+            for users in (self._plan.held_out, self._plan.private)
         )
         (found,) = classify_run(
             run,

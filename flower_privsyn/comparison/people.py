@@ -12,7 +12,7 @@ from typing import Final, Self
 import numpy as np
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data import Users, load_users
+from flower_privsyn.data import Users, load_configured
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.sealed import only_sealed, without_sealed
 
@@ -62,7 +62,7 @@ class People:
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
             newer_than: only text dated after this day; "" for all.
-            columns: names of the columns, for `load_users`.
+            columns: their names, by the keys of a run (`load_configured`).
             open_sealed: hold out sealed users and no others; the same users take part.
             sealed_users: how many of them, drawn by a hash of their ids; 0 for all.
 
@@ -132,7 +132,7 @@ class People:
 
 
 def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
-    found = load_users(source, **columns, strict=True)
+    found = load_configured({"data": source}, columns, strict=True, labels=True)
     found.check_documents(dated=bool(newer_than))
     return found.newer_than(newer_than) if newer_than else found
 
@@ -184,15 +184,10 @@ def _select(users: Users, chosen: Sequence[int]) -> Users:
 def joined(parts: Sequence[Users]) -> Users:
     """Users of several files; people who are in more than one of them are one user each.
 
-    Raises:
-        DataError: Some of the files have dates, or labels, and some have none.
+    Documents of a file without dates, or labels, have none, as where a run reads a folder of both.
     """
     if len(parts) == 1:
         return parts[0]
-    if len({part.dates is None for part in parts}) > 1:
-        raise DataError("some of the data files have dates and some have none: give the same kind")
-    if len({part.labels is None for part in parts}) > 1:
-        raise DataError("some of the data files have labels and some have none: give the same kind")
     ids = list(dict.fromkeys(user for part in parts for user in part.user_ids))
     number = {user: place for place, user in enumerate(ids)}
     rows = [
@@ -210,6 +205,6 @@ def joined(parts: Sequence[Users]) -> Users:
         user_ids=tuple(ids),
         texts=[text for _, text, _, _ in rows],
         owners=np.array([owner for owner, _, _, _ in rows], dtype=np.int64),
-        dates=None if parts[0].dates is None else [day for _, _, day, _ in rows],
-        labels=None if parts[0].labels is None else [label for *_, label in rows],
+        dates=[day for _, _, day, _ in rows] if any(part.dates for part in parts) else None,
+        labels=[label for *_, label in rows] if any(part.labels for part in parts) else None,
     )

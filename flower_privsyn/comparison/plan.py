@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import People
-from flower_privsyn.data import Users
+from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
+from flower_privsyn.dry_run.people import people_of
 from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
@@ -25,6 +26,7 @@ from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
+    refuse_what_flower_refuses,
     resolve_config,
     strategies_of,
     written_settings,
@@ -329,8 +331,13 @@ class Plan:
         report = Report()
         with report.refusals("figures"):
             require(_MEASURED_WITH)
+        with report.refusals("app"):
+            refuse_what_flower_refuses(self.app)
         for cell in cells:
-            if cell.seed == self.seeds[0] or not self.method(cell).seeded:
+            # Where the smallest budget is enough against the noise, every larger one is.
+            if cell.epsilon in (0.0, None, self.epsilons[0]) and (
+                cell.seed == self.seeds[0] or not self.method(cell).seeded
+            ):
                 self._check_cell(cell, report, shelf)
         if not report.ready:
             stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
@@ -343,8 +350,6 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
-            if (public := str(values.get("public-text", BUNDLED))) != BUNDLED:
-                check_public_text(public, self._written, data="")
             if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
                 raise ConfigError(
                     f"--set synthesis=written: what is measured of {cell.method} is its student, "
@@ -355,11 +360,20 @@ class Plan:
                 if self.begins_with(cell) is not None:
                     values["initial-model"] = self.downstream  # which the student is made from
                 for settings, strategy in strategies_of(self.app, values):
-                    for users in (self.private, self.held_out) if settings.class_names else ():
-                        check_labels([users], settings.class_names)
+                    if settings.class_names:
+                        check_labels([self.held_out], settings.class_names)
+                    people = people_of(
+                        [self.private],
+                        cut=Cut.of(settings.to_dict()),
+                        nodes_read=settings.num_nodes,
+                        nodes=settings.num_nodes,
+                        written=self._written,
+                    )
                     method = built(strategy, settings).method
-                    check_method(method, settings, report=found, shelf=shelf)
+                    check_method(method, settings, people, report=found, shelf=shelf)
             else:
+                public = str(values.get("public-text", BUNDLED))
+                check_public_text(public, self._written, data="")
                 if cell.method == "expand-private":
                     check_here(str(values["generator"]))
                 names = _REFERENCES_USE.get(cell.method, ())

@@ -62,9 +62,12 @@ class PublicCorpus:
         """Find out what a name means, without reading it.
 
         Raises:
-            DataError: There is no such file or folder, and it cannot be the name of a data set.
+            DataError: There is no such file or folder, and it cannot be the name of a data set; or
+                the name is empty, which would be the folder that the command was typed in.
         """
         name, most = str(source), None
+        if not name.strip():
+            raise DataError(f'{setting} is empty: name a file of public text, or "bundled"')
         if not _there(name) and (first := _FIRST.fullmatch(name)):
             name, most = first[1], int(first[2])
         if name == "bundled":

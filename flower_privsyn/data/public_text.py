@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import ConfigError, DataError
+
+#: Documents that are cut at a time.
+_DOCUMENTS: Final = 512
 
 
 def public_texts(
@@ -18,6 +21,9 @@ def public_texts(
     max_tokens: int = 64,
     at_sentences: bool = False,
     setting: str = "public-text",
+    fewest: int = 0,
+    wanted_by: str = "",
+    enough: bool = False,
 ) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
@@ -29,16 +35,28 @@ def public_texts(
         max_tokens: length of a piece, >= 1.
         at_sentences: cut longer texts only where a sentence ends (`Cut.pieces`).
         setting: what named the file, for the sentence that says it cannot be read.
+        fewest: texts that there must be.
+        wanted_by: what needs so many, such as "num-candidates = 24".
+        enough: read no further than that, of a corpus that may be large.
 
     Raises:
+        ConfigError: there are fewer than `fewest`.
         DataError: the file is missing or a line is not as described.
         MissingExtraError: it is a data set, and the library is not installed.
     """
-    texts = list(PublicCorpus.find(source, setting=setting).documents())
-    pieces = Cut(max_tokens=max_tokens).pieces(
-        texts, tokenizer=tokenizer, at_sentences=at_sentences
-    )
-    return list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
+    documents = PublicCorpus.find(source, setting=setting).documents()
+    cut, found = Cut(max_tokens=max_tokens), dict[str, None]()
+    while not (enough and len(found) >= fewest) and (
+        part := list(itertools.islice(documents, _DOCUMENTS))
+    ):
+        pieces = cut.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
+        found |= dict.fromkeys(itertools.chain.from_iterable(pieces))
+    if len(found) < fewest:
+        raise ConfigError(
+            f"{wanted_by} needs at least {fewest} different texts of at most {max_tokens} tokens, "
+            f'and {setting} = "{source}" holds {len(found)}'
+        )
+    return list(found)
 
 
 def labels_of_public_texts(

@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from flower_privsyn.data import Cut
@@ -20,24 +19,25 @@ from flower_privsyn.dry_run import cpu_time
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.public_text import check_public_text, check_rows
-from flower_privsyn.dry_run.report import Report
+from flower_privsyn.dry_run.report import Level, Report
 from flower_privsyn.dry_run.shelf import NotHereError, Shelf
 from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
-from flower_privsyn.files import located, user_path
+from flower_privsyn.files import located
 from flower_privsyn.generation import load_instruction, load_prompt
 from flower_privsyn.generation.api_key import is_address, shown_address
 from flower_privsyn.generation.generators import check_server, is_gguf
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.generation.variation import refuse_longer
-from flower_privsyn.host.app import App, ConfigValue, federation_of, ray_address, strategies_of
-from flower_privsyn.host.launch import (
-    named_run_directory,
-    refuse_inside,
-    refuse_odd_places,
-    refuse_resume,
-    require_cluster,
-    require_simulation,
+from flower_privsyn.host.app import (
+    App,
+    ConfigValue,
+    check_data,
+    federation_of,
+    ray_address,
+    refuse_what_flower_refuses,
+    strategies_of,
 )
+from flower_privsyn.host.launch import place_of, require_cluster, require_simulation
 from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
@@ -49,7 +49,6 @@ from flower_privsyn.private_path.outline import planned_traffic, shown
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
-from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.trackers import require_tracker
 from flower_privsyn.strategies.by_name import STRATEGIES, built, own_keys
 
@@ -63,7 +62,7 @@ _LEAST_FREE: Final = 10**9
 _MOST_WRITE: Final = 0.9
 
 #: Longest wait for each answer of a server, in seconds.
-_SERVER_SECONDS: Final = 2.0
+_SERVER_SECONDS: Final = 10.0
 
 
 def check_app(
@@ -71,24 +70,32 @@ def check_app(
     values: Mapping[str, ConfigValue],
     *,
     run_dir: str | None = None,
-    try_noise: bool = False,
+    evaluate: str | None = None,
     deployment: bool = False,
+    try_noise: bool = False,
+    starting: bool = False,
 ) -> Report:
-    """Check a run of an app on this machine.
+    """Check a run of an app on this machine: what `privsyn check` says, and `privsyn run` first.
 
     Args:
         app: the app.
         values: settings from `flower_privsyn.host.app.resolve_config`.
         run_dir: the run directory, where the setting `run-dir` does not name it.
-        try_noise: also load the model that is trained on the nodes, and try on public text what
-            the noise alone would make of it.
+        evaluate: the run's own data, where the finished run is to be measured on those held out.
         deployment: the users are on the nodes of a deployment, and this is its server's machine:
             no text is read, and they are taken to be as many as `num-users` says.
+        try_noise: also load the model that is trained on the nodes, and try on public text what
+            the noise alone would make of it.
+        starting: the run begins next: Flower will look at the app itself, and what the run will
+            send and compute stops nothing.
 
     Returns:
         What was found, in words and figures.
     """
     report, shelf = Report(), Shelf()
+    if not starting:
+        with report.refusals("app"):
+            refuse_what_flower_refuses(app)
     if not deployment:
         with report.refusals("machine"):
             require_simulation()
@@ -96,52 +103,69 @@ def check_app(
                 require_cluster(address, seconds=_SERVER_SECONDS)
             federation_of(values)
     _place(app, values, run_dir, report)
-    settings, method = _settings_of(app, values, report)
-    people = None
-    if settings is not None and deployment:
-        _planned(settings, report)
-    elif settings is not None:
-        people = _read(app, values, settings, report)
-    if settings is None or method is None:
-        return report
-    check_method(method, settings, report=report, shelf=shelf)
-    if people is not None and (public := method.needs().public_text):
-        with report.refusals("public text"):
-            data = str(values.get("data", ""))
-            if said := check_public_text(public, people.written, data=data):
-                report.say("public text", said, level="warning")
-    plan = _plan(method, settings, people, report)
-    if plan is not None and try_noise:
-        counted = settings.num_users or (people is not None and people.all_read and people.users)
-        _try_noise(method, plan, report, shelf, counted=bool(counted))
-    if plan is not None:
-        _traffic(method, settings, plan, people, report, shelf)
-    if people is not None and people.users:
-        _languages(method.needs(), people, report, shelf)
-        if plan is not None:
-            _cpu(method, settings, plan, people, report, shelf)
+    every = _settings_of(app, values, report)
+    if report.unknown and not every and not deployment:
+        with report.refusals("data"):
+            check_data(app, values)
+    for settings, method in every:
+        people = None
+        if deployment:
+            _planned(settings, report)
+        else:
+            people = _read(app, values, settings, report)
+        plan = check_method(
+            method, settings, people, report=report, shelf=shelf, data=str(values.get("data", ""))
+        )
+        if evaluate is not None:
+            _evaluation(evaluate, settings, report, shelf)
+        if plan is not None and try_noise:
+            counted = settings.num_users or (people is not None and people.all_read)
+            _try_noise(method, plan, report, shelf, counted=bool(counted))
+        if plan is not None and not starting:
+            _traffic(method, settings, plan, people, report, shelf)
+        if people is not None and people.users and not starting:
+            _languages(method.needs(), people, report, shelf)
+            if plan is not None:
+                _cpu(method, settings, plan, people, report, shelf)
     return report
 
 
 def check_method(
-    method: Method, settings: PrivateSumConfig, *, report: Report, shelf: Shelf | None = None
-) -> None:
-    """Check what a method needs at the server: libraries, models, generation servers, files.
+    method: Method,
+    settings: PrivateSumConfig,
+    people: People | None = None,
+    *,
+    report: Report,
+    shelf: Shelf,
+    data: str = "",
+) -> SettledPlan | None:
+    """Check what a method needs at the server, its public text against the users, and its noise.
 
     Args:
         method: of the run.
         settings: of the run.
+        people: who takes part; None where that is not known.
         report: takes what is found.
         shelf: where models are; one for several methods looks at each model once.
+        data: what the users are read from.
+
+    Returns:
+        The noise of every phase; None where it cannot be settled.
     """
+    needs = method.needs()
     with report.refusals("libraries"):
         require_tracker(settings.tracker)
     check_needs(
-        method.needs(),
+        needs,
         report=report,
-        shelf=shelf or Shelf(),
+        shelf=shelf,
         api_key_env=str(getattr(settings, "generator_api_key_env", "")),
     )
+    if people is not None and needs.public_text:
+        with report.refusals("public text"):
+            if said := check_public_text(needs.public_text, people.written, data=data):
+                report.say("public text", said, level="warning")
+    return _plan(method, settings, people, report)
 
 
 def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str) -> None:
@@ -175,6 +199,14 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
                 next(corpus.documents(), None)  # says what the file holds in place of text
             if needs.rows is not None:
                 _rows(needs.public_text, needs.rows, report, shelf)
+    for read in needs.reads:
+        with report.refusals("public text"):
+            embeds = next(model for model in needs.models if model.kind == "embedding")
+            try:
+                tokenizer = shelf.tokenizer(embeds.name)
+            except (ModelError, MissingExtraError):
+                return  # said where models are
+            read(tokenizer)
 
 
 # ---- one after the other -----------------------------------------------------------------------
@@ -185,13 +217,7 @@ def _place(
 ) -> None:
     """Whether the run directory, and all that is written beside it, has a place."""
     with report.refusals("run directory"):
-        named = named_run_directory(values, run_dir)
-        path = user_path(named or "runs").absolute()
-        refuse_resume(values, path if named else Path("DIR"))
-        refuse_odd_places(path)
-        if named:
-            refuse_inside(app, path)
-            RunDirectory(path).refuse_existing()
+        path = place_of(app, values, run_dir)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir():
             raise RunDirectoryError(
@@ -209,8 +235,9 @@ def _place(
 
 def _settings_of(
     app: App, values: Mapping[str, ConfigValue], report: Report
-) -> tuple[PrivateSumConfig | None, Method | None]:
-    """The strategy's settings and its method; None of one that is not known from outside."""
+) -> list[tuple[PrivateSumConfig, Method]]:
+    """The settings and the method of every strategy that is known from outside."""
+    every = []
     with report.refusals("settings"):
         found = strategies_of(app, values)
         if len(found) != 1:
@@ -221,15 +248,14 @@ def _settings_of(
                 level="warning",
             )
             report.unknown = True
-            return None, None
-        settings, strategy = found[0]
-        rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
-        report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
+        for settings, strategy in found:
+            rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
+            report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
+            every.append((settings, built(strategy, settings).method))
         if values.get("strategy") in STRATEGIES and (own := sorted(own_keys(values) - {"run-dir"})):
             said = f"other_keys in {app.name}'s ServerApp must name its own keys: {', '.join(own)}"
             report.say("settings", said)
-        return settings, built(strategy, settings).method
-    return None, None
+    return every
 
 
 def _read(
@@ -280,6 +306,20 @@ def _read(
     return None
 
 
+def _evaluation(file: str, settings: PrivateSumConfig, report: Report, shelf: Shelf) -> None:
+    """Read whom the run holds out as `privsyn evaluate` will."""
+    from flower_privsyn.evaluation.run import held_out_samples, own_users, split_by
+
+    with report.refusals("evaluation"):
+        config = {**settings.to_dict(), **dict(settings.node_settings)}
+        _, others = split_by(config, own_users(config, file))
+        try:
+            tokenizer = shelf.tokenizer(settings.embedding_model)
+        except NotHereError:
+            return  # the run downloads it
+        held_out_samples(config, others, tokenizer=tokenizer)
+
+
 def _planned(settings: PrivateSumConfig, report: Report) -> None:
     """What is said of users whom nobody reads here."""
     if not settings.num_users:
@@ -311,8 +351,10 @@ def _cut(settings: PrivateSumConfig) -> Cut:
 def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str) -> None:
     if is_address(model.name):
         require(("httpx",))
-        check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
-        report.say("models", f"{model.setting}: {shown_address(model.name)} answers")
+        said = check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
+        level: Level = "warning" if said else "fine"
+        answers = said or f"{shown_address(model.name)} answers"
+        report.say("models", f"{model.setting}: {answers}", level=level)
         return
     if is_gguf(model.name):
         require(("httpx", "xllamacpp"))

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -90,28 +90,24 @@ def read_people(
     told = values.get("public-text", BUNDLED) != BUNDLED
     everybody = check_data(app, values)
     if everybody is not None:
-        return _with_text(_people([everybody], cut=cut, nodes_read=nodes, nodes=nodes, told=told))
-    with _imported(app) as client:
-        recipe = recipe_of(client)
-        if recipe is None:
-            return None
-        parts = _by_node(recipe, values, classes=cut.classes, nodes=nodes)
-    copies = Counter(user for part in parts for user in part.user_ids)
-    most = max(copies.values(), default=0)
-    if most > most_nodes:
-        raise DataError(
-            f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
-            f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
-            "noise"
-        )
-    return _with_text(_people(parts, cut=cut, nodes_read=len(parts), nodes=nodes, told=told))
-
-
-def _with_text(people: People) -> People:
-    """Refuse people of whom every answer would be noise."""
-    if people.all_read and not people.documents:
-        raise DataError("nobody who takes part has any text: every answer would be noise")
-    return people
+        parts, read = [everybody], nodes
+    else:
+        with _imported(app) as client:
+            recipe = recipe_of(client)
+            if recipe is None:
+                return None
+            parts = _by_node(recipe, values, classes=cut.classes, nodes=nodes)
+        read = len(parts)
+        copies = Counter(user for part in parts for user in part.user_ids)
+        most = max(copies.values(), default=0)
+        if most > most_nodes:
+            raise DataError(
+                f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
+                f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for "
+                "more noise"
+            )
+    written = fingerprints(parts) if told else frozenset[int]()
+    return people_of(parts, cut=cut, nodes_read=read, nodes=nodes, written=written)
 
 
 def _by_node(
@@ -157,11 +153,33 @@ def _by_node(
     return parts
 
 
-def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int, told: bool) -> People:
+def people_of(
+    parts: Sequence[Users], *, cut: Cut, nodes_read: int, nodes: int, written: frozenset[int]
+) -> People:
+    """Who a run will ask, of the users that were read.
+
+    Args:
+        parts: users, of a node each or of all of them.
+        cut: who is asked and what of their text counts.
+        nodes_read: nodes whose users these are.
+        nodes: of the run.
+        written: see `People`.
+
+    Raises:
+        DataError: of all nodes, one user takes part or none, or nobody who does has any text, or
+            one of a class of the run.
+    """
     if cut.classes:
         check_labels(parts, cut.classes)
     asked = [cut.asked(part) for part in parts]
-    users = sum(map(len, asked))
+    users, documents = sum(map(len, asked)), sum(len(part.texts) for part in asked)
+    if nodes_read == nodes and users < 2:
+        raise DataError(
+            f"{users or 'nobody'} takes part, and a run needs at least 2 users, because nobody can "
+            "hide among others alone; does client-column name the column that says whose a text is?"
+        )
+    if nodes_read == nodes and not documents:
+        raise DataError("nobody who takes part has any text: every answer would be noise")
     chosen: list[Users] = []
     for part in asked:
         share = max(1, round(_SAMPLE * len(part) / max(1, users)))
@@ -172,12 +190,12 @@ def _people(parts: list[Users], *, cut: Cut, nodes_read: int, nodes: int, told: 
         users=users,
         held_out=sum(map(len, parts)) - users,
         writing=sum(len(np.unique(part.owners)) for part in asked),
-        documents=sum(len(part.texts) for part in asked),
+        documents=documents,
         odd_ids=odd_ids(dict.fromkeys(user for part in parts for user in part.user_ids)),
         nodes_read=nodes_read,
         nodes=nodes,
         sample=_joined(chosen),
-        written=fingerprints(parts) if told else frozenset(),
+        written=written,
     )
 
 

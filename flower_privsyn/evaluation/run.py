@@ -8,14 +8,16 @@ them, and whoever may read it is promised the run's epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data import Cut, Samples, Users
+from flower_privsyn.data import Cut, Samples, Users, load_configured
+from flower_privsyn.data.cut import class_names
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
@@ -187,11 +189,11 @@ def evaluate_run(
     # Before anything that takes time: a wrong file is named at once.
     spent = None if cpu_time is None else client_costs(cpu_time, users=roster_size(run))
     embedder = embedder or run_embedder(run)
-    samples = run_samples(run, held_out, embedder)
-    if len(samples) == 0:
-        raise DataError("the held-out users have no text")
+    samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-    others = None if private is None else run_samples(run, private, embedder)
+    others = (
+        None if private is None else run_samples(run.config, private, tokenizer=embedder.tokenizer)
+    )
     comparison = _compared(
         run, synthetic, samples, others, embedder, max_texts=max_texts, seed=seed, shown=shown
     )
@@ -342,19 +344,46 @@ def compare_texts(
     )
 
 
+def own_users(config: Mapping[str, Any], file: str, **given: str) -> Users:
+    """Read the users of a run's own data, as it was read for the run.
+
+    Args:
+        config: of the run, by the keys of a run configuration.
+        file: the data.
+        given: other values of keys that say how it is read, by their names in Python; "" for the
+            run's.
+
+    Raises:
+        ConfigError: a value is out of range.
+        DataError: it cannot be read.
+    """
+    named = {key.replace("_", "-"): value for key, value in given.items()}
+    labels = bool(class_names(str(config.get("classes") or "")))
+    return load_configured({**named, "data": file}, config, strict=True, labels=labels)
+
+
 def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
     """The users a run asked and those it held out (`held-out-fraction`), from its data.
 
     Raises:
         ConfigError: The run held nobody out.
     """
-    fraction = float(run.config.get("held-out-fraction") or 0.0)
-    if fraction <= 0:
+    return split_by(run.config, users)
+
+
+def split_by(config: Mapping[str, Any], users: Users) -> tuple[Users, Users]:
+    """The same by the settings of a run that may not have begun.
+
+    Raises:
+        ConfigError: The run holds nobody out.
+    """
+    if not config.get("held-out-fraction"):
         raise ConfigError(
-            f"held-out-fraction = {fraction:g} in {run.path}: the run held nobody out, so there "
-            "is no private text to compare with; give a file of other users with --held-out"
+            f"held-out-fraction = {config.get('held-out-fraction', 0.0):g}: the run holds nobody "
+            "out, so there is no private text to compare with; set it for a new run, or give a "
+            "file of other users with --held-out"
         )
-    return Cut.of(run.config).split(users)
+    return Cut.of(config).split(users)
 
 
 def run_embedder(run: RunDirectory) -> Embedder:
@@ -368,12 +397,36 @@ def run_embedder(run: RunDirectory) -> Embedder:
     return load_embedder(located(name), precision=run.config["embedding-precision"])
 
 
-def run_samples(run: RunDirectory, users: Users, embedder: Embedder) -> Samples:
-    """The users' text as the run's nodes would have cut it."""
-    cut = Cut.of(run.config)
+def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> Samples:
+    """The users' text as a run's nodes would have cut it.
+
+    Args:
+        config: of the run.
+        users: any.
+        tokenizer: of its embedding model.
+
+    Raises:
+        DataError: documents have no dates, or no labels, where the run asks for them.
+    """
+    cut = Cut.of(config)
     if cut.newer_than:
         users.check_documents(dated=True)
-    return cut.samples(cut.documents(users), tokenizer=embedder.tokenizer)
+    return cut.samples(cut.documents(users), tokenizer=tokenizer)
+
+
+def held_out_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> Samples:
+    """The same of users who took no part.
+
+    Raises:
+        DataError: as `run_samples`; or they are too few to measure anything by.
+    """
+    samples = run_samples(config, users, tokenizer=tokenizer)
+    if len(samples) < LEAST_TEXTS:
+        raise DataError(
+            f"the {len(users)} held-out users have {len(samples)} texts to measure by, "
+            f"{LEAST_TEXTS} are needed"
+        )
+    return samples
 
 
 def _costs(run: RunDirectory) -> RunCosts | None:

@@ -15,7 +15,7 @@ from flower_privsyn.generation.api_key import (
 )
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
-from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.openai_backend import NoListError, OpenAIGenerator
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
@@ -102,13 +102,17 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
     return TransformersGenerator(folder, begins_texts=True)
 
 
-def check_server(name: str, *, api_key_env: str, seconds: float) -> None:
+def check_server(name: str, *, api_key_env: str, seconds: float) -> str | None:
     """Ask a generation server whether it is there and serves its model; nothing is written.
 
     Args:
         name: The address, as for `load_generator`.
         api_key_env: As for `load_generator`.
         seconds: Longest wait for each of two answers, > 0.
+
+    Returns:
+        A sentence about a server that does not say which models it serves, where a model is named:
+        it may serve it. None for one that does.
 
     Raises:
         ConfigError: As for `load_generator`.
@@ -118,6 +122,9 @@ def check_server(name: str, *, api_key_env: str, seconds: float) -> None:
     server = _server(name, api_key_env, timeout=seconds, max_retries=0)
     try:
         server.check_served()
+        return None
+    except NoListError as error:
+        return f"{error}; whether it serves {server.name} is not known"
     finally:
         server.close()
 

@@ -43,6 +43,14 @@ _OF_A_PROMPT = (400, 413, 422)
 _MOST_REFUSED = 8
 
 
+#: Statuses of servers that list no models, or not to everybody, and complete text all the same.
+_NO_LIST = (403, 404, 405)
+
+
+class NoListError(GenerationError):
+    """A server does not say which models it serves."""
+
+
 class _NoTextError(GenerationError):
     """A server has no text for one prompt, and may have some for others."""
 
@@ -406,12 +414,13 @@ class OpenAIGenerator:
         return name
 
     def _served_models(self, *, adapters: bool = True) -> list[str]:
-        answer = self._json(self._request("GET", "/models"))
+        response = self._request("GET", "/models", refusals=_NO_LIST)
+        answer = None if response.status_code in _NO_LIST else self._json(response)
         entries = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
         ):
-            raise GenerationError(f"server {self._base_url} does not list its models")
+            raise NoListError(f"server {self._base_url} does not list its models")
         # vLLM lists adapters too, each with the model it belongs to as its parent.
         return [
             self._hide(entry["id"]) for entry in entries if adapters or entry.get("parent") is None

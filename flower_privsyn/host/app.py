@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.files import expanded, read_toml, refuse_other_than_utf8
 from flower_privsyn.models.threads import most_threads
 
@@ -89,6 +89,24 @@ def load_app(path: str | Path) -> App:
     )
 
 
+def refuse_what_flower_refuses(app: App) -> None:
+    """Have Flower look at an app as `flwr run` does before it hands it in.
+
+    Raises:
+        FederationError: It would refuse it.
+    """
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.config_utils import load_and_validate
+
+    try:
+        load_and_validate(app.path / "pyproject.toml")
+        build_fab_from_disk(app.path)
+    except Exception as error:  # whatever Flower, or what it reads files with, may raise
+        raise FederationError(
+            f"Flower refuses the app {app.path}: {' '.join(str(error).split())}"
+        ) from error
+
+
 def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
     """Check the settings of a strategy of this library before Flower is started.
 
@@ -158,9 +176,8 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
 
     Raises:
         ConfigError: `data` is empty.
-        DataError: The file or dataset cannot be read or is one person's, or nobody has a document
-            in it, or one with a date where `newer-than` is set, or one of any of `classes` where
-            these are set.
+        DataError: The file or dataset cannot be read, or nobody has a document in it, or one with a
+            date where `newer-than` is set, or one of any of `classes` where these are set.
     """
     if app.client not in _READY_CLIENTS:
         return None
@@ -172,12 +189,6 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     classes = class_names(str(values.get("classes", "")))
     users = load_configured(values, strict=True, labels=bool(classes))
     users.check_documents(dated=bool(values.get("newer-than", "")), classes=classes)
-    if len(users) < 2:
-        raise DataError(
-            f"data = {values['data']} holds the text of one user, and a run needs at least 2, "
-            "because nobody can hide among others alone; does client-column = "
-            f"{values.get('client-column')} name the column that says whose a text is?"
-        )
     return users
 
 

@@ -33,6 +33,7 @@ from flower_privsyn.files import (
     quoted,
     refuse_other_than_utf8,
     says_disk_full,
+    user_path,
 )
 from flower_privsyn.host.app import (
     App,
@@ -46,7 +47,14 @@ from flower_privsyn.host.app import (
 )
 from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
-from flower_privsyn.runs import RunDirectory, how_to_resume, lock_file, supervisor_lock
+from flower_privsyn.runs import (
+    RunDirectory,
+    default_run_directory,
+    how_to_resume,
+    lock_file,
+    new_run_path,
+    supervisor_lock,
+)
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.run_format import was_launched
 from flower_privsyn.runs.surroundings import disk_full_sentence
@@ -104,13 +112,11 @@ def run_app(
         How the run ended.
 
     Raises:
-        ConfigError: The settings ask to resume a run.
         RunDirectoryError: The folder holds a run, or another process is starting one there.
         FederationError: Flower did not start or refused the app.
         MissingExtraError: Flower's simulation is not installed.
     """
     run_path = expanded(run_path).absolute()
-    refuse_resume(values, run_path)
     RunDirectory(run_path).refuse_existing()
     return _launch(app, run_path, _asked(app, values), resume=False, follow=follow)
 
@@ -125,54 +131,44 @@ def _asked(app: App, values: Mapping[str, ConfigValue]) -> dict[str, Any]:
     }
 
 
-def named_run_directory(values: Mapping[str, ConfigValue], run_dir: str | None) -> str:
-    """The run directory that a command line or the settings name; "" where neither does.
+def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -> Path:
+    """Where a new run is written: as the command line says, or the settings, or neither.
 
     Args:
+        app: the app.
         values: settings of the run.
         run_dir: of the command line.
 
     Raises:
-        ConfigError: they name two.
+        ConfigError: they name two folders, or one inside the app; the settings ask to continue a
+            run, which a new one would charge the same people for again; or a name is no UTF-8.
+        RunDirectoryError: no run can begin there.
     """
     set_to = str(values.get("run-dir", ""))
-    if run_dir and set_to and run_dir != set_to:
+    named = Path(run_dir or set_to or "DIR")
+    path = user_path(named).absolute()
+    if run_dir and set_to and path.resolve() != user_path(set_to).resolve():
         raise ConfigError(
             f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
         )
-    return run_dir or set_to
-
-
-def refuse_resume(values: Mapping[str, ConfigValue], run_path: Path) -> None:
-    """Refuse to start a run by settings that ask to continue one.
-
-    Where they leave it open ("auto"), `privsyn run` begins one, and `privsyn resume` goes on.
-
-    Raises:
-        ConfigError: `resume` is true: a new run would charge the same people again.
-    """
     if values.get("resume") not in (None, False, "auto"):
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
-            f"the same people again. To continue one: privsyn resume {quoted(run_path)}"
+            f"the same people again. To continue one: privsyn resume {quoted(named)}"
         )
-
-
-def refuse_inside(app: App, run_path: Path) -> None:
-    """Refuse a run directory in the folder of the app.
-
-    Args:
-        app: the app.
-        run_path: the run directory, absolute.
-
-    Raises:
-        ConfigError: it lies there.
-    """
-    if run_path.resolve().is_relative_to(app.path.resolve()):
-        raise ConfigError(
-            f"The run directory {run_path} lies inside the app, and Flower would pack it into the "
-            "app; choose another --run-dir."
-        )
+    if run_dir or set_to:
+        if path.resolve().is_relative_to(app.path.resolve()):
+            raise ConfigError(
+                f"The run directory {path} lies inside the app, and Flower would pack it into the "
+                "app; choose another --run-dir."
+            )
+    elif Path.cwd().resolve().is_relative_to(app.path.resolve()):
+        path = default_run_directory(app.name)
+    else:
+        path = new_run_path(Path("runs"), app.name)
+    refuse_odd_places(path)
+    RunDirectory(path).refuse_existing()
+    return path
 
 
 def refuse_odd_places(run_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from flower_privsyn.queries import TrainableModel
 
@@ -57,6 +58,8 @@ class Needs:
         prompt: the setting `prompt`; "" where none is read.
         variation_prompt: the setting `variation-prompt`; "" where none is read.
         initial_prompt: the setting `initial-prompt`; "" where none is read.
+        reads: what reads other public files as the run will, given the tokenizer of the embedding
+            model and no more; each raises what the run would.
     """
 
     models: tuple[NeededModel, ...] = ()
@@ -66,6 +69,7 @@ class Needs:
     prompt: str = ""
     variation_prompt: str = ""
     initial_prompt: str = ""
+    reads: tuple[Callable[[Any], object], ...] = ()
 
 
 class Look(Protocol):

@@ -19,6 +19,7 @@ The paper is central and its unit is a text; here users vote, and a user is the 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
@@ -27,7 +28,6 @@ import numpy as np
 from flower_privsyn.checks import PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
@@ -246,7 +246,7 @@ class EvolutionByClass(Evolution):
         generator: TextGenerator | None = None,
     ) -> None:
         super().__init__(config, embedder=embedder, variation=variation, generator=generator)
-        self._of_class: dict[str, list[str]] = {}
+        self._of_class: Mapping[str, Sequence[str]] = {}
         self._writer: ByInstruction | None = None
 
     @property
@@ -258,9 +258,9 @@ class EvolutionByClass(Evolution):
         """What evolution needs, and the prompt for first texts in place of public text."""
         needs = super().needs()
         if not self.writes:
-            return needs
-        public_text = needs.public_text if self._reads_public_text else ""
-        return replace(needs, initial_prompt=self.config.initial_prompt, public_text=public_text)
+            return replace(needs, reads=(self._read_classes,)) if self._classes else needs
+        needs = replace(needs, initial_prompt=self.config.initial_prompt)
+        return needs if self._reads_public_text else replace(needs, public_text="", reads=())
 
     @property
     def _reads_public_text(self) -> bool:
@@ -287,38 +287,39 @@ class EvolutionByClass(Evolution):
                 purpose="beginning",
             )
             return
-        for name in self._classes or ("",):
-            self._of_class[name] = self._seeds
-        if self._classes:
-            self._part_seeds()
+        self._of_class = self._parted(self._seeds, need(self._embedder).tokenizer)
 
     @property
     def _seeds_needed(self) -> int:
         """How many public texts the first texts of a class are drawn from at least."""
         return 1 if self.writes else self.config.num_seeds // max(1, len(self._classes))
 
-    def _part_seeds(self) -> None:
-        """Give every class the public texts of its own, where the file says which these are."""
+    def _read_classes(self, tokenizer: Any) -> Mapping[str, Sequence[str]]:
+        return self._parted(self._read_seeds(tokenizer), tokenizer)
+
+    def _parted(self, seeds: Sequence[str], tokenizer: Any) -> Mapping[str, Sequence[str]]:
+        """The public texts of each class: its own, where the file says which these are."""
         from flower_privsyn.data import labels_of_public_texts
 
-        config = self.config
-        labels = labels_of_public_texts(
-            located(config.public_text),
-            tokenizer=need(self._embedder).tokenizer,
-            max_tokens=config.max_tokens,
-            at_sentences=config.whole_sentences,
-        )
+        config, classes = self.config, self._classes or ("",)
+        labels = {}
+        if self._classes:
+            labels = labels_of_public_texts(
+                config.public_text,
+                tokenizer=tokenizer,
+                max_tokens=config.max_tokens,
+                at_sentences=config.whole_sentences,
+            )
         if not labels:
-            return
-        least = config.num_seeds // len(self._classes)
-        for name in self._classes:
-            own = [text for text in self._seeds if labels.get(text) == name]
-            if len(own) < least:
+            return dict.fromkeys(classes, seeds)
+        parted = {name: [text for text in seeds if labels.get(text) == name] for name in classes}
+        for name, own in parted.items():
+            if len(own) < self._seeds_needed:
                 raise ConfigError(
                     f'public-text = "{config.public_text}" has {len(own)} texts labelled '
-                    f'"{name}", and the first population needs {least} of each class'
+                    f'"{name}", and the first population needs {self._seeds_needed} of each class'
                 )
-            self._of_class[name] = own
+        return parted
 
     def _rehearse(self) -> None:
         super()._rehearse()

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 
@@ -342,6 +343,7 @@ class ReleasedMoments(AskedAgain):
             models=(NeededModel(setting="embedding-model", name=name, kind="embedding"),),
             libraries=("sentence_transformers", "torch", "transformers"),
             public_text=self.config.public_text,
+            reads=(partial(self.config.space().texts, enough=True),),
         )
 
     def outline(self, look: Look) -> Outline:

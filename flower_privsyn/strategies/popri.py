@@ -21,7 +21,8 @@ Algorithm 1 of POPri, step by step:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
@@ -336,7 +337,10 @@ class PreferencesByScores(Method):
 
     def needs(self) -> Needs:
         """Models and public text, and what trains adapters."""
-        return PublicSide.needs(self.config)
+        needs = PublicSide.needs(self.config)
+        if self._judge is None:
+            return needs
+        return replace(needs, reads=(*needs.reads, partial(self._judge.choice.texts, enough=True)))
 
     def outline(self, look: Look) -> Outline:
         """What rounds are judged by, where it is released, then scores of all responses."""

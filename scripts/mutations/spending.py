@@ -196,7 +196,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="privsyn run starts anew where it was asked to resume",
         file="flower_privsyn/host/launch.py",
-        function="refuse_resume",
+        function="place_of",
         before='    if values.get("resume") not in (None, False, "auto"):\n',
         after="    if False:\n",
         tests=(
@@ -205,10 +205,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="the setting run-dir is passed over",
-        file="flower_privsyn/cli/run.py",
-        function="run",
-        before="    named = launch.named_run_directory(values, run_dir)",
-        after='    named = run_dir or ""',
+        file="flower_privsyn/host/launch.py",
+        function="place_of",
+        before='    set_to = str(values.get("run-dir", ""))\n',
+        after='    set_to = ""\n',
         tests=("tests/host/test_launch.py::test_a_run_directory_may_be_a_setting",),
     ),
     Mutation(

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
 from flower_privsyn.strategies.parts.candidate_text import CandidateText, candidate_names
 
@@ -72,3 +75,18 @@ def test_a_record_has_the_epsilon_of_the_paper(name: str, delta: float) -> None:
     by_user = settings(f"{name}-by-user")
     assert (by_user.epsilon, by_user.delta, by_user.unit) == (0.6, delta, "user")
     assert by_user.moment_dimensions == 16
+
+
+def test_a_candidate_is_found_from_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ServerApp runs in another folder."""
+    run = RunDirectory.create(tmp_path / "runs" / "a", config={})
+    run.write_synthetic(
+        [{"text": f"Text {n}.", "round": 1, "parent": None, "source": "x"} for n in range(3)]
+    )
+    run.unlock()
+    monkeypatch.setenv(WORKING_DIRECTORY, str(tmp_path))
+    tokenizer = load_tokenizer("privsyn-tiny")[0]
+    found = CandidateText.of("runs/a").texts(tokenizer=tokenizer, max_tokens=64, most=0, seed=0)
+    assert found == ["Text 0.", "Text 1.", "Text 2."]

@@ -119,7 +119,7 @@ def test_a_comparison(
 
     # Again, as after an interruption between the run and its figures: the run is not repeated,
     # nothing is spent, and the figures are the same. The failed cell is tried once more, by going
-    # on with the run that it had begun; here nothing is left to go on with.
+    # on with the run that it had begun, also where nothing says any more how.
     ledger = run.ledger_file.read_bytes()
     (out / "cells" / "pre-text-eps-8-seed-0" / "cell.json").unlink()
     (out / "cells" / "dp-fedavg-eps-8-seed-0" / "run.owner" / "own.json").unlink()
@@ -128,7 +128,7 @@ def test_a_comparison(
     assert run.ledger_file.read_bytes() == ledger
     assert again["pre-text"]["quality"] == done["quality"]
     assert again["pre-text"]["texts"] == done["texts"]
-    assert "was not started by `privsyn run`; resume it with" in again["dp-fedavg"]["error"]
+    assert again["dp-fedavg"]["error"] == failed["error"]
 
 
 class TestFolder:

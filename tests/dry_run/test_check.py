@@ -255,6 +255,12 @@ def test_a_generation_server_is_asked(server: Server) -> None:
     assert "serves tiny, not other" in found(f"{server.url}#other")["models"]
     dead = f"http://127.0.0.1:{free_port()}/v1#tiny"
     assert "cannot be reached" in found(dead)["models"]
+    server.misbehave = lambda path, body, number: (404, {"error": "no such path"})
+    assert "does not list its models" in found(server.url)["models"]  # and none is named
+    report = Report()
+    needs = Needs(models=(NeededModel(setting="generator", name=f"{server.url}#x", kind="causal"),))
+    check_needs(needs, report=report, shelf=Shelf(), api_key_env="")
+    assert [finding.level for finding in report.findings] == ["warning"]
     server.misbehave = lambda path, body, number: (500, {"error": "broken"})
     assert "status 500" in found(server.url)["models"]
     # Asked what it serves, and for nothing else.

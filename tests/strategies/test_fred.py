@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from flower_privsyn import embedding
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.evaluation.costs import communication, run_costs
@@ -439,7 +438,9 @@ class TestTheCommand:
     def released(
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> Path:
-        monkeypatch.setattr(embedding, "load_embedder", lambda *_, **__: HashEmbedder())
+        monkeypatch.setattr(
+            "flower_privsyn.evaluation.run.load_embedder", lambda *_, **__: HashEmbedder()
+        )
         strategy = ranking(config(epsilon=20.0))
         strategy.start(federation(USERS))
         return strategy.run.path
@@ -550,7 +551,7 @@ class TestBadInput:
         ("dimensions", "named"),
         [
             (33, "moment-dimensions = 33 is more than the 32 numbers of an embedding"),
-            (30, "needs at least 31 public texts"),
+            (30, "needs at least 31 different texts"),
         ],
     )
     def test_more_dimensions_than_there_can_be(

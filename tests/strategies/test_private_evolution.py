@@ -450,7 +450,7 @@ class TestBeforeSpending:
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
         with pytest.raises(
-            ConfigError, match="num-candidates = 100 is more than the 80 public texts"
+            ConfigError, match="num-candidates = 100 needs at least 100 different texts"
         ):
             evolution(settings(num_candidates=100)).start(federation())
 

@@ -348,7 +348,7 @@ BAD = [
             f"one user {name}",
             name,
             content(text, name),
-            f"data = {name} holds the text of one user",
+            "1 takes part, and a run needs at least 2 users",
         )
         for name, text in (
             ("u.jsonl", lines(_ONE)),
@@ -357,7 +357,10 @@ BAD = [
         )
     ),
     DataCase(
-        "one user in a folder", "notes", folder_of({"notes/a.txt": "x"}), "the text of one user"
+        "one user in a folder",
+        "notes",
+        folder_of({"notes/a.txt": "x"}),
+        "1 takes part, and a run needs at least 2",
     ),
     DataCase(
         "not UTF-8 CSV", "u.csv", content(_BYTES, "u.csv"), "u.csv line 3: the text is not UTF-8"

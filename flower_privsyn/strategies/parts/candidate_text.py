@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import user_path
 from flower_privsyn.generation.streams import derive_seed
 
 _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")
@@ -84,7 +84,7 @@ class CandidateText:
         from flower_privsyn.data import Cut
         from flower_privsyn.data.public_text import public_documents
 
-        path = expanded(source)
+        path = user_path(source)
         written = path / "synthetic.jsonl"
         documents = public_documents(
             str(written) if written.is_file() else source, setting="candidates"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +19,6 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import ExpandingSettings
 from flower_privsyn.generation.variation import vary
 from flower_privsyn.private_path.method import (
@@ -41,6 +41,7 @@ from flower_privsyn.strategies.parts.likelihood import (
     LikelihoodQuantile,
     WholeSentences,
     hold_to_public_text,
+    texts_before_quantile,
 )
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.selection import (
@@ -216,6 +217,7 @@ class Evolution(Method):
             libraries=("sentence_transformers", "torch", "transformers"),
             public_text=config.public_text,
             variation_prompt=config.variation_prompt if by_prompt else "",
+            reads=(partial(self._read_seeds, enough=True),),
         )
 
     def outline(self, look: Look) -> Outline:
@@ -275,30 +277,29 @@ class Evolution(Method):
             return mask_filling(config, unit=config.mask_unit)
         return prompting(config, need(self._generator), prompt=config.variation_prompt)
 
-    def _prepare_seeds(self) -> None:
-        """Read the public text, and have everything stay as likely as it where that is asked."""
+    def _read_seeds(self, tokenizer: Any, *, enough: bool = False) -> list[str]:
+        """The public texts, as many as there are, or only so many as the first population needs."""
         from flower_privsyn.data import public_texts
 
-        config = self.config
-        seeds = public_texts(
-            located(config.public_text),
-            tokenizer=need(self._embedder).tokenizer,
-            max_tokens=config.max_tokens,
-            at_sentences=config.whole_sentences,
+        return public_texts(
+            self.config.public_text,
+            tokenizer=tokenizer,
+            max_tokens=self.config.max_tokens,
+            at_sentences=self.config.whole_sentences,
+            fewest=texts_before_quantile(self._seeds_needed, self.config.likelihood_quantile),
+            wanted_by=f"num-candidates = {self.config.num_candidates}",
+            enough=enough,
         )
+
+    def _prepare_seeds(self) -> None:
+        """Read the public text, and have everything stay as likely as it where that is asked."""
         self._seeds, self._careful = hold_to_public_text(
-            seeds, need(self._variation), config, progress=self.progress
+            self._read_seeds(need(self._embedder).tokenizer),
+            need(self._variation),
+            self.config,
+            fewest=self._seeds_needed,
+            progress=self.progress,
         )
-        needed, of = self._seeds_needed, f"num-candidates = {config.num_candidates}"
-        if needed != config.num_candidates:
-            of = f"what {of} begins with, {needed} texts,"
-        if len(self._seeds) < needed:
-            raise ConfigError(
-                f"{of} is more than the {len(self._seeds)} public texts of at most "
-                f"{config.max_tokens} tokens in public-text = "
-                f'"{config.public_text}"'
-                + (" that are likely enough" if config.likelihood_quantile > 0 else "")
-            )
 
     @property
     def _seeds_needed(self) -> int:

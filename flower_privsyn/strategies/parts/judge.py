@@ -25,10 +25,13 @@ class MomentsJudge:
     Args:
         choice: of the coordinates.
         max_samples: of one user that count; 0 for all.
+
+    Attributes:
+        choice: the same.
     """
 
     def __init__(self, choice: SpaceChoice, *, max_samples: int) -> None:
-        self._choice, self._max_samples = choice, max_samples
+        self.choice, self._max_samples = choice, max_samples
         self._place: Workplace | None = None
         self._space: MomentSpace | None = None
 
@@ -47,7 +50,7 @@ class MomentsJudge:
         """
         self._place = place
         self._space = settled_space(
-            place.run.path, self._choice, embedder=embedder, progress=place.progress
+            place.run.path, self.choice, embedder=embedder, progress=place.progress
         )
 
     def outline(self, dimension: int) -> Question:
@@ -58,7 +61,7 @@ class MomentsJudge:
         """
         asked = self.query
         outline = question_outline(
-            asked, asked, dimensions=self._choice.dimensions, dimension=dimension
+            asked, asked, dimensions=self.choice.dimensions, dimension=dimension
         )
         return outline.question(1)
 

@@ -220,8 +220,21 @@ class CareSettings(Protocol):
         """Of everything public."""
 
 
+def texts_before_quantile(fewest: int, quantile: float) -> int:
+    """How many texts there must be so that at least `fewest` are above a quantile of them."""
+    needed = fewest
+    while needed - math.ceil(quantile * (needed - 1)) < fewest:
+        needed += 1
+    return needed
+
+
 def hold_to_public_text(
-    seeds: list[str], variation: Variation, config: CareSettings, *, progress: Progress
+    seeds: list[str],
+    variation: Variation,
+    config: CareSettings,
+    *,
+    fewest: int,
+    progress: Progress,
 ) -> tuple[list[str], Variation]:
     """Leave out unlikely and broken public texts, and have variations be like the others.
 
@@ -229,6 +242,7 @@ def hold_to_public_text(
         seeds: public texts.
         variation: what varies texts.
         config: the settings.
+        fewest: texts that are left in any case, where there are `texts_before_quantile` of it.
         progress: where the work reports.
 
     Returns:
@@ -236,7 +250,8 @@ def hold_to_public_text(
     """
     if config.whole_sentences:
         whole = [text for text in seeds if is_whole(text)]
-        seeds = whole if len(whole) >= config.num_candidates else seeds
+        enough = texts_before_quantile(fewest, config.likelihood_quantile)
+        seeds = whole if len(whole) >= max(enough, config.num_candidates) else seeds
     judge, floor = None, -math.inf
     if config.likelihood_quantile > 0:
         judge = Likelihood(located(config.likelihood_model), max_tokens=config.max_tokens)

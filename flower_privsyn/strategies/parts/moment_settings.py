@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 
 from flower_privsyn.checks import OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.private_path.method import Finding, Outline, Question, RecordSource
 from flower_privsyn.queries import Moments
@@ -64,6 +63,27 @@ class SpaceChoice:
     radius: float = 0.0
     centred: bool = True
 
+    def texts(self, tokenizer: Any, *, enough: bool = False) -> list[str]:
+        """The public texts, of which there must be more than dimensions.
+
+        Args:
+            tokenizer: of the embedding model.
+            enough: read no more than there must be.
+
+        Raises:
+            PrivsynError: they cannot be read, or are too few.
+        """
+        from flower_privsyn.data import public_texts
+
+        return public_texts(
+            self.public_text,
+            tokenizer=tokenizer,
+            max_tokens=self.max_tokens,
+            fewest=max(2, self.dimensions + 1),
+            wanted_by=f"moment-dimensions = {self.dimensions}",
+            enough=enough,
+        )
+
 
 def settled_space(
     folder: Path, choice: SpaceChoice, *, embedder: Embedder, progress: Progress
@@ -84,8 +104,6 @@ def settled_space(
             numbers in an embedding.
         RunDirectoryError: what was written down is damaged.
     """
-    from flower_privsyn.data import public_texts
-
     file = folder / SPACE_FILE
     if file.exists():
         return MomentSpace.load(file)
@@ -94,16 +112,7 @@ def settled_space(
             f"moment-dimensions = {choice.dimensions} is more than the {embedder.dimension} "
             "numbers of an embedding"
         )
-    texts = public_texts(
-        located(choice.public_text), tokenizer=embedder.tokenizer, max_tokens=choice.max_tokens
-    )
-    least = max(2, choice.dimensions + 1)
-    if len(texts) < least:
-        raise ConfigError(
-            f"moment-dimensions = {choice.dimensions} needs at least {least} public texts of at "
-            f'most {choice.max_tokens} tokens, and public-text = "{choice.public_text}" holds '
-            f"{len(texts)}"
-        )
+    texts = choice.texts(embedder.tokenizer)
     chooser = np.random.default_rng(derive_seed(choice.seed, "moments"))
     drawn = np.sort(chooser.permutation(len(texts))[:SPACE_TEXTS])
     with progress.stage("Coordinates from public text", len(drawn)) as stage:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
@@ -57,8 +58,6 @@ class PublicSide:
         Raises:
             PrivsynError: something is missing or unusable.
         """
-        from flower_privsyn.data import public_texts
-        from flower_privsyn.generation import load_prompt
         from flower_privsyn.models import resolve_model
 
         if check_training:
@@ -69,29 +68,47 @@ class PublicSide:
                     "pip install 'flower-privsyn[training]'"
                 )
             resolve_model(located(config.model_to_train))
+        embedder = embedder_of(config, embedder)
+        if generator is None:
+            generator = config.load_generator()
+        prompt, seeds = cls.read(embedder.tokenizer, config=config)
+        return cls(embedder=embedder, generator=generator, prompt=prompt, seeds=tuple(seeds))
+
+    @staticmethod
+    def read(
+        tokenizer: Any, *, config: PreferenceConfig, enough: bool = False
+    ) -> tuple[Prompt, list[str]]:
+        """Read the prompt, and the public texts of which some stand in it.
+
+        Args:
+            tokenizer: of the embedding model.
+            config: the settings.
+            enough: read no more texts than a prompt needs.
+
+        Raises:
+            PrivsynError: one of them is unusable, or there are too few texts.
+        """
+        from flower_privsyn.data import public_texts
+        from flower_privsyn.generation import load_prompt
+
         prompt = load_prompt(located(config.prompt))
         if prompt.num_samples <= NUM_EXAMPLES:
             raise ConfigError(
                 f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
                 f"{NUM_EXAMPLES} public samples need one that announces more"
             )
-        embedder = embedder_of(config, embedder)
-        if generator is None:
-            generator = config.load_generator()
         seeds = public_texts(
-            located(config.public_text),
-            tokenizer=embedder.tokenizer,
+            config.public_text,
+            tokenizer=tokenizer,
             max_tokens=config.max_tokens,
+            fewest=NUM_EXAMPLES,
+            wanted_by=f'prompt = "{config.prompt}"',
+            enough=enough,
         )
-        if len(seeds) < NUM_EXAMPLES:
-            raise ConfigError(
-                f'public-text = "{config.public_text}" holds {len(seeds)} texts, prompts need '
-                f"{NUM_EXAMPLES} different ones"
-            )
-        return cls(embedder=embedder, generator=generator, prompt=prompt, seeds=tuple(seeds))
+        return prompt, seeds
 
-    @staticmethod
-    def needs(config: PreferenceConfig) -> Needs:
+    @classmethod
+    def needs(cls, config: PreferenceConfig) -> Needs:
         """What `load` will load, and what training needs."""
         models = [
             NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding"),
@@ -106,6 +123,7 @@ class PublicSide:
             libraries=tuple(libraries),
             public_text=config.public_text,
             prompt=config.prompt,
+            reads=(partial(cls.read, config=config, enough=True),),
         )
 
     def expansion(self, config: PreferenceConfig, *, batch_size: int | None = None) -> Expand:
