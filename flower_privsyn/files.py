@@ -35,8 +35,11 @@ def expanded(path: str | Path) -> Path:
         raise ConfigError(f"{path}: there is no home folder of {who} on this machine.") from None
 
 
-#: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's.
-_NO_ROOM = re.compile(r"No space left on device|disk is full|Disk quota exceeded|os error 28")
+#: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's, NumPy's.
+_NO_ROOM = re.compile(
+    r"No space left on device|disk is full|Disk quota exceeded|os error 28"
+    r"|\d+ requested and \d+ written"
+)
 
 #: What a disk with room left can still take.
 _ROOM_BYTES = 2**16

@@ -72,6 +72,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+def test_an_array_that_finds_no_room_is_a_full_disk(small_disk: Path) -> None:
+    with pytest.raises(OSError, match="requested") as caught:
+        np.zeros(2**17).tofile(small_disk / "release")
+    assert is_disk_full(caught.value)
+
+
 def test_a_run_without_room_goes_on_once_there_is_some(
     federation: Builder, config: Builder, small_disk: Path
 ) -> None:
