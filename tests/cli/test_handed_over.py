@@ -195,8 +195,8 @@ def test_nobody_elses_app_is_run(
     assert (app, values) == (mine, dict(mine.defaults))
     # So of this package's own: a setting that differs is refused, and none is taken over.
     change(handed, {"generator": f"{server.url}#tiny"}, strategy="PrivateEvolution")
-    quickstart = Path(flower_privsyn.__file__).parent / "examples" / "quickstart"
-    assert main(["resume", str(handed), "--app", str(quickstart)]) == 2
+    bundled = Path(flower_privsyn.__file__).parents[1] / "baselines" / "pre-text"
+    assert main(["resume", str(handed), "--app", str(bundled)]) == 2
     assert "differs from the" in capsys.readouterr().err
     assert server.requests == []
 
