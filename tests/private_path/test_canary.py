@@ -172,7 +172,7 @@ def test_the_canary_is_in_the_sum(federation_of: Federation) -> None:
     assert 1 <= np.abs(found[0] - found[1]).sum() <= 8
 
 
-@pytest.mark.parametrize("method", ["private-evolution", "sketch-preference", "dp-fedavg"])
+@pytest.mark.parametrize("method", ["private-evolution", "popri", "dp-fedavg"])
 def test_with_a_running_clock_no_file_holds_a_time(
     federation_of: Federation, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
