@@ -131,11 +131,11 @@ def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     public = next(line for line in config.splitlines() if line.startswith("public-text"))
     project.write_text(
         head + '[tool.flwr.app.config]\nnum-nodes = 6\nbehaviour = "honest"\nwindow = 128\n'
-        "round-seconds = 0.0\n"
+        'app-does = ""\nround-seconds = 0.0\n'
     )
     source = server.read_text()
     start = source.index("    config = ")
-    stop = source.index("    seen = watch(grid)")
+    stop = source.index("    method = PrivateEvolution(config")
     in_code = f"""    config = PrivateEvolutionConfig(
         noise_multiplier=0.0, num_users=6, num_nodes=6, num_rounds={len(ROUNDS)}, num_candidates=24,
         lookahead=1, clip="l2", output="survivors", accept_noise=True, expand_samples=0,
