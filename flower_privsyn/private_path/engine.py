@@ -49,7 +49,13 @@ from flower_privsyn.private_path.outline import (
     traffic_of,
 )
 from flower_privsyn.private_path.preparation import Federation, Preparation
-from flower_privsyn.private_path.release import ReleasedSum, largest_clip_norm
+from flower_privsyn.private_path.release import (
+    ReleasedSum,
+    give_room_back,
+    largest_clip_norm,
+    leave_room,
+    make_room,
+)
 from flower_privsyn.private_path.rounds import Next, RoundEnds
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, how_to_resume, named_run, unnamed_run
@@ -299,6 +305,11 @@ class PrivateSumStrategy(Strategy):
         """Have the ledger say that a round has begun; nothing of it is sent before."""
         asking, settings = need(self._asking), self.config
         asking.rounds.refuse_where_stopped(asked.number)
+        numbers = asked.question.query.answer_length(asked.question.broadcast)
+        correlation = self._open_noise(asked.number)
+        memory = numbers * correlation.factorisation.buffers if correlation else 0
+        # What is begun is charged, whether or not its release finds room on the disk.
+        make_room(self.run, asked.number, numbers=numbers, beside=memory)
         asking.ledger.begin(
             round=asked.number,
             query=asked.question.query.name,
@@ -307,7 +318,7 @@ class PrivateSumStrategy(Strategy):
             sampling=asked.sampling,
             planned_users=max(1, round(asked.sampling.expected_users)),
             secure_randomness=self._random.secure,
-            correlation=self._open_noise(asked.number),
+            correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         )
         asking.asked = asked
@@ -383,6 +394,7 @@ class PrivateSumStrategy(Strategy):
             roster_users=asked.roster_users,
         )
         collected = asking.aggregation.collect(replies, expected=expected, grid=asking.grid)
+        leave_room(self.run, numbers=expected.length)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost
@@ -543,17 +555,20 @@ class PrivateSumStrategy(Strategy):
     def _ask_all(self, timeout: float, evaluate_fn: flower_loop.Evaluate | None) -> Result:
         """Ask every round that is left, in Flower's own loop."""
         result, asking = Result(), self._asking
-        if asking is not None:
-            evaluate = evaluate_fn and flower_loop.evaluated_by(
-                evaluate_fn, asking.behind, lambda: asking.last_asked
-            )
-            result = super().start(
-                asking.grid,
-                initial_arrays=broadcast_of(need(asking.question), self.config),
-                num_rounds=self.config.num_rounds - asking.behind,
-                timeout=timeout,
-                evaluate_fn=evaluate,
-            )
+        try:
+            if asking is not None:
+                evaluate = evaluate_fn and flower_loop.evaluated_by(
+                    evaluate_fn, asking.behind, lambda: asking.last_asked
+                )
+                result = super().start(
+                    asking.grid,
+                    initial_arrays=broadcast_of(need(asking.question), self.config),
+                    num_rounds=self.config.num_rounds - asking.behind,
+                    timeout=timeout,
+                    evaluate_fn=evaluate,
+                )
+        finally:
+            give_room_back(self.run)  # also what a killed process had taken
         self._forget_noise()
         return result
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,10 @@ from flower_privsyn.runs.rounds import RoundFiles
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
+
+#: For the lines and small files that close a round: a page of the disk each.
+_BESIDE_BYTES: Final = 2**16
+_PIECE_BYTES: Final = 2**20
 
 
 class SumOfUsers(NamedTuple):
@@ -120,15 +127,62 @@ def is_stored(run: RunDirectory, number: int) -> bool:
     return RoundFiles(run.round_path(number)).release.exists()
 
 
+def make_room(run: RunDirectory, number: int, *, numbers: int, beside: int = 0) -> None:
+    """Take the disk space of a round's release, and of what is written before it, from the disk.
+
+    What is charged can then be stored: see `leave_room` and `store_release`.
+
+    Args:
+        run: the run directory.
+        number: of the round.
+        numbers: of the release.
+        beside: numbers of float64 that are written before the release is, in files of their own.
+
+    Raises:
+        OSError: the disk has not so much left.
+    """
+    run.round_dir(number)
+    left = _release_bytes(numbers) + 8 * beside + _BESIDE_BYTES
+    with _room(run).open("wb", buffering=0) as file:
+        while left > 0:  # written, not merely claimed: a file with holes takes no room
+            left -= file.write(bytes(min(left, _PIECE_BYTES)))
+        os.fsync(file.fileno())
+
+
+def leave_room(run: RunDirectory, *, numbers: int) -> None:
+    """Give all that was taken back to the disk but the space of the release itself."""
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(_room(run), _release_bytes(numbers))
+
+
+def give_room_back(run: RunDirectory) -> None:
+    """Give all back, where nothing is going to be stored."""
+    _room(run).unlink(missing_ok=True)
+
+
+def _room(run: RunDirectory) -> Path:
+    return run.path / ".room"
+
+
+def _release_bytes(numbers: int) -> int:
+    return 8 * numbers + 2**10
+
+
 def store_release(run: RunDirectory, release: ReleasedSum) -> None:
-    """Write a release, for the eyes of the run's owner alone."""
+    """Write a release, for the eyes of the run's owner alone, where room was made for it."""
     num_users = np.nan if release.num_users is None else release.num_users
     header = np.array([release.noise_std, num_users], dtype=np.float64)
     target = RoundFiles(run.round_dir(release.round_number)).release
-    with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
-        # One file, so that the sum and what is known of its noise cannot be parted.
-        np.save(file, release.values)
-        np.save(file, header)
+    with replacing(target, for_the_owner=True) as temporary:
+        with contextlib.suppress(FileNotFoundError):  # of one that is made of its release again
+            _room(run).chmod(0o600)
+            _room(run).replace(temporary)
+        # In place, so that no other program can take the space.
+        with temporary.open("rb+") as file:
+            # One file, so that the sum and what is known of its noise cannot be parted.
+            np.save(file, release.values)
+            np.save(file, header)
+            file.truncate()
 
 
 def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> ReleasedSum | None:

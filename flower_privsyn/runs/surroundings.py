@@ -60,10 +60,10 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
     """
     if isinstance(error, str):
         return error, False
+    if is_disk_full(error) and "make room" not in str(error):
+        return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
     if isinstance(error, PrivsynError):
         return str(error), False
-    if is_disk_full(error):
-        return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
     if isinstance(error, SystemExit):
         return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
     if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception

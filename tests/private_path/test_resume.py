@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from flower_privsyn.errors import (
     FederationError,
     GenerationError,
     LedgerError,
+    PrivsynError,
 )
 from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
@@ -35,6 +38,7 @@ from flower_privsyn.private_path.resume import nothing_spent, rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.runs import RunDirectory, how_to_resume
+from flower_privsyn.runs.surroundings import sentence_of
 from flower_privsyn.strategies import DPFTRLConfig, HybridConfig, PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
@@ -103,6 +107,39 @@ def test_a_run_without_room_goes_on_once_there_is_some(
     assert [(line["round"], line["released"]) for line in again.run.metrics()] == [
         (number, True) for number in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("kind", [Probe, CorrelatedProbe])
+def test_whatever_room_is_left_what_is_charged_is_stored(
+    federation: Builder, config: Builder, votes: Builder, small_disk: Path, kind: type[Probe]
+) -> None:
+    """Once the first release is stored, others fill the disk to so many pages."""
+    path, filler, ends = small_disk / "run", small_disk / "filler", set()
+
+    def fill(pages: int) -> None:
+        if not filler.exists():
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            os.truncate(filler, filler.stat().st_size - 4096 * pages)
+
+    for pages in range(0, 72, 4):
+        settings = (votes if kind is CorrelatedProbe else config)(run_dir=str(path))
+        strategy = kind(settings, candidates=1024 if kind is CorrelatedProbe else 4096)
+        strategy.method.before_update = partial(fill, pages)
+        try:
+            strategy.start(federation())
+        except (OSError, PrivsynError) as error:
+            assert "make room" in sentence_of(error)[0]
+        ledger = PrivacyLedger.read(path / "ledger.jsonl")
+        # What was begun and never ended will be charged.
+        charged = {*ledger.rounds_charged, *ledger.rounds_started}
+        assert charged == {int(file.parent.name) for file in path.rglob("release.npy")}, pages
+        assert not list(path.rglob(".room"))
+        ends.add(len(charged))
+        filler.unlink()
+        shutil.rmtree(path)
+    assert {1, settings.num_rounds} <= ends
 
 
 class TestResultWithoutNodes:
