@@ -111,14 +111,18 @@ _RELATIVE_INTERVAL = 5e-6
 
 def _interval(costs: Costs, delta: float) -> float:
     """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it."""
-    widest = 0.0
-    for (kind, multiplier, *_), _ in costs:
+    widest = together = 0.0
+    for (kind, multiplier, *_), count in costs:
         shift = 2.0 if kind == "poisson-replace" else 1.0
-        widest = max(widest, 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2)
+        width = 10.0 * shift / multiplier + 0.5 * (shift / multiplier) ** 2
+        widest = max(widest, width)
+        together += width * math.sqrt(count)
     # The losses of one release spread that wide even where epsilon is small, because the rate or
     # the noise is: at most a million points of them are kept.
     finest = max(_FINEST_INTERVAL, 10.0 ** math.ceil(math.log10(widest * 1e-6) - 1e-9))
-    interval = max(1e-2, finest * 10.0)
+    # Those of all releases spread with the root of their number; a first look needs no more. The
+    # library takes the exponential of the interval.
+    interval = max(1e-2, finest * 10.0, min(together * 1e-5, 500.0))
     rough = float(_pld(costs, interval).get_epsilon_for_delta(delta))
     if not math.isfinite(rough):
         return interval

@@ -39,6 +39,8 @@ Trainable = Literal["full", "lora", "layers"]
 LocalPrecision = Literal["float32", "bfloat16"]
 ClipNorm = Annotated[float, Ge(_SMALLEST_CLIP), Le(_LARGEST)]
 LearningRate = Annotated[float, Gt(0), Le(_LARGEST)]
+#: A node makes adapters of the rank that a server names.
+LoraRank = Annotated[int, Ge(1), Le(1024)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class TrainableModel(Settings):
         'for "layers": patterns of parameter names separated by commas, such as '
         '"lm_head.*,model.layers.3.*"; "" otherwise.',
     ] = ""
-    lora_rank: Annotated[PositiveInt, 'for "lora": rank of the adapters.'] = 4
+    lora_rank: Annotated[LoraRank, 'for "lora": rank of the adapters.'] = 4
     lora_alpha: Annotated[PositiveInt, 'for "lora": their scale times their rank.'] = 8
     precision: Annotated[
         LocalPrecision,

@@ -501,3 +501,13 @@ class TestHeaders:
         error, memory = costs(wire.pack_ask(sent, record), "query.nearest_neighbor_histogram")
         assert error == "BAD_REQUEST"
         assert memory < 4.0
+
+    def test_adapters_of_a_rank_that_nobody_trains(self, costs: Callable[..., Any]) -> None:
+        content = wire.pack_prepare(
+            replace(REQUEST, trains=TrainableModel(name="privsyn-tiny", trainable="lora"))
+        )
+        record = content.config_records["privsyn.request"]
+        record["trains"] = str(record["trains"]).replace('"lora_rank": 4', f'"lora_rank": {MANY}')
+        assert f"{MANY}" in str(record["trains"])
+        error, memory = costs(content, wire.PREPARE)
+        assert (error, memory < 4.0) == ("BAD_REQUEST", True)

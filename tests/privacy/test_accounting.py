@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tracemalloc
 
 import dp_accounting
 import numpy as np
@@ -359,6 +360,18 @@ def test_tiny_noise_is_accounted_without_exhausting_memory() -> None:
     for noise_multiplier in (0.05, 1e-3):
         releases = plan(noise_multiplier, PoissonSampling(0.1))
         assert 1000 < epsilon(releases) <= epsilon(plan(noise_multiplier))
+
+
+def test_many_rounds_of_tiny_noise_take_bounded_memory() -> None:
+    """Their losses spread over a billion; a server may ask for them, and each node looks."""
+    releases = plan(0.0011, PoissonSampling(0.5), rounds=10_000)
+    tracemalloc.start()
+    try:
+        assert epsilon(releases) > 1e5
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 2**28
 
 
 def test_poisson_under_replace_one_is_for_the_loss_distribution_only() -> None:

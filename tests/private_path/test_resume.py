@@ -127,10 +127,12 @@ def test_whatever_room_is_left_what_is_charged_is_stored(
         settings = (votes if kind is CorrelatedProbe else config)(run_dir=str(path))
         strategy = kind(settings, candidates=1024 if kind is CorrelatedProbe else 4096)
         strategy.method.before_update = partial(fill, pages)
+        said = ""
         try:
             strategy.start(federation())
         except (OSError, PrivsynError) as error:
-            assert "make room" in sentence_of(error)[0]
+            said, _ = sentence_of(error)
+        assert "make room" in said or strategy.run.status == "finished"
         ledger = PrivacyLedger.read(path / "ledger.jsonl")
         # What was begun and never ended will be charged.
         charged = {*ledger.rounds_charged, *ledger.rounds_started}

@@ -41,7 +41,13 @@ from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
-from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LocalPrecision, Trainable
+from flower_privsyn.queries.model_delta import (
+    ClipNorm,
+    LearningRate,
+    LocalPrecision,
+    LoraRank,
+    Trainable,
+)
 from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.parts.noise_alone import LONGEST, noise_alone
 
@@ -99,7 +105,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
     trainable_layers: Annotated[
         str, 'patterns of parameter names separated by commas, for "layers".'
     ] = ""
-    lora_rank: Annotated[PositiveInt, "rank of the adapters."] = 4
+    lora_rank: Annotated[LoraRank, "rank of the adapters."] = 4
     lora_alpha: Annotated[PositiveInt, "their scale times their rank."] = 8
     local_precision: Annotated[
         LocalPrecision,
