@@ -276,9 +276,9 @@ def _end_of_whole_lines(file: BinaryIO, size: int) -> int:
     return 0
 
 
-def is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """Whether an error, or what led to it, is that a disk has no room left."""
-    seen: BaseException | None = error
+    seen = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

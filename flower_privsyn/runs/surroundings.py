@@ -60,7 +60,8 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
     """
     if isinstance(error, str):
         return error, False
-    if is_disk_full(error) and "make room" not in str(error):
+    noticed = error.__cause__ if isinstance(error, PrivsynError) else error
+    if is_disk_full(noticed) and "make room" not in str(error):
         return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
     if isinstance(error, PrivsynError):
         return str(error), False
