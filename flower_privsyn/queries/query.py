@@ -44,7 +44,7 @@ Broadcast = Mapping[str, npt.NDArray[Any]]
 _CACHED = 2**15
 
 #: Ceiling on the bytes of one dense (users, answer) block in `Query.answer`.
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 2 * 2**20
 
 
 #: Whose shortcuts past `contribution` are shown to be identities of it.

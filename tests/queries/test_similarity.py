@@ -301,7 +301,7 @@ class TestTheCohortForm:
         query.answer(cohort, {"candidates": candidates})
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 60e6  # the float64 matrix would be 640 MB, one block of it 8 MB
+        assert peak < 20e6  # the float64 matrix would be 640 MB, one block of it 2 MB
 
     def test_factorisations_are_told_apart_and_few_are_kept(self) -> None:
         cohort = random_cohort(num_users=5, max_records=3, dimension=6, seed=15, empty=0.0)

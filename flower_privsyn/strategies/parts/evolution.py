@@ -469,9 +469,6 @@ class Evolution(Method):
 
     # ------------------------------------------------------------------ small things
 
-    def _has_candidates(self, round_number: int) -> bool:
-        return self._population_file(round_number).exists()
-
     def _population_file(self, round_number: int) -> Path:
         return RoundFiles(self.run.round_dir(round_number)).population
 
