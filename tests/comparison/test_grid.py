@@ -15,7 +15,7 @@ from flower_privsyn.advice.measured import MeasuredTable
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP, Grid, People, Plan, make_plans, people
 from flower_privsyn.comparison.plan import settings_of
-from flower_privsyn.data import Users, load_users
+from flower_privsyn.data import Users, load_configured
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import load_app
 
@@ -52,11 +52,11 @@ def measured(one: Plan, folder: Path, method: str, epsilon: float, accuracy: flo
 def test_the_data_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def load(source: str, **columns: Any) -> Users:
-        read.append(source)
-        return load_users(source, **columns)
+    def load(settings: dict[str, str], *others: Any, **how: Any) -> Users:
+        read.append(settings["data"])
+        return load_configured(settings, *others, **how)
 
-    monkeypatch.setattr(people, "load_users", load)
+    monkeypatch.setattr(people, "load_configured", load)
     assert [len(one.private) for one in plans_of(48, 24)] == [48, 24]
     assert read == [str(SAMPLE)]
 

@@ -40,7 +40,7 @@ def test_an_app_that_fails_after_its_run(
     does: str,
     why: str,
 ) -> None:
-    monkeypatch.setattr(flower, "_LINGER_SECONDS", 2.0)  # shorter than the app's own work
+    monkeypatch.setattr(flower, "_LINGER_SECONDS", 6.0)  # shorter than the app's own work
     run = tmp_path / "run"
     assert ran(app, run, does) == 1
     said = capsys.readouterr()

@@ -122,7 +122,7 @@ def main(grid: Grid, context: Context) -> None:
         asking(context, **{"run-dir": context.run_config["run-dir"] + "-2"}).start(grid)
         raise RuntimeError("no credentials for the bucket")
     if does == "thread, long work, then exits":
-        time.sleep(4.0)
+        time.sleep(8.0)
         (method.run.path.parent / "worked").touch()
         sys.exit(3)
     if does == "is killed":
