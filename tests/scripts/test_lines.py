@@ -1,11 +1,14 @@
 """Lines are counted by what stands on them."""
 
-import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import flower_privsyn
+from flower_privsyn import POPriConfig
+from flower_privsyn.cli.app import privsyn
 from scripts import lines
 
 MODULE = '''"""What it is.
@@ -39,7 +42,13 @@ def folder(tmp_path: Path) -> Path:
         "flower_privsyn/report/templates/page.html.j2": "<p>\n\n</p>\n",
         "flower_privsyn/report/data.json": "{}\n",
         "tests/test_it.py": "",
+        "research/measure.py": "x = 1\n",
         "docs/conf.py": "x = 1\n",
+        "docs/page.md": "Four words are here.\n",
+        "docs/settings.md": "not counted\n",
+        "flower_privsyn/examples/one/pyproject.toml": "[tool.flwr.app.config]\na = 1\nb.c = 2\n",
+        "flower_privsyn/examples/one/conf/small.toml": "a = 1\n",
+        "pyproject.toml": '[[tool.importlinter.contracts]]\nlayers = ["a", "b | c"]\n',
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,36 +59,44 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_file() -> None:
     found = lines.lines_of("a.py", MODULE)
-    assert found == lines.Lines(files=1, code=8, docstrings=6, comments=2, blank=4)
+    assert found == lines.Lines(files=1, code=8, tokens=18, docstrings=6, comments=2, blank=4)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[str]]:
+    lines.main([*words])
+    rows = [row for row in capsys.readouterr().out.splitlines() if not row.startswith(" ")]
+    return {re.split(r"  +\S", row)[0]: re.split(r"  +", row)[1:] for row in rows}
 
 
 def test_rooms_files_and_a_revision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
-
-    def printed(*words: str) -> str:
-        lines.main([*words, "--folder", str(folder)])
-        return capsys.readouterr().out
-
-    found = json.loads(printed("--json"))["lines"]
-    assert list(found) == ["errors", "report", "flower_privsyn", "tests", "total"]
-    assert found["report"] == {
-        "files": 2,
-        "code": 3,
-        "docstrings": 0,
-        "comments": 0,
-        "blank": 1,
-    }
-    assert found["flower_privsyn"]["code"] == found["total"]["code"] == 11
-    (folder / "flower_privsyn" / "report" / "page.py").write_text("x = 1\ny = 2\n")
+    found = printed(capsys, "--folder", str(folder))
+    assert list(found)[:4] == ["errors", "report", "flower_privsyn", "tests"]
+    assert found["report"] == ["2", "3", "3", "0", "0", "1"]
+    assert found["flower_privsyn"][1] == "11"
+    assert found["scripts + benchmarks + research"][:2] == ["1", "1"]
+    (folder / "flower_privsyn" / "report" / "page.py").write_text("x = 1; y = 2\nz = 3\n")
     (folder / "flower_privsyn" / "errors.py").unlink()
-    table = {
-        line[:15].strip(): line[15:].split() for line in printed("--against", "HEAD").split("\n")
-    }
-    assert table["errors"][:4] == ["0", "-1", "0", "-8"]
-    assert table["report"][:4] == ["2", "+0", "4", "+1"]
-    page = printed("--against", "HEAD", "--files", "report").split("\n")[1]
-    assert page.split()[:5] == ["flower_privsyn/report/page.py", "1", "+0", "2", "+1"]
+    found = printed(capsys, "--folder", str(folder), "--against", "HEAD")
+    assert found["errors"][:2] == ["0 -1", "0 -8"]
+    assert found["report"][:3] == ["2 +0", "4 +1", "10 +7"]
+    found = printed(capsys, "--folder", str(folder), "--against", "HEAD", "--files", "report")
+    assert found["flower_privsyn/report/page.py"][1] == "2 +1"
     with pytest.raises(SystemExit, match="nothing"):
-        printed("--against", "nothing")
+        lines.main(["--folder", str(folder), "--against", "nothing"])
+
+
+def test_what_else_there_is_to_carry(folder: Path) -> None:
+    found = {name: counted() for name, counted in lines.house(folder)}
+    assert found["words in docs, without settings.md"] == 4
+    assert found["pages in docs, without settings.md"] == 1
+    assert found["most keys that one shipped TOML shows"] == 2
+    assert found["import layers"] == 2
+    # Of the package that is imported, whatever the folder.
+    assert found["names at the top level"] == len(flower_privsyn.__all__)
+    named = set(POPriConfig.declared)
+    assert len(named) < found["keys of runs (privsyn methods --settings)"] < 10 * len(named)
+    shown = {name for name in privsyn.list_commands(None) if name not in ("node", "data")}
+    assert len(shown) < found["commands of privsyn"] < found["their options"]
