@@ -163,13 +163,13 @@ def planned_release(
         noise_multiplier: At least 0, over a user's answers of all nodes together.
         sampling: How this node's users are drawn; groups as `of_run` has them.
         relation: The owner's.
-        max_nodes_per_user: On how many nodes one user may be, with a coin on each.
+        max_nodes_per_user: On how many nodes one user may be; with more than one nothing is counted
+            as hidden by who is drawn.
     """
-    replaced = relation is NeighboringRelation.REPLACE_ONE
     alone = max_nodes_per_user == 1
-    if sampling.group is not None and not replaced:
+    if sampling.group is not None and relation is not NeighboringRelation.REPLACE_ONE:
         pass  # the node itself deals its users, so nobody is in two groups of a deal
-    elif isinstance(sampling, PoissonSampling) and (alone or not replaced):
+    elif isinstance(sampling, PoissonSampling) and alone:
         sampling = PoissonSampling(sampling.rate)
     elif isinstance(sampling, FixedSizeSampling):
         if not alone or relation is NeighboringRelation.ADD_REMOVE:
@@ -181,7 +181,6 @@ def planned_release(
         noise_multiplier=min(accounted(noise_multiplier), LARGEST_MULTIPLIER),
         sampling=sampling,
         relation=relation,
-        max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) else 1,
     )
 
 

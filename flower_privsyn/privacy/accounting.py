@@ -21,8 +21,8 @@ from typing import ClassVar, TypeAlias
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import loss_distributions, renyi
-from flower_privsyn.privacy.costs import Cost, Costs
 from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.renyi import Cost, Costs
 from flower_privsyn.privacy.sampling import (
     FixedSizeSampling,
     FullParticipation,
@@ -46,13 +46,14 @@ class Release:
             epsilon infinite. Who may be on k nodes has k contributions, and k times the bound.
         sampling: How the cohort was drawn.
         relation: Which collections of users are neighbours.
-        max_nodes_per_user: On how many nodes one user may be, k >= 1. Where users flip coins the
-            k coins of one user are independent.
+        max_nodes_per_user: On how many nodes one user may be, k >= 1. Where users flip coins, one
+            of k coins is likelier to fall than one alone: with k > 1 nothing is counted as hidden
+            by them, and every user as taking part on all nodes.
 
     Raises:
         ConfigError: A value is out of range; fixed-size sampling meets add-remove: the size of
             the population is public there, so neighbours must have equal sizes; or k > 1 meets
-            fixed-size sampling, or coins under replace-one, for which there is no bound here.
+            fixed-size sampling, for which there is no bound here.
     """
 
     noise_multiplier: float
@@ -95,15 +96,6 @@ class Release:
                 "max_nodes_per_user must be 1 for fixed-size sampling, where somebody who is drawn "
                 f"on several nodes is not accounted for, got {nodes}."
             )
-        if nodes > 1 and self._flips_coins and self.relation is NeighboringRelation.REPLACE_ONE:
-            raise ConfigError(
-                "max_nodes_per_user must be 1 for Poisson sampling under the relation "
-                f'"replace-one", got {nodes}.'
-            )
-
-    @property
-    def _flips_coins(self) -> bool:
-        return isinstance(self.sampling, PoissonSampling) and self.sampling.rate < 1.0
 
 
 def accounted(noise_multiplier: float) -> float:
@@ -115,7 +107,7 @@ Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
 
 class Accountant(ABC):
-    """Turns releases into epsilon at a delta, or delta at an epsilon.
+    """Turns releases into epsilon at a delta.
 
     Formal guarantee:
         Unit: one user. The union of all releases is (epsilon, delta)-differentially private under
@@ -154,38 +146,8 @@ class Accountant(ABC):
         # cohorts, where the doubled sensitivity outweighs the sampling.
         return min(amplified, self._epsilon(_grouped(_with_known_cohorts(releases)), delta))
 
-    def delta(self, releases: Releases, *, epsilon: float) -> float:
-        """Return the delta of all releases together.
-
-        Args:
-            releases: The releases in any order, or each with its count of at least 0.
-            epsilon: At least 0.
-
-        Returns:
-            Between 0 and 1; 0 without any release; 1 when one of them adds no noise.
-
-        Raises:
-            ConfigError: As for `epsilon`.
-        """
-        epsilon = check_number("epsilon", epsilon, ge=0)
-        return self._delta_of_one(of_one_user(releases), epsilon)
-
-    def _delta_of_one(self, releases: Releases, epsilon: float) -> float:
-        """The delta of somebody who may be asked in all of these."""
-        costs = _grouped(releases)
-        if not costs:
-            return 0.0
-        if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
-            return 1.0
-        amplified = self._delta(costs, epsilon)
-        unsampled = _grouped(_with_known_cohorts(releases))
-        return min(1.0, amplified, self._delta(unsampled, epsilon))
-
     @abstractmethod
     def _epsilon(self, costs: Costs, delta: float) -> float: ...
-
-    @abstractmethod
-    def _delta(self, costs: Costs, epsilon: float) -> float: ...
 
 
 class PLDAccountant(Accountant):
@@ -201,14 +163,6 @@ class PLDAccountant(Accountant):
     Poisson-sampled pair (+2 C, -2 C) at rate n/N: replace-one at half the noise multiplier. This
     is ``dp_accounting``'s truncated Poisson event with sampling probability 1.
 
-    A user on k nodes who flips a coin on each is in the sum J ~ Bin(k, q) times: a mixture of
-    Gaussians with shifts up to J C, against none. It is no sampled Gaussian of sensitivity k C: one
-    of k coins is likelier to fall than one coin of rate q. The mixture of the vectors' Gaussians is
-    dominated by that of the scalar shifts j C: the likelihood ratio is sum p_S exp(G_S - Var G_S /
-    2) with jointly normal G_S, both divergences are means of convex functions of it, and those grow
-    with every covariance (Kahane's inequality), which are largest where all vectors are parallel
-    and as long as they may be.
-
     References:
         Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy", theorem
         8. Doroshenko et al. 2022, "Connect the Dots", algorithm 1. Lebeda et al. 2024, "Avoiding
@@ -219,9 +173,6 @@ class PLDAccountant(Accountant):
 
     def _epsilon(self, costs: Costs, delta: float) -> float:
         return loss_distributions.epsilon(costs, delta)
-
-    def _delta(self, costs: Costs, epsilon: float) -> float:
-        return loss_distributions.delta(costs, epsilon)
 
 
 class _RoughPLDAccountant(PLDAccountant):
@@ -253,9 +204,6 @@ class RDPAccountant(Accountant):
 
     def _epsilon(self, costs: Costs, delta: float) -> float:
         return renyi.epsilon(costs, delta)
-
-    def _delta(self, costs: Costs, epsilon: float) -> float:
-        return renyi.delta(costs, epsilon)
 
 
 def accountant(name: str) -> Accountant:
@@ -290,8 +238,7 @@ def supports(
         max_nodes_per_user: On how many nodes one user may be, at least 1.
 
     Returns:
-        False with "rdp" for Poisson sampling under replace-one, or of users on several nodes; else
-        True.
+        False with "rdp" for Poisson sampling of users on one node under replace-one; else True.
 
     Raises:
         ConfigError: The name is neither, or the sampling has no meaning under the relation.
@@ -303,8 +250,7 @@ def supports(
         relation=relation,
         max_nodes_per_user=max_nodes_per_user,
     )
-    without_rdp = ("poisson-replace", "poisson-nodes")
-    return not (isinstance(chosen, RDPAccountant) and _cost(release)[0] in without_rdp)
+    return not (isinstance(chosen, RDPAccountant) and _cost(release)[0] == "poisson-replace")
 
 
 def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
@@ -460,14 +406,13 @@ def _grouped(releases: Releases) -> Costs:
 def _cost(release: Release) -> Cost:
     sampling, multiplier = release.sampling, release.noise_multiplier
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
-    # Every cohort is everyone, whatever the method; or whose turn it is, is public.
-    # A user on several nodes is in the same cohorts on all: a longer vector, and nothing else.
-    if sampling.rate == 1.0 or sampling.takes_turns or sampling.group is not None:
-        return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0, 1)
+    # Every cohort is everyone, whatever the method; or whose turn it is, is public; or a user flips
+    # a coin on each of several nodes: given the coins the sum moves by the norm bound at most.
+    everyone = sampling.rate == 1.0 or sampling.takes_turns or sampling.group is not None
+    if everyone or (isinstance(sampling, PoissonSampling) and release.max_nodes_per_user > 1):
+        return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)
     if isinstance(sampling, PoissonSampling):
-        if release.max_nodes_per_user > 1:
-            return ("poisson-nodes", multiplier, sampling.rate, release.max_nodes_per_user)
-        return ("poisson-replace" if replaced else "poisson", multiplier, sampling.rate, 1)
+        return ("poisson-replace" if replaced else "poisson", multiplier, sampling.rate)
     if isinstance(sampling, FixedSizeSampling):
-        return ("fixed", multiplier / 2.0, sampling.rate, 1)
+        return ("fixed", multiplier / 2.0, sampling.rate)
     raise ConfigError(f"sampling {type(sampling).__name__} has no accounting.")

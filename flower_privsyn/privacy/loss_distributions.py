@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +17,7 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import renyi
-from flower_privsyn.privacy.costs import Cost, Costs
-from flower_privsyn.privacy.mixture import mixture_loss_distribution
+from flower_privsyn.privacy.renyi import Cost, Costs
 
 
 @lru_cache(maxsize=4096)
@@ -39,24 +39,10 @@ def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
         interval = _interval(costs, delta) * coarser
         found = float(_pld(costs, interval).get_epsilon_for_delta(left))
     if left < delta / 2.0:
-        found = min(found, _by_renyi(renyi.epsilon, costs, delta, otherwise=math.inf))
+        # A bound that needs no Fourier transform; not all releases have one.
+        with suppress(ConfigError):
+            found = min(found, renyi.epsilon(costs, delta))
     return found
-
-
-def delta(costs: Costs, epsilon: float) -> float:
-    """Return the delta of releases at an epsilon.
-
-    Args:
-        costs: What they cost, at least one.
-        epsilon: At least 0.
-    """
-    if all(kind == "gaussian" for (kind, *_), _ in costs):
-        return _gaussian_delta(_gaussian_multiplier(costs), epsilon)
-    rounding = _rounding(costs)
-    found = float(_pld(costs, _interval(costs, 1e-5)).get_delta_for_epsilon(epsilon)) + rounding
-    if found < 2.0 * rounding:
-        found = min(found, _by_renyi(renyi.delta, costs, epsilon, otherwise=1.0))
-    return min(1.0, found)
 
 
 def quietly(closed_form: Callable[[float, float], float], value: float, delta: float) -> float:
@@ -79,30 +65,10 @@ def _rounding(costs: Costs) -> float:
     return _ROUNDING * sum(count for (kind, *_), count in costs if kind != "gaussian")
 
 
-def _by_renyi(
-    bound: Callable[[Costs, float], float], costs: Costs, at: float, *, otherwise: float
-) -> float:
-    """A bound that needs no Fourier transform; `otherwise` where one of the releases has none."""
-    try:
-        return bound(costs, at)
-    except ConfigError:
-        return otherwise
-
-
 def _gaussian_multiplier(costs: Iterable[tuple[Cost, int]]) -> float:
     """Return the noise multiplier of the one Gaussian release equal to all of these."""
     precision = math.fsum(count / multiplier**2 for (_, multiplier, *_), count in costs)
     return 1.0 / math.sqrt(precision)
-
-
-def _gaussian_delta(multiplier: float, epsilon: float) -> float:
-    from scipy.special import log_ndtr
-
-    mu = 1.0 / multiplier
-    first = float(log_ndtr(mu / 2.0 - epsilon / mu))
-    second = epsilon + float(log_ndtr(-mu / 2.0 - epsilon / mu))
-    # Phi(..) - e^epsilon Phi(..), both in logarithms: the difference of tiny numbers.
-    return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 
 _FINEST_INTERVAL = 1e-4
@@ -154,9 +120,7 @@ def _single_pld(cost: Cost, interval: float) -> Any:
     from dp_accounting import NeighboringRelation as Neighbors
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    kind, multiplier, rate, coins = cost
-    if kind == "poisson-nodes":
-        return mixture_loss_distribution(multiplier * coins, coins, rate, interval=interval)
+    kind, multiplier, rate = cost
     return pld.from_gaussian_mechanism(
         multiplier,
         sampling_prob=rate,

@@ -6,13 +6,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy.costs import Cost, Costs
+
+# What a release costs, with everything that costs the same made equal: (kind, effective noise
+# multiplier, rate). The kinds are "gaussian", "poisson", "poisson-replace" and "fixed".
+Cost: TypeAlias = tuple[str, float, float]
+Costs: TypeAlias = tuple[tuple[Cost, int], ...]
 
 
 @lru_cache(maxsize=4096)
@@ -31,23 +35,6 @@ def epsilon(costs: Costs, delta: float) -> float:
 
         orders, curve = _curve(costs)
         return float(rdp.compute_epsilon(orders, curve, delta)[0])
-
-
-def delta(costs: Costs, epsilon: float) -> float:
-    """Return the delta of releases at an epsilon.
-
-    Args:
-        costs: What they cost, at least one.
-        epsilon: At least 0.
-
-    Raises:
-        ConfigError: One of them has no bound here.
-    """
-    with _quiet():
-        from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-        orders, curve = _curve(costs)
-        return float(rdp.compute_delta(orders, curve, epsilon)[0])
 
 
 def _curve(costs: Costs) -> tuple[Any, Any]:
@@ -69,7 +56,7 @@ def _single_curve(cost: Cost) -> tuple[Any, Any]:
     from dp_accounting import NeighboringRelation as Neighbors
     from dp_accounting.rdp import RdpAccountant
 
-    kind, multiplier, rate, _ = cost
+    kind, multiplier, rate = cost
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
     neighbors, event = Neighbors.REPLACE_SPECIAL, gaussian
     if kind == "poisson":
@@ -83,11 +70,6 @@ def _single_curve(cost: Cost) -> tuple[Any, Any]:
         raise ConfigError(
             'accountant must be "pld" for Poisson sampling under the relation "replace-one", '
             'got "rdp".'
-        )
-    elif kind == "poisson-nodes":
-        raise ConfigError(
-            'accountant must be "pld" for Poisson sampling of users on several nodes '
-            '(max_nodes_per_user above 1), got "rdp".'
         )
     backend = RdpAccountant(neighboring_relation=neighbors).compose(event)
     # The library offers no public way to add curves of different sampling methods.

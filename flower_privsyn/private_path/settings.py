@@ -262,7 +262,12 @@ class PrivateSumConfig(Settings):
                 'sampling = "fixed-size" needs relation = "zero-out" or "replace-one", got '
                 '"add-remove": a fixed number of users cannot be drawn from one fewer'
             )
-        self._check_nodes_per_user()
+        if self.max_nodes_per_user > 1 and self.sampling == "fixed-size":
+            raise ConfigError(
+                f"max-nodes-per-user = {self.max_nodes_per_user} needs another sampling than "
+                '"fixed-size": who is on several nodes is drawn on each of them, and there is no '
+                "bound for that"
+            )
         if (
             self.sampling == "poisson"
             and self.relation == "replace-one"
@@ -321,29 +326,6 @@ class PrivateSumConfig(Settings):
         """
         terms = self.secure_terms(self.num_nodes)
         return 1.0 if terms is None else terms.noise_share * math.sqrt(self.num_nodes)
-
-    def _check_nodes_per_user(self) -> None:
-        """Refuse what is not accounted for a user on several nodes."""
-        nodes = self.max_nodes_per_user
-        if nodes == 1:
-            return
-        given = f"max-nodes-per-user = {nodes} needs"
-        if self.sampling == "fixed-size":
-            raise ConfigError(
-                f'{given} another sampling than "fixed-size": who is on several nodes is drawn on '
-                "each of them, and there is no bound for that"
-            )
-        if self.sampling == "poisson" and self.sampling_rate < 1:
-            if self.relation == "replace-one":
-                raise ConfigError(
-                    f'{given} relation = "zero-out" or "add-remove" with sampling = "poisson", got '
-                    '"replace-one"'
-                )
-            if self.accountant != "pld":
-                raise ConfigError(
-                    f'{given} accountant = "pld" with sampling = "poisson", where a user flips a '
-                    f'coin on every node, got "{self.accountant}"'
-                )
 
     @classmethod
     def from_run_config(

@@ -66,8 +66,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="groups are disjoint under replace-one too",
         file=CHARGE,
         function="planned_release",
-        before="if sampling.group is not None and not replaced:",
-        after="if sampling.group is not None:",
+        before="sampling.group is not None and relation is not NeighboringRelation.REPLACE_ONE",
+        after="sampling.group is not None",
         tests=(f"{GROUPS}::test_of_one_run_cost_what_the_dearer_one_does",),
     ),
     Mutation(

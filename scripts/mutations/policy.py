@@ -196,9 +196,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="a node forgets the coins that its users flip elsewhere",
         file=CHARGE,
         function="planned_release",
-        before="max_nodes_per_user=max_nodes_per_user if isinstance(sampling, PoissonSampling) "
-        "else 1,\n",
-        after="max_nodes_per_user=1,\n",
+        before="isinstance(sampling, PoissonSampling) and alone",
+        after="isinstance(sampling, PoissonSampling)",
         tests=(f"{ACCOUNT_TESTS}::TestWhoIsIn",),
     ),
     Mutation(

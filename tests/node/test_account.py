@@ -128,15 +128,16 @@ class TestWhoIsIn:
         nodes = [asked(node=n, mechanism=wide) for n in (1, 2)]
         assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
 
-    def test_who_flips_a_coin_on_each_of_two_nodes_costs_more_than_with_one(
+    def test_who_flips_a_coin_on_each_of_two_nodes_is_not_hidden_by_them(
         self, asked: Asked
     ) -> None:
-        """As the server accounts for it, and unsampled where there is no bound."""
+        """As the server accounts for it."""
         wide = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=6.0)
         coins = {"mechanism": wide, "sampling": PoissonSampling(0.1)}
         twice = of(*(asked(n, max_nodes_per_user=2, **coins) for n in (1, 2, 3)))
         stated = Release(noise_multiplier=2.0, sampling=PoissonSampling(0.1), max_nodes_per_user=2)
         assert twice.epsilon(NodePolicy()) == release_epsilon({stated: 3}, delta=1e-6)
+        assert twice.epsilon(NodePolicy()) == pytest.approx(gaussian([2.0] * 3))
         replaced = NodePolicy(relation=NeighboringRelation.REPLACE_ONE)
         assert twice.epsilon(replaced) == pytest.approx(gaussian([1.0] * 3))
 
