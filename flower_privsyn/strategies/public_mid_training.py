@@ -5,10 +5,10 @@ Paper:
     Cross-device Federated Learning?" (NAACL 2024), Algorithm 1:
 
     lines of the paper                                            here
-    DP-FTRL for T' rounds                                         the first phase
+    DP-FTRL for T' rounds                                         rounds up to `rounds_before`
     score public rows by log p_private + log p_public, keep q     `PublicStep`, public-rows
     train on them by cross-entropy + beta x distillation          `PublicStep`, teacher
-    DP-FTRL for the other T - T' rounds from there                the second phase
+    DP-FTRL for the other T - T' rounds from there                `next_start`; the same mechanism
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.privacy import (
-    Phase,
-    Plan,
-    RandomSource,
-)
+from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import RecordSource, Workplace, need
 from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
@@ -57,14 +53,12 @@ class PublicMidTraining(PrivateSumStrategy):
     with `clientapp = "flower_privsyn.client_apps.training:app"`.
 
     Formal guarantee:
-        Unit: user; relation: `config.relation`. Each half is one Gaussian mechanism with the
-        sensitivity of its correlation matrix, charged as a whole with its first round, as for
-        `DPFTRL`. With cohorts = "disjoint" users are dealt to `min_separation` groups by a hash of
-        their ids, each of them of one half alone, and a turn that was missed is never made up: both
-        halves cost the most that one of them does. With "everybody" they compose. With noise-stream
-        = "continue" all rounds are one mechanism, of users who take part as its cohorts allow.
-        What is done between the halves reads public text and the released checkpoint: it is
-        post-processing.
+        Unit: user; relation: `config.relation`. All rounds, those before and those after the public
+        text, are one Gaussian mechanism with the sensitivity of its correlation matrix, charged as
+        a whole with the first round, as for `DPFTRL`: a user takes part at most
+        ceil(`num_rounds` / `min_separation`) times, and with `min_separation` >= `num_rounds`, as
+        in the paper, once in the whole run. What is done between the rounds reads public text and
+        the released checkpoint: it is post-processing.
 
         The choice of T' and of the public training must not look at private text, or it costs what
         looking costs.
@@ -98,22 +92,6 @@ class TrainingInHalves(CorrelatedTraining):
         self._step: PublicStep | None = None
         self._taught: LocalModel | None = None
 
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        """Both halves, each under a matrix of its own; or all rounds under one."""
-        config = self.config
-        if not config.in_halves:
-            return super().phases(population)
-        whole = config.phase(population, asks=self.queries)
-        return tuple(
-            config.correlated(replace(whole, name=name, rounds=rounds, sampling=sampling))
-            for name, rounds, sampling in zip(
-                ("first half", "second half"),
-                config.rounds_of_halves,
-                config.samplings_of_halves(population),
-                strict=True,
-            )
-        )
-
     def base_moved(self, number: int) -> bool:
         """Whether nodes train on a base of public text in a round, or began with another one."""
         before = self.config.rounds_before
@@ -133,17 +111,6 @@ class TrainingInHalves(CorrelatedTraining):
         if self._taught is None:
             self._taught = self.loaded(self.run.path / "models" / AFTER)
         return self._taught
-
-    def describe(self, plan: Plan) -> list[str]:
-        """What the correlation does, and whether somebody is in both halves."""
-        told = super().describe(plan)
-        if len(plan.phases) > 1:
-            told.append(
-                "nobody takes part in both halves: they cost the larger one"
-                if self.config.cohorts == "disjoint"
-                else "users take part in both halves: their costs are added up"
-            )
-        return told
 
     def needs(self) -> Needs:
         """The model that is trained, its teacher, what scores, and public text."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from annotated_types import Gt, Le
@@ -26,7 +26,6 @@ from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.training.distillation import check_same_tokens
 from flower_privsyn.training.fingerprint import digest_of_rows, weight_files
 from flower_privsyn.training.on_disk import mapped, note_rows_done, rows_done
 from flower_privsyn.training.selection import Float64Array, IntArray, Rows, Scorer
@@ -34,8 +33,6 @@ from flower_privsyn.training.tokens import batches_by_length, first_token, padde
 
 #: Rows that are scored together, and between two notes of how far the scoring is.
 BLOCK_ROWS = 1024
-
-Lengths = Literal["average", "sum"]
 
 
 class TokenRows(Protocol):
@@ -50,7 +47,7 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanguageModelScorer:
-    """Log-probability of a row by a causal language model.
+    """Average log-probability of the tokens of a row by a causal language model.
 
     A row is what follows the beginning token, without an end token unless it has one. A row of
     more tokens than the model's context holds is scored in pieces, each after a beginning token,
@@ -58,14 +55,11 @@ class LanguageModelScorer:
 
     Attributes:
         model: a bundled short name, a folder or a hub name; its tokens are those of the rows.
-        lengths: "average" over the tokens of the row, as the paper has it, or their "sum", the
-            log-probability of the whole row, which short rows have most of.
         device: as PyTorch names it; None chooses.
         bfloat16: multiply in bfloat16.
     """
 
     model: str | Path
-    lengths: Lengths = "average"
     device: str | None = None
     bfloat16: bool = False
 
@@ -81,7 +75,6 @@ class LanguageModelScorer:
         """What scores depend on besides the rows, as JSON can hold it."""
         return {
             "model": weight_files(resolve_model(self.model)),
-            "lengths": self.lengths,
             "bfloat16": self.bfloat16,
         }
 
@@ -116,7 +109,7 @@ class LanguageModelScorer:
         scores = np.zeros(len(rows))
         np.add.at(scores, owners, sums)
         scores[lengths == 0] = -np.inf
-        return scores / np.maximum(lengths, 1) if self.lengths == "average" else scores
+        return scores / np.maximum(lengths, 1)
 
 
 def _log_probabilities(
@@ -138,40 +131,6 @@ def _log_probabilities(
     ).double()
     found: Float64Array = -losses.sum(1).cpu().numpy()
     return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DistributionMatchingScorer:
-    """log p_private(x) + log p_public(x), or the first of them alone.
-
-    Formal guarantee:
-        Post-processing of what released the private model: the epsilon and delta of its training
-        hold for the scores and for what is chosen by them. They read public rows and nothing else.
-
-    Attributes:
-        private: by the model that was trained under differential privacy.
-        public: by the public model; None for the private one alone (the paper's Table 3).
-    """
-
-    private: LanguageModelScorer
-    public: LanguageModelScorer | None = None
-
-    def __post_init__(self) -> None:
-        if self.public is None:
-            return
-        if self.public.lengths != self.private.lengths:
-            raise ValueError("both models must take lengths the same way")
-        check_same_tokens(self.private.model, self.public.model, setting="the public model")
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What scores depend on besides the rows, as JSON can hold it."""
-        public = None if self.public is None else self.public.fingerprint()
-        return {"private": self.private.fingerprint(), "public": public}
-
-    def __call__(self, rows: Rows) -> Float64Array:
-        """Score rows; one without tokens has no score (minus infinity)."""
-        scores = self.private(rows)
-        return scores if self.public is None else scores + self.public(rows)
 
 
 def stored_scores(

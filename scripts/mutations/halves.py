@@ -71,22 +71,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{GROUPS}::test_of_one_run_cost_what_the_dearer_one_does",),
     ),
     Mutation(
-        name="everybody is in both halves, at the price of one",
-        file=SETTINGS,
-        function="PublicMidTrainingConfig.samplings_of_halves",
-        before='if self.cohorts == "everybody":',
-        after='if self.cohorts == "everybody" or self.min_separation:',
-        tests=(f"{TESTS}::TestWhoTakesPart",),
-    ),
-    Mutation(
-        name="the second half goes on with the noise of the first",
-        file="flower_privsyn/private_path/engine.py",
-        function="PrivateSumStrategy._open_noise",
-        before="if number == settled.plan.first_round(settled.plan.at(number)):",
-        after="if number == 1:",
-        tests=(f"{TESTS}::TestNoise",),
-    ),
-    Mutation(
         name="a strategy that is started again goes on with the noise that it has in memory",
         file="flower_privsyn/private_path/engine.py",
         function="PrivateSumStrategy._open_noise",
@@ -113,11 +97,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{TRAINING}::TestAnotherBase",),
     ),
     Mutation(
-        name="nodes are told of no noise once the last half is paid for",
+        name="nodes are told of no noise once all rounds are paid for",
         file="flower_privsyn/private_path/settling.py",
         function="announcement",
         before="noise_multiplier=min(release.noise_multiplier for release in told),",
         after="noise_multiplier=min((release.noise_multiplier for release in left), default=0.0),",
-        tests=(f"{TESTS}::TestNodesAreTold",),
+        tests=("tests/strategies/test_hybrid.py::TestTheBudget",),
     ),
 )

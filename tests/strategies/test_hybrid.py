@@ -18,7 +18,9 @@ from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
 from flower_privsyn.strategies.hybrid import SketchThenTraining
@@ -126,6 +128,20 @@ class TestTheBudget:
             assert costs.expected[key] == sketch + sum(rounds) / 2  # of two groups
         assert costs.participation == pytest.approx((1 + 4 / 2) / 5)
         assert costs.expected["bytes_up"] != pytest.approx(costs.participation * costs.bytes_up)
+
+    def test_nodes_are_told_of_the_noise_of_rounds_that_are_paid_for(self, config: Builder) -> None:
+        """Owners want noise in the rounds that train, although nothing is left to pay."""
+        settings = config(epsilon=1.0)
+        method = SketchThenTraining(settings)
+        settled = settle(plan_of(method, settings, population=16), epsilon=1.0, run=None)
+        training = settled.plan.released_by(settled.plan.phases[-1])
+        told = [announcement(method, settings, settled, behind=behind) for behind in (0, 1, 2, 4)]
+        assert [sum(asked.count for asked in one.to_come) for one in told] == [2, 1, 0, 0]
+        owner = NodePolicy(max_epsilon=1.0, delta=settled.plan.delta)
+        for one in told:
+            NodeGuard(owner, {"dataset": "people"}).check_plan(one, 7)
+        (multiplier,) = {release.noise_multiplier for release in training}
+        assert {one.noise_multiplier for one in told[1:]} == {multiplier}
 
     def test_every_sketch_is_noised_for_every_node_of_a_user(self, config: Builder) -> None:
         once, twice = (

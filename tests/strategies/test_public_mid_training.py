@@ -1,10 +1,8 @@
-"""Public mid-training: who is in which half, what both cost, and public text between them."""
+"""Public mid-training: what its rounds cost, and public text between them."""
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,21 +19,13 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.progress import Progress
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import (
-    CorrelatedNoise,
     Correlation,
-    GaussianMechanism,
-    InsecureRandom,
-    Phase,
-    Plan,
     PrivacyLedger,
     Release,
     Sampling,
-    participation_of,
     release_epsilon,
 )
-from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import (
     DPFTRL,
@@ -49,10 +39,9 @@ from flower_privsyn.training import causal, distribution_matching
 from flower_privsyn.training.distribution_matching import LanguageModelScorer
 from flower_privsyn.training.local import LocalModel
 from flower_privsyn.training.selection import Rows
-from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
-from tests.support.correlated import worst_deviation
-from tests.support.federation import asked, silent, silent_users, training_nodes
-from tests.support.probe import CorrelatedProbeMethod, Killed, Probe
+from tests.support.audit import DELTA
+from tests.support.federation import asked, silent, training_nodes
+from tests.support.probe import Killed
 from tests.support.run_files import lines, release
 from tests.support.small_runs import small_mid_training
 from tests.support.traffic import check_planned
@@ -125,38 +114,20 @@ def by_dp_accounting(*multipliers: float) -> float:
 
 
 class TestCost:
-    def test_disjoint_halves_cost_the_larger_one(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(config(noise_multiplier=3.0, num_rounds=7, first_rounds=3))
+    def test_all_rounds_are_one_mechanism(self, config: Builder, people: Users) -> None:
+        strategy = PublicMidTraining(config(epsilon=2.0))
         strategy.start(training_nodes(people))
-        run = strategy.run.path
-        (first, alone), (second, other) = streams(run)
-        assert (first.first_round, second.first_round) == (1, 4)
-        for correlation, multiplier in ((first, alone), (second, other)):
-            # The dense matrix, every turn of every group tried.
-            matrix = correlation.factorisation.strategy_matrix()
-            norms = [
-                float(np.linalg.norm(matrix[:, list(turn)].sum(axis=1)))
-                for turn in correlation.participation.patterns()
-            ]
-            assert multiplier == pytest.approx(3.0 / max(norms), rel=1e-9)
-        ledger = PrivacyLedger.read(run / "ledger.jsonl")
-        assert ledger.epsilon_release == pytest.approx(
-            by_dp_accounting(min(alone, other)), rel=1e-3
-        )
-        assert ledger.epsilon_known_cohorts == ledger.epsilon_release
-
-    def test_halves_of_the_same_users_compose(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(config(epsilon=2.0, cohorts="everybody"))
-        strategy.start(training_nodes(people))
-        (_, first), (_, second) = streams(strategy.run.path)
+        ((correlation, multiplier),) = streams(strategy.run.path)
+        assert correlation.factorisation.rounds == 6
+        assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
         assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
-        assert by_dp_accounting(first, second) == pytest.approx(2.0, rel=1e-3)
+        assert ledger.epsilon_known_cohorts == ledger.epsilon_release
 
-    def test_the_larger_one_is_within_the_budget_of_a_run_that_was_resumed(
+    def test_a_run_that_was_resumed_stays_within_the_budget(
         self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Killed where the noise of the second half lies in `noise.npz`, and before it does."""
+        """Killed before the public text and after it, while the noise lies in `noise.npz`."""
         for number, resume in ((3, False), (5, True)):
             with monkeypatch.context() as patch:
                 patch.setattr(TrainingInHalves, "_write", killed_in(number))
@@ -166,78 +137,33 @@ class TestCost:
                     )
         strategy = PublicMidTraining(config(epsilon=2.0, resume=True))
         strategy.start(training_nodes(people))
-        (_, first), (_, second) = streams(strategy.run.path)
-        assert by_dp_accounting(min(first, second)) == pytest.approx(2.0, rel=1e-3)
+        ((_, multiplier),) = streams(strategy.run.path)
+        assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
         assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
-        asked_in = turns(strategy.run.path, people)
-        assert len(asked_in) == 6
-        assert not (asked_in[:3].sum(0) * asked_in[3:].sum(0)).any()
 
-    def test_a_stream_that_goes_on_is_one_mechanism(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(
-            config(epsilon=2.0, noise_stream="continue", cohorts="everybody")
-        )
-        strategy.start(training_nodes(people))
-        ((correlation, multiplier),) = streams(strategy.run.path)
-        assert correlation.factorisation.rounds == 6
-        assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
-
-    @pytest.mark.parametrize(
-        ("epsilon", "exact", "restarted"), [("1.77", 1.6487, 1.6834), ("18.71", 17.6668, 17.6255)]
-    )
-    def test_what_the_paper_prints(
-        self, epsilon: Any, exact: float, restarted: float, tmp_path: Path
-    ) -> None:
-        """One tree over all rounds, by Rényi; the exact cost; halves with a tree each."""
+    @pytest.mark.parametrize(("epsilon", "exact"), [("1.77", 1.6487), ("18.71", 17.6668)])
+    def test_what_the_paper_prints(self, epsilon: Any, exact: float, tmp_path: Path) -> None:
+        """One tree over all rounds, by Rényi; and the exact cost."""
 
         def cost(**changes: Any) -> float:
             settings = PublicMidTrainingConfig.wang(
                 epsilon=epsilon, **{"run_dir": str(tmp_path), **changes}
             )
-            population, releases = 342_000, []
-            for phase in TrainingInHalves(settings).phases(population):
-                multiplier = (phase.noise_multiplier or 0.0) / phase.sensitivity
-                releases.append(Release(noise_multiplier=multiplier, sampling=phase.sampling))
+            (phase,) = TrainingInHalves(settings).phases(342_000)
+            multiplier = (phase.noise_multiplier or 0.0) / phase.sensitivity
+            releases = [Release(noise_multiplier=multiplier, sampling=phase.sampling)]
             return release_epsilon(releases, delta=settings.delta, accountant=settings.accountant)
 
         assert cost() == pytest.approx(float(epsilon), abs=5e-3)
         assert cost(accountant="pld") == pytest.approx(exact, rel=2e-3)
-        assert cost(noise_stream="restart") == pytest.approx(restarted, abs=5e-4)
-        # T' and T - T' of 400 and 1,200: a tree of 11 levels in the longer part.
-        assert cost(noise_stream="restart", first_rounds=400) == pytest.approx(cost(), rel=1e-9)
-        composed = cost(noise_stream="restart", cohorts="everybody")
-        assert composed == pytest.approx({"1.77": 2.4534, "18.71": 27.4284}[epsilon], abs=5e-4)
-        exactly = {"1.77": (1.5654, 2.2862), "18.71": (16.6361, 25.9892)}[epsilon]
-        for cohorts, value in zip(("disjoint", "everybody"), exactly, strict=True):
-            found = cost(noise_stream="restart", cohorts=cohorts, accountant="pld")
-            assert found == pytest.approx(value, rel=2e-3)
 
 
 class TestWhoTakesPart:
-    def test_nobody_in_both_halves(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(config(num_rounds=8))
-        strategy.start(training_nodes(people))
-        asked_in = turns(strategy.run.path, people)
-        first, second = asked_in[:4].sum(0), asked_in[4:].sum(0)
-        assert not (first * second).any()
-        assert set((first + second).tolist()) == {2}  # two groups a half, four rounds
-        # A round's cohort is as large as without halves: a group of all.
-        assert asked_in.sum(1).tolist() == [
-            line["num_users"] for line in lines(strategy.run.path / "metrics.jsonl")
-        ]
-
-    def test_everybody_again(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(config(num_rounds=8, cohorts="everybody"))
-        strategy.start(training_nodes(people))
-        asked_in = turns(strategy.run.path, people)
-        assert (asked_in[:4].sum(0) == 1).all()
-        assert (asked_in[:4] == asked_in[4:]).all()
-
     def test_a_turn_that_was_missed_is_not_made_up(
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
-        """The group of round 3 did not answer; the second half still begins from public text."""
+        """The group of round 3 did not answer; the next round still begins from public text."""
         grid = training_nodes(people, tamper=silent(3))
         PublicMidTraining(config(num_rounds=6)).start(grid)
         metrics = lines(tmp_path / "run" / "metrics.jsonl")
@@ -247,100 +173,6 @@ class TestWhoTakesPart:
         assert len(numbers) == 12
         step = json.loads((tmp_path / "run" / "public_step.json").read_text())
         assert step["steps"] == 3
-
-
-class TestNodesAreTold:
-    def test_what_is_left_to_come(self, config: Builder) -> None:
-        """Also in the second half, which is paid for and whose owners want noise."""
-        settings = config(epsilon=1.0)
-        method = TrainingInHalves(settings)
-        settled = settle(plan_of(method, settings, population=16), epsilon=1.0, run=None)
-        (release_of_half, _) = settled.plan.released()
-        told = [announcement(method, settings, settled, behind=behind) for behind in (0, 2, 3, 4)]
-        assert [sum(asked.count for asked in one.to_come) for one in told] == [2, 1, 1, 0]
-        # Both halves, of other users each, cost what one of them does.
-        owner = NodePolicy(max_epsilon=1.0, delta=settled.plan.delta)
-        for one in told:
-            NodeGuard(owner, {"dataset": "people"}).check_plan(one, 7)
-        assert {one.noise_multiplier for one in told} == {release_of_half.noise_multiplier}
-
-
-class VotesInHalves(CorrelatedProbeMethod):
-    """Asks for votes under the noise of both halves."""
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        assert isinstance(self.config, PublicMidTrainingConfig)
-        halves = TrainingInHalves(self.config).phases(population)
-        return tuple(replace(phase, asks=self.queries) for phase in halves)
-
-
-class TestNoise:
-    def test_has_the_law_of_two_matrices_that_know_nothing_of_each_other(
-        self, config: Builder, federation: Builder
-    ) -> None:
-        settings = config(
-            noise_multiplier=1.5, num_rounds=7, first_rounds=3, max_samples=3, server_momentum=0.0
-        )
-        strategy = Probe(settings, candidates=WIDTH, method=VotesInHalves)
-        strategy.start(federation(silent_users(12)))
-        noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
-        covariance = np.zeros((7, 7))
-        for phase, first in zip(strategy.plan.phases, (0, 3), strict=True):
-            assert phase.factorisation is not None
-            matrix = phase.factorisation.noise_matrix()
-            last = first + phase.rounds
-            covariance[first:last, first:last] = matrix @ matrix.T
-        assert worst_deviation(noise, covariance) < 5.0
-        assert worst_deviation(noise, np.eye(7)) > 5.0
-
-    @pytest.mark.parametrize("cohorts", ["disjoint", "everybody"])
-    def test_an_attacker_proves_most_of_what_is_claimed_and_no_more(
-        self, config: Builder, cohorts: str
-    ) -> None:
-        """A user of the worst group; where halves are disjoint, of one half alone."""
-        settings = config(
-            epsilon=1.0, cohorts=cohorts, num_rounds=6, min_separation=4, correlation="banded"
-        )
-        phases = TrainingInHalves(settings).phases(40)
-        plan = Plan(phases=phases, delta=DELTA).calibrated(1.0)
-        assert 0.999 < plan.epsilon() <= 1.0
-        random = InsecureRandom(3)
-        mean, present, absent = 0.0, np.zeros(TRIALS), np.zeros(TRIALS)
-        for phase in plan.phases[: 1 if cohorts == "disjoint" else 2]:
-            part = attacked(plan, phase, random)
-            mean, present, absent = mean + part[0], present + part[1], absent + part[2]
-        # The best test's statistic has this mean, and is its own variance.
-        bound = epsilon_lower_bound(present, absent, best_threshold(mean, math.sqrt(mean)))
-        assert 0.6 <= bound <= 1.0
-
-
-def attacked(
-    plan: Plan, phase: Phase, random: InsecureRandom
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """The best test's statistic for a phase, in many runs with the user and without."""
-    assert phase.factorisation is not None
-    pattern = participation_of(phase.sampling, rounds=phase.rounds)
-    correlation = Correlation.create(
-        phase.factorisation, pattern, first_round=plan.first_round(phase)
-    )
-    mechanism = GaussianMechanism(
-        noise_multiplier=phase.noise_multiplier or 0.0, l2_sensitivity=1.0
-    )
-    turn = max(pattern.patterns(), key=len)
-    user = np.isin(np.arange(phase.rounds), turn).astype(float)
-    matrix = mechanism.standard_deviation * phase.factorisation.noise_matrix()
-    weights = np.linalg.solve(matrix @ matrix.T, user)
-    statistics = []
-    for there in (1.0, 0.0):
-        noise = CorrelatedNoise(correlation, random=random)
-        statistic = np.zeros(TRIALS)
-        for number in range(phase.rounds):
-            noise.prepare(correlation.first_round + number, TRIALS)
-            others = np.full(TRIALS, 5.0)
-            released = mechanism.release(others + there * user[number], random=noise)
-            statistic += weights[number] * (released - others)
-        statistics.append(statistic)
-    return float(user @ weights), statistics[0], statistics[1]
 
 
 class TestPublicText:
@@ -407,49 +239,9 @@ class TestPublicText:
         assert read == [True, False, True]
         assert chosen[0] == chosen[1] == chosen[2]
 
-    def test_what_the_rounds_made_likelier_teaches_the_model(
-        self, config: Builder, gpt2: Path, public_file: Path, tmp_path: Path
-    ) -> None:
-        """Against the model that the rounds began from, which need not be `model`."""
-        other = str(shutil.copytree(gpt2, tmp_path / "other"))
-        settings = config(
-            model=str(gpt2), initial_model=other, public_rows="contrasted", teacher=""
-        )
-        step = public_step.PublicStep(
-            settings, run=tmp_path / "run", progress=Progress(tmp_path / "shown")
-        )
-        step.check()
-        moved = LocalModel(settings.trained_model()).parameters.copy()
-        moved[:64] += 0.5
-        taught = step.take(moved)
-        before = tmp_path / "run" / "models" / public_step.BEFORE
-        public = PublicRows.of(
-            str(public_file),
-            tokenizer=load_tokenizer(str(gpt2))[0],
-            max_tokens=32,
-            setting="public-text",
-        )
-        rows = Rows(tokens=[public.row(index) for index in range(len(public))])
-        gain = LanguageModelScorer(model=before)(rows) - LanguageModelScorer(model=other)(rows)
-        gain = np.where(public.lengths < 5, -np.inf, gain)
-        expected = distribution_matching.keep_share(
-            public, gain, distribution_matching.TokenShare(share=0.5, least_rows=4)
-        )
-        again = causal.fine_tune(
-            before,
-            [public.text_of(int(index)) for index in expected.indices],
-            settings=settings.student_training(),
-            output=tmp_path / "again",
-            seed=0,
-        )
-        assert again.steps == 3
-        assert np.array_equal(model_of(tmp_path / "again").parameters, model_of(taught).parameters)
-
     def test_the_second_half_goes_on_from_there(self, config: Builder, people: Users) -> None:
         """Also its momentum begins anew."""
-        strategy = PublicMidTraining(
-            config(noise_multiplier=0.2, cohorts="everybody", num_rounds=2, min_separation=1)
-        )
+        strategy = PublicMidTraining(config(noise_multiplier=0.2, num_rounds=2, min_separation=1))
         strategy.start(training_nodes(people))
         run = strategy.run.path
         after = model_of(run / "models" / public_step.AFTER).parameters
@@ -590,26 +382,7 @@ class TestSettings:
             ({"num_rounds": 1}, r"first-rounds = 0 must be from 1 to num-rounds - 1 = 0"),
             ({"first_rounds": 2, "position": "after"}, 'needs position = "middle"'),
             ({"position": "before"}, 'public-rows = "matched" needs rounds before'),
-            (
-                {"position": "before", "public_rows": "contrasted"},
-                'public-rows = "contrasted" needs rounds before',
-            ),
-            ({"min_separation": 1}, "min-separation must be at least 2, got 1"),
-            ({"relation": "replace-one"}, "who takes a user's place may be of the other half"),
-            (
-                {"noise_stream": "continue"},
-                "min-separation = 4 must be at least num-rounds = 6",
-            ),
-            (
-                {"num_rounds": 10, "min_separation": 5, "max_participations": 2, "first_rounds": 5},
-                "max-participations = 2 is less than the 3 turns of a user in a half of 5 rounds",
-            ),
-            (
-                {"correlation": "banded", "noise_bands": 3},
-                "noise-bands = 3 must be at most the 2 groups of the smaller half",
-            ),
             ({"select_share": 0.0}, "select-share"),
-            ({"teacher_alone": True, "teacher": ""}, "teacher-alone = true needs a teacher"),
         ],
     )
     def test_bad_values_are_named(

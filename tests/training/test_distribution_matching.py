@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.training import distribution_matching
 from flower_privsyn.training.distribution_matching import (
-    DistributionMatchingScorer,
     LanguageModelScorer,
     TokenShare,
     keep_share,
@@ -43,39 +42,23 @@ def by_hand(model: Path, row: np.ndarray) -> float:
 
 
 class TestScores:
-    def test_they_are_those_of_a_plain_forward_pass(
-        self, llama: Path, gpt2: Path, rows: Tokens
-    ) -> None:
+    def test_they_are_those_of_a_plain_forward_pass(self, llama: Path, rows: Tokens) -> None:
         average = LanguageModelScorer(model=llama)(Rows(tokens=rows))
-        total = LanguageModelScorer(model=llama, lengths="sum")(Rows(tokens=rows))
-        both = DistributionMatchingScorer(
-            private=LanguageModelScorer(model=llama), public=LanguageModelScorer(model=gpt2)
-        )(Rows(tokens=rows))
-        assert average[7] == total[7] == both[7] == -np.inf
+        assert average[7] == -np.inf
         for index in (0, 6, 8, 25):
-            private, public = by_hand(llama, rows[index]), by_hand(gpt2, rows[index])
-            length = len(rows[index])
-            assert total[index] == pytest.approx(private, rel=1e-5)
-            assert average[index] == pytest.approx(private / length, rel=1e-5)
-            assert both[index] == pytest.approx((private + public) / length, rel=1e-5)
-
-    def test_without_the_public_term_it_is_the_private_model(
-        self, llama: Path, rows: Tokens
-    ) -> None:
-        private = LanguageModelScorer(model=llama)
-        alone = DistributionMatchingScorer(private=private)(Rows(tokens=rows))
-        assert np.array_equal(alone, private(Rows(tokens=rows)))
+            total = by_hand(llama, rows[index])
+            assert average[index] == pytest.approx(total / len(rows[index]), rel=1e-5)
 
     def test_a_row_beyond_the_context_is_scored_in_pieces(self, llama: Path) -> None:
         network = AutoModelForCausalLM.from_pretrained(llama)
         window = network.config.max_position_embeddings - 1
         row = np.random.default_rng(0).integers(5, 100, size=window + 9)
-        scored = LanguageModelScorer(model=llama, lengths="sum")
+        scored = LanguageModelScorer(model=llama)
         expected = by_hand(llama, row[:window]) + by_hand(llama, row[window:])
-        assert scored(Rows(tokens=[row]))[0] == pytest.approx(expected, rel=1e-5)
+        assert scored(Rows(tokens=[row]))[0] == pytest.approx(expected / len(row), rel=1e-5)
 
     def test_a_scorer_of_a_stream(self, llama: Path, rows: Tokens) -> None:
-        scorer = DistributionMatchingScorer(private=LanguageModelScorer(model=llama))
+        scorer = LanguageModelScorer(model=llama)
         found = select([Rows(tokens=rows)], scorer, SelectionRule(count=3))
         scores = scorer(Rows(tokens=rows))
         assert found.indices.tolist() == np.argsort(-scores, kind="stable")[:3].tolist()
@@ -84,20 +67,8 @@ class TestScores:
         assert LanguageModelScorer(model=llama)(Rows(tokens=[])).shape == (0,)
 
     def test_other_tokens_are_refused(self, llama: Path) -> None:
-        with pytest.raises(ConfigError, match=r"the public model must have the tokens of .* 8192"):
-            DistributionMatchingScorer(
-                private=LanguageModelScorer(model=llama),
-                public=LanguageModelScorer(model="privsyn-lm"),
-            )
         with pytest.raises(ConfigError, match=r"a token 8,000: they are of another tokenizer"):
             LanguageModelScorer(model=llama)(Rows(tokens=[np.array([3, 8000])]))
-
-    def test_both_models_take_lengths_the_same_way(self, llama: Path, gpt2: Path) -> None:
-        with pytest.raises(ValueError, match="lengths the same way"):
-            DistributionMatchingScorer(
-                private=LanguageModelScorer(model=llama),
-                public=LanguageModelScorer(model=gpt2, lengths="sum"),
-            )
 
 
 class TestStoredScores:
@@ -137,12 +108,12 @@ class TestStoredScores:
         assert np.array_equal(whole, again)
 
     def test_other_scores_are_refused(self, llama: Path, rows: Tokens, tmp_path: Path) -> None:
-        average, total = (
-            LanguageModelScorer(model=llama, lengths=lengths) for lengths in ("average", "sum")
+        average, rounded = (
+            LanguageModelScorer(model=llama, bfloat16=rough) for rough in (False, True)
         )
         stored_scores(rows, average, folder=tmp_path / "a", fingerprint=average.fingerprint())
         with pytest.raises(ConfigError, match=r"scores of rows that differ in scorer"):
-            stored_scores(rows, total, folder=tmp_path / "a", fingerprint=total.fingerprint())
+            stored_scores(rows, rounded, folder=tmp_path / "a", fingerprint=rounded.fingerprint())
         with pytest.raises(ConfigError, match=r"scores of rows that differ in rows"):
             stored_scores(
                 rows[1:], average, folder=tmp_path / "a", fingerprint=average.fingerprint()

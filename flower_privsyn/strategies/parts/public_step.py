@@ -190,7 +190,7 @@ class PublicStep:
         from flower_privsyn.training.distribution_matching import TokenShare, keep_share
 
         config, public = self._config, self._need_public()
-        if config.public_rows in ("matched", "contrasted"):
+        if config.public_rows == "matched":
             scores = self._liked(private)
         else:
             draw = np.random.default_rng([_DRAW, config.seed])
@@ -202,33 +202,29 @@ class PublicStep:
         return keep_share(public, scores, rule)
 
     def _liked(self, private: Path) -> npt.NDArray[np.float64]:
-        """What the model of the rounds so far says of every row, with or against another.
+        """What the model of the rounds so far says of every row.
 
-        log p_private(x) + log p_public(x), or the first of them alone, as the paper has it; or log
-        p_private(x) - log p_first(x), of the model that the rounds began from (Moore and Lewis,
-        "Intelligent Selection of Language Model Training Data", ACL 2010).
+        log p_private(x) + log p_public(x), or the first of them alone, as the paper has it.
         """
         config = self._config
         scores = np.array(self._scored("Score public text privately", str(private), "private"))
-        if config.public_rows == "contrasted":
-            scores -= self._by_known_model(config.first_model, "first")
-        elif config.scores_by_public_model:
-            scores += self._by_known_model(located(config.public_model), "public")
+        if config.scores_by_public_model:
+            scores += self._by_public_model(located(config.public_model))
         return scores
 
-    def _by_known_model(self, model: str, name: str) -> npt.NDArray[np.float64]:
-        """Log-probabilities of every row that no run changes: they stay beside the rows."""
+    def _by_public_model(self, model: str) -> npt.NDArray[np.float64]:
+        """Log-probabilities of every row, which no run changes: they stay beside the rows."""
         from flower_privsyn.training.distribution_matching import LanguageModelScorer
 
         public = self._need_public()
-        scorer = LanguageModelScorer(model=model, lengths=self._config.row_lengths)
+        scorer = LanguageModelScorer(model=model)
         made_of = json.dumps(scorer.fingerprint(), sort_keys=True).encode()
         kept = public.folder / f"scores-{hashlib.blake2b(made_of, digest_size=16).hexdigest()}.npy"
         with contextlib.suppress(OSError, ValueError, EOFError):  # the last two: damaged
             found: npt.NDArray[np.float64] = np.load(kept)
             if found.shape == (len(public),):
                 return found
-        scores = self._scored("Score public text publicly", model, name)
+        scores = self._scored("Score public text publicly", model, "public")
         # Other runs do without where the disk is full, or the rows have left the cache meanwhile.
         with (
             contextlib.suppress(OSError),
@@ -245,7 +241,7 @@ class PublicStep:
         )
 
         public = self._need_public()
-        scorer = LanguageModelScorer(model=model, lengths=self._config.row_lengths)
+        scorer = LanguageModelScorer(model=model)
         with self._progress.stage(stage_name, len(public)) as stage:
             return stored_scores(
                 public,
