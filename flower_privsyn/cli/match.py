@@ -35,10 +35,6 @@ def match(
         str | None,
         option("NAME", "instead: what --private was trained from, whose scores are subtracted"),
     ] = None,
-    lengths: Annotated[
-        Literal["average", "sum"],
-        option("average|sum", "log-probabilities of a row's tokens"),
-    ] = "average",
     max_tokens: Annotated[int, option("N", "tokens of a row; a longer text is several")] = 64,
     least_row_tokens: Annotated[int, option("N", "rows with fewer are not kept")] = 1,
     least_rows: Annotated[int, option("N", "fewer kept rows are refused: a batch")] = 32,
@@ -75,7 +71,7 @@ def match(
     )
     folder = file.with_name(file.name + ".scores") if scores is None else user_path(scores)
     try:
-        found = _scores(rows, models, lengths=lengths, folder=folder, device=device)
+        found = _scores(rows, models, folder=folder, device=device)
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("What was scored is kept; the same command goes on with it.\n")
         raise
@@ -111,7 +107,6 @@ def _scores(
     rows: PublicRows,
     models: dict[str, str],
     *,
-    lengths: Literal["average", "sum"],
     folder: Path,
     device: str,
 ) -> dict[str, Float64Array]:
@@ -128,9 +123,7 @@ def _scores(
     with ended_by_signals(), follower() as follow:
         progress = ShownProgress(follow)
         for name, model in models.items():
-            scorer = LanguageModelScorer(
-                model=model, lengths=lengths, device=None if device == "auto" else device
-            )
+            scorer = LanguageModelScorer(model=model, device=None if device == "auto" else device)
             fingerprint = scorer.fingerprint()
             known = json.dumps([fingerprint, str(rows.folder.name)], sort_keys=True).encode()
             place = folder / hashlib.blake2b(known, digest_size=8).hexdigest()

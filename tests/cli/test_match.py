@@ -113,7 +113,7 @@ def test_scores_serve_other_choices(
     assert main(words(corpus, llama, tmp_path / "b", *alone)) == 0
     assert main(words(corpus, gpt2, tmp_path / "c", "--public", str(llama), *alone)) == 0
     assert scored == []
-    assert main(words(corpus, llama, tmp_path / "d", "--lengths", "sum", *alone)) == 0
+    assert main(words(corpus, llama, tmp_path / "d", *alone)) == 0
     assert scored == [str(llama)]
     private = [line["private"] for line in lines(tmp_path / "b")]
     assert private == sorted(private, reverse=True)
