@@ -6,7 +6,7 @@
     python -m benchmarks.scale broadcast
     python -m benchmarks.scale engine
 
-`measure` simulates the users (`privsyn simulate`), runs `benchmarks/scale-app` once to put the
+`measure` makes the users (`benchmarks/simulated.py`), runs `benchmarks/scale-app` once to put the
 records on the disk (its time to the first question and its memory stand in the lines too), then
 once per line of the grid, and adds every line to `--output` (JSON), which `table` turns into
 docs/scale.md's table and plot. With `--prepared` and a cache that is empty, the first line does
@@ -274,7 +274,7 @@ def core_speed() -> float:
 
 def population(work: Path, users: int, samples: int) -> Path:
     """The file of users, written if it is not there."""
-    from flower_privsyn.data import simulate_users
+    from benchmarks.simulated import simulate_users
 
     path = work / f"population-{users}x{samples}.parquet"
     if not path.exists():

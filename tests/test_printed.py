@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn import Users
-from flower_privsyn.client_apps import first_pass, node_users, training
+from flower_privsyn.client_apps import node_users, training
 from flower_privsyn.data import Cut, Samples, gathered
 from flower_privsyn.embedding import records
 from flower_privsyn.evaluation.classification import LabelledTexts
@@ -63,7 +63,6 @@ def test_the_key_that_tells_who_takes_part_is_not_shown() -> None:
         Samples,
         Users,
         aggregation.Collected,
-        first_pass._Node,
         gathered._Part,
         joint_sketch._Text,
         node.Advertised,

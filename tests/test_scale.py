@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from benchmarks import scale
+from benchmarks.simulated import simulate_users
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.data import simulate_users
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger

@@ -20,16 +20,10 @@ COMMANDS: Final = {
     "resume": ("run", "continue an interrupted run"),
     "stop": ("stop", "end a run before its next round, where nothing is lost"),
     "inspect": ("inspect", "show what a run has done and what it has spent"),
-    "track": ("track", "send the figures of a run to a tracker of experiments"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
     "data": ("data", "say what a file of users holds, to its owner (not private)"),
-    "embed": ("embed", "embed a node's text before a run, in several processes and with progress"),
     "paraphrase": ("paraphrase", "write a node's text in other words under local privacy"),
-    "simulate": (
-        "simulate",
-        "write a population of any size from public text, for tests of scale",
-    ),
     "compare": (
         "compare",
         "run every method on the same users and compare what it gives and costs (not private)",
@@ -40,13 +34,9 @@ COMMANDS: Final = {
         "CTCL and its baselines with all records in one place, at record level",
     ),
     "expand": ("expand", "write more text after what a finished run released, at no privacy cost"),
-    "model": ("model", "write an on-device language model with random weights, to train"),
-    "match": ("match", "choose public text that a private and a public model find likely"),
-    "distil": ("distil", "train a small model on public text, taught by a larger one"),
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),
     "node": ("node", "say what this node allows, and see what its users have spent"),
-    "topics": ("topics", "make topics of public text, for ctcl"),
     "fred": ("fred", "rank public or synthetic text by its distance to what a run released"),
     "sketch": ("sketch", "show what the release of a joint sketch says"),
 }
@@ -80,7 +70,7 @@ def _imported(name: str, file: str, words: str) -> click.Command:
     found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
     if not isinstance(found, typer.Typer):
         function, found = found, plain_group()
-        several = name in ("compare", "central", "fred", "topics")
+        several = name in ("compare", "central", "fred")
         found.command(cls=SeveralValues if several else PlainCommand)(function)
     command = typer.main.get_command(found)
     command.name, command.short_help = name, words

@@ -99,7 +99,7 @@ class CentralBaseline(Settings):
     max_tokens: Annotated[
         PositiveInt, "tokens of a record; the rest of a document is not read."
     ] = 64
-    topics: Annotated[str, '"bundled", or a file that `privsyn topics` made.'] = "bundled"
+    topics: Annotated[str, '"bundled", or a file that `make_topics` made.'] = "bundled"
     num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64
     document_type: Annotated[str, "what the documents are, in public words."] = ""
     synthetic_samples: Annotated[PositiveInt, "texts to write."] = 2000

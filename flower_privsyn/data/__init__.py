@@ -5,7 +5,6 @@ from flower_privsyn.data.gathered import Gathered
 from flower_privsyn.data.limits import within_limits
 from flower_privsyn.data.load import gather_configured, load_configured, load_users
 from flower_privsyn.data.public_text import labels_of_public_texts, public_texts
-from flower_privsyn.data.simulated import simulate_users
 from flower_privsyn.data.users import Users, parse_cutoff
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "load_users",
     "parse_cutoff",
     "public_texts",
-    "simulate_users",
     "within_limits",
 ]

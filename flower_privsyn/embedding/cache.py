@@ -114,33 +114,6 @@ class EmbeddingCache:
         self._run(read)
         return vectors, found
 
-    def missing(
-        self, fingerprint: str, texts: Sequence[str], *, dimension: int, device: str = ""
-    ) -> list[str]:
-        """The texts that are not found, in order, without reading any vector.
-
-        Args:
-            fingerprint: Of the embedder.
-            texts: The n texts.
-            dimension: Length of the embedder's vectors, as for `get_many`.
-            device: As for `get_many`.
-
-        Raises:
-            DataError: If the file cannot be read.
-        """
-        keys = list(_keys(fingerprint, texts, device))
-        found: set[bytes] = set()
-
-        def read(connection: sqlite3.Connection) -> None:
-            for start in range(0, len(keys), _QUERY_KEYS):
-                part = keys[start : start + _QUERY_KEYS]
-                marks = ",".join("?" * len(part))
-                query = f"SELECT key FROM embeddings WHERE length(vector) = ? AND key IN ({marks})"
-                found.update(key for (key,) in connection.execute(query, (4 * dimension, *part)))
-
-        self._run(read)
-        return [text for text, key in zip(texts, keys, strict=True) if key not in found]
-
     def put_many(
         self,
         fingerprint: str,

@@ -168,7 +168,7 @@ class TopicHierarchy:
         if alike < _LEAST_COSINE:
             raise ConfigError(
                 f"{setting} were made with another embedding model than the run's: make topics "
-                "with it (privsyn topics --embedding-model), or use the model they were made with"
+                "with it (make_topics), or use the model they were made with"
             )
 
     def save(self, path: Path) -> None:

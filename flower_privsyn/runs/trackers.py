@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeAlias
 
-from flower_privsyn.checks import check_choice
-from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
-from flower_privsyn.files import quoted, replacing
+from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.files import replacing
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import LEDGER_KEY, stamp_of
 
@@ -363,8 +362,10 @@ def tell(tracker: Tracker, run: RunDirectory) -> bool:
         tracker.write(run, figures_of(run))
     except Exception as error:  # a library of others, and a server of others
         again = "the end of the run tells it again"
-        if run.status != "running":
-            again = f"`privsyn track {quoted(run.path)}` tells it again"
+        if run.status == "finished":
+            again = "metrics.jsonl in the run directory has the figures"
+        elif run.status != "running":
+            again = "the resumed run tells it again"
         # The warning is in the run directory, and libraries quote the address that they were given.
         said = _LOGIN.sub("", str(error))
         logger.warning("the tracker was not told: %s: %s (%s)", type(error).__name__, said, again)
@@ -377,39 +378,6 @@ _TRACKERS: Final[dict[str, Callable[[], Tracker]]] = {
     "mlflow": MLflow,
     "wandb": WeightsAndBiases,
 }
-
-
-def send(run: RunDirectory, name: str) -> None:
-    """Send to a tracker what it lacks of a run at which no process works, now.
-
-    Args:
-        run: its directory.
-        name: as of `tracker_of`.
-
-    Raises:
-        ConfigError: there is no such tracker, or the run has not finished and the tracker takes
-            whole runs alone.
-        MissingExtraError: its library is not installed.
-        PrivsynError: a file of the run is damaged, another process works at it, or the tracker
-            cannot be told; the sentence has the library's own words.
-    """
-    check_choice("tracker", name, tuple(_TRACKERS))
-    tracker = _TRACKERS[name]()
-    if name == "wandb" and run.status != "finished":
-        raise ConfigError(
-            f"Weights & Biases is told of finished runs, and {run.path} is {run.standing}."
-        )
-    run.lock()
-    try:
-        tracker.write(run, figures_of(run))
-    except PrivsynError:
-        raise
-    except Exception as error:  # a library of others, and a server of others
-        raise PrivsynError(
-            f"The tracker was not told: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-    finally:
-        run.unlock()
 
 
 class Following:

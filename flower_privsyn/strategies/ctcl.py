@@ -118,7 +118,7 @@ class CTCLConfig(CorrelatedTrainingConfig):
     trainable: Literal["full", "lora", "layers"] = "lora"
     topics: Annotated[
         str,
-        '"bundled", or a file that `privsyn topics` made with the same embedding model, of public '
+        '"bundled", or a file that `make_topics` made with the same embedding model, of public '
         "text that is nearer to the users'.",
     ] = "bundled"
     num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64

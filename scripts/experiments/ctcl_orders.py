@@ -135,8 +135,7 @@ def nearer(options: argparse.Namespace) -> None:
     others = samples_of(users, embedder)[: options.texts]
     model = TopicModel(counts=(64,), seed=SEED)
     about = f"{len(others)} people who are not in {options.folder.name}"
-    made = model.fit(others, embedder.embed(others), probe=probe_of(embedder), about=about)
-    found = made.hierarchy
+    found = model.fit(others, embedder.embed(others), probe=probe_of(embedder), about=about)
     found.save(options.output)
 
     texts, sizes = held_out(options.folder, embedder)

@@ -4,7 +4,7 @@ python scripts/public_models/topics.py --corpus DIR
 
 One passage of each document that is not held out (`corpus.py`), begun at a word drawn at random
 and cut as samples are, is embedded and clustered; the topics go where the package looks for them.
-Topics of one's own text are made by `privsyn topics`.
+Topics of one's own text are made by `flower_privsyn.generation.topic_model.make_topics`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ sys.path.insert(0, str(ROOT))
 
 from corpus import clean, is_held_out, read_corpus  # noqa: E402
 
-from flower_privsyn.cli.topics import show  # noqa: E402
 from flower_privsyn.embedding import load_embedder  # noqa: E402
 from flower_privsyn.generation.topic_model import (  # noqa: E402
     COUNTS,
@@ -28,7 +27,6 @@ from flower_privsyn.generation.topic_model import (  # noqa: E402
     passage_of_each,
 )
 from flower_privsyn.generation.topics import BUNDLED  # noqa: E402
-from flower_privsyn.host.progress import NullProgress  # noqa: E402
 
 
 def documents(corpus: Path, *, held_out: bool) -> Iterator[str]:
@@ -48,23 +46,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True, help="folder of public-*.jsonl.gz")
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS))
-    parser.add_argument("--clustering", choices=["k-means", "hdbscan"], default="k-means")
     parser.add_argument("--embedding-model", default="all-MiniLM-L6-v2")
     parser.add_argument("--seed", type=int, default=20240601)
     parser.add_argument("--output", type=Path, default=BUNDLED)
     asked = parser.parse_args()
 
-    made, rows = make_topics(
-        TopicModel(counts=tuple(asked.counts), clustering=asked.clustering, seed=asked.seed),
+    made = make_topics(
         documents(asked.corpus, held_out=False),
-        list(documents(asked.corpus, held_out=True)),
         embedder=load_embedder(asked.embedding_model),
         source=asked.corpus.name,
-        max_tokens=64,
-        progress=NullProgress(),
+        model=TopicModel(counts=tuple(asked.counts), seed=asked.seed),
     )
-    made.hierarchy.save(asked.output)
-    show(made, rows)
+    made.save(asked.output)
+    for words in made.levels[0].keywords[:8]:
+        print(", ".join(words))
     print(f"{asked.output}: {asked.output.stat().st_size / 1e6:.2f} MB")
 
 

@@ -139,7 +139,6 @@ def test_help_imports_little() -> None:
         ["report", "~nouser/x"],
         ["evaluate", "~nouser/x", "--users", "u.csv"],
         ["data", "describe", "~nouser/x"],
-        ["embed", "--data", "~nouser/x"],
         ["compare", "--data", "~nouser/x", "--epsilon", "1"],
         ["new", "quickstart", "~nouser/x"],
         ["node", "policy", "~nouser/x"],

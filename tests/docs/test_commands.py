@@ -83,22 +83,12 @@ RUN_BY = {
     r"privsyn sketch show .*": (
         "tests/strategies/test_joint_sketch.py::test_asks_once_and_makes_the_rest_of_the_release"
     ),
-    r"privsyn track .*": (
-        "tests/runs/test_trackers.py::test_figures_of_a_run_are_sent_by_its_own_setting_or_another"
-    ),
     r"privsyn fred .*": "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing",
-    r"privsyn model .*": (
-        "tests/models/test_on_device.py::test_dp_ftrl_trains_what_the_command_wrote"
-    ),
-    r"privsyn distil .*": (
-        "tests/cli/test_distil.py::test_a_student_and_what_the_teacher_said_of_the_text"
-    ),
-    r"privsyn match .*": "tests/cli/test_match.py::test_the_rows_are_the_best_by_both_models",
-    r"privsyn topics .*": (
-        "tests/cli/test_topics.py::test_topics_of_text_are_what_the_text_is_about"
-    ),
     r"privsyn central .*": (
         "tests/comparison/test_central.py::test_the_command_has_a_table_of_its_own"
+    ),
+    r"python (\S+/)?on_device.py .*": (
+        "tests/baselines/test_on_device.py::test_dp_ftrl_trains_what_the_script_wrote"
     ),
     r"privsyn advise .*": (
         "tests/advice/test_advice.py::test_it_answers_from_the_table_of_the_package"
@@ -107,9 +97,6 @@ RUN_BY = {
     r"privsyn node policy .*": ("tests/node/test_cli.py::test_a_policy_is_written_once_and_shown"),
     r"privsyn node ledger": "tests/node/test_cli.py::test_a_ledger_shows_runs_and_what_is_left",
     r"privsyn node key .*": "tests/node/test_secure.py::test_a_key_is_for_its_owners_eyes",
-    r"privsyn (simulate|embed) .*": (
-        "tests/client_apps/test_first_pass.py::test_from_the_command_line"
-    ),
     r"python -m scripts.experiments.gathered_cells .*": (
         "tests/scripts/test_gathered_cells.py::test_pieces_make_one_table"
     ),

@@ -169,6 +169,53 @@ def test_text_the_tokenizer_does_not_know_has_no_bits_per_byte(tmp_path: Path) -
     assert unknown.bits_per_byte is None
 
 
+def test_accuracy_of_known_words_counts_neither_unknown_ones_nor_ends(tmp_path: Path) -> None:
+    """A model that says "the" after "the", and unknown after everything else."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "the": 4, "river": 5}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    network = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(words),
+            n_positions=32,
+            n_embd=8,
+            n_layer=1,
+            n_head=1,
+            tie_word_embeddings=False,
+            bos_token_id=2,
+            eos_token_id=3,
+        )
+    )
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.transformer.wte.weight[:, 0] = 1.0
+        network.transformer.wte.weight[4, 0] = -1.0
+        network.transformer.ln_f.weight.fill_(1.0)
+        network.lm_head.weight[1, 0] = 1.0
+        network.lm_head.weight[4, 0] = -1.0
+    folder = tmp_path / "model"
+    network.save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+    ).save_pretrained(folder)
+    # Said: unknown, the; unknown, unknown, unknown. Written: the, the; unseen, unseen, river.
+    found = evaluate_language_model(folder, ["the the", "unseen unseen river"], device="cpu")
+    assert (found.tokens, found.unknown_tokens) == (5, 2)
+    assert found.next_token_accuracy.value == pytest.approx(3 / 5)
+    assert found.in_vocabulary_accuracy is not None
+    assert found.in_vocabulary_accuracy.value == pytest.approx(1 / 3)
+    nothing = evaluate_language_model(folder, ["the the", "unseen"], device="cpu")
+    assert nothing.in_vocabulary_accuracy is None  # a resample may hold the second text alone
+
+
 def test_stamped_and_silent_about_the_text(gpt2: Path) -> None:
     record = evaluate_language_model(gpt2, ["a secret letter"], device="cpu")
     assert json.loads(record.to_json())["stamp"] == STAMP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli import main
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.runs import RunDirectory, trackers
 from flower_privsyn.runs.locks import read_holder
@@ -190,64 +188,6 @@ def test_mlflow_is_tried_twice_and_not_for_minutes(
         server.shutdown()
     assert len(asked) == 2
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-
-
-def test_what_weights_and_biases_did_not_hear_is_sent_later(
-    run: RunDirectory, tmp_path: Path
-) -> None:
-    pytest.importorskip("wandb")
-    run.mark_finished()
-    run.unlock()
-
-    def track(**environment: str) -> tuple[int, str]:
-        """In a process of its own: the library reads its environment once."""
-        kept = {key: value for key, value in os.environ.items() if "WANDB" not in key}
-        nobody = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}  # is logged in
-        words = ["track", str(run.path), "--tracker", "wandb"]
-        done = subprocess.run(
-            [sys.executable, "-m", "flower_privsyn.cli", *words],
-            env={**kept, **nobody, **environment},
-            capture_output=True,
-            text=True,
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    status, said = track()
-    assert status == 2
-    assert "The tracker was not told: UsageError: No API key" in said
-    status, said = track(WANDB_MODE="offline")
-    assert status == 0
-    assert f"wandb has the figures of {run.path}" in said
-    assert track(WANDB_MODE="offline")[0] == 0  # and is told once
-    settings, found, moments = wandb_run(run.owner.path)
-    assert settings["epsilon"] == "2.0"
-    assert sorted(found) == sorted(POINTS)
-    assert moments == {figures_of(run).created}
-
-
-def test_figures_of_a_run_are_sent_by_its_own_setting_or_another(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("tensorboard")
-    run.unlock()
-    assert main(["track", str(run.path)]) == 2
-    assert "has no tracker: --tracker names tensorboard, mlflow or" in capsys.readouterr().err
-    assert main(["track", str(run.path), "--tracker", "neptune"]) == 2
-    assert 'tracker must be one of "tensorboard"' in capsys.readouterr().err
-    assert main(["track", str(run.path), "--tracker", "tensorboard"]) == 0
-    found, moments = tensorboard_points(run.path / "tensorboard")
-    assert (found, moments) == (POINTS, {figures_of(run).created})
-    dates = {path.stat().st_mtime for path in run.path.rglob("*") if path.is_file()}
-    assert len(dates) == 1  # nothing says when
-
-
-def test_a_run_at_work_is_left_to_its_own_process(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("wandb")
-    run.unlock()
-    assert main(["track", str(run.path), "--tracker", "wandb"]) == 2
-    assert "Weights & Biases is told of finished runs" in capsys.readouterr().err
 
 
 def test_weights_and_biases_hears_all_at_the_end_and_one_time(

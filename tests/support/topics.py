@@ -37,5 +37,5 @@ def write_topics(folder: Path, counts: tuple[int, ...] = (3, 6), *, seed: int = 
         texts, embedder.embed(texts), probe=probe_of(embedder), about="made-up subjects"
     )
     path = folder / "topics.npz"
-    made.hierarchy.save(path)
+    made.save(path)
     return path

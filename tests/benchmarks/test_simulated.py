@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Users, load_users, simulate_users
-from flower_privsyn.data.simulated import _passages
+from benchmarks.simulated import _passages, simulate_users
+from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import ConfigError
 
 

@@ -1,0 +1,96 @@
+"""The on-device models of the paper: sizes as printed, tokens of public text, and a run on them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flower_privsyn.data import Users
+from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.strategies import DPFTRL, DPFTRLConfig
+from tests.support.federation import training_nodes
+from tests.support.run_files import releases
+
+SCRIPT = Path(__file__).parents[2] / "baselines" / "public-mid-training" / "on_device.py"
+
+
+def written(architecture: str, output: Path, *words: str) -> str:
+    """What the script prints."""
+    given = ["--architecture", architecture, "--output", str(output), *words]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *given], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_lstm_has_the_size_of_reddi_et_al() -> None:
+    """4,050,748 in their table 9 with 10,004 tokens; PyTorch has a second bias in its LSTM."""
+
+    class Tokens:
+        pad_token_id, bos_token_id, eos_token_id = 0, 2, 3
+
+        def __len__(self) -> int:
+            return 10_004
+
+    from flower_privsyn.models.lstm import LSTMForCausalLM
+
+    network = LSTMForCausalLM(runpy.run_path(str(SCRIPT))["shape"]("lstm", Tokens()))
+    assert network.num_parameters() == 4_050_748 + 4 * 670
+
+
+def test_the_transformer_has_the_printed_widths_and_a_seed_its_weights(tmp_path: Path) -> None:
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        written("transformer", tmp_path / name, "--seed", seed)
+    a, b, c = ((tmp_path / n / "model.safetensors").read_bytes() for n in "abc")
+    assert a == b != c
+    network, tokenizer = load_pretrained(
+        tmp_path / "a", kind="causal", dtype="float32", device="cpu"
+    )
+    assert len(tokenizer) == 8192
+    (block,) = network.transformer.h
+    assert tuple(block.mlp.c_fc.weight.shape) == (96, 670)
+    assert tuple(block.attn.c_attn.weight.shape) == (96, 3 * 96)
+    assert tuple(network.transformer.wpe.weight.shape) == (21, 96)
+    assert network.lm_head.weight is not network.transformer.wte.weight
+
+
+def test_dp_ftrl_trains_what_the_script_wrote(tmp_path: Path, texts: list[str]) -> None:
+    public = tmp_path / "public.jsonl"
+    public.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    model = tmp_path / "model"
+    assert "304 tokens" in written("lstm", model, "--vocabulary", "300", "--text", str(public))
+    begun, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
+    text = "Something else: \u4f60\u597d, <3\n"
+    row = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(row) == text  # every text can be written
+    assert tokenizer.unk_token_id not in row
+    people = Users.from_rows([(f"user-{place}", text) for place, text in enumerate(texts[:8])])
+    values: dict[str, Any] = {
+        "model": str(model),
+        "max_tokens": 20,
+        "num_rounds": 2,
+        "num_nodes": 2,
+        "min_separation": 2,
+        "noise_multiplier": 0.0,
+        "run_dir": str(tmp_path / "run"),
+        "node_timeout": 0.2,
+        "accept_noise": True,
+    }
+    strategy = DPFTRL(DPFTRLConfig(**values))
+    strategy.start(training_nodes(people))
+    assert len(releases(strategy.run.path)) == 2
+    trained, _ = load_pretrained(
+        strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
+    )
+    moved = [
+        float((a - b).abs().max())
+        for a, b in zip(trained.parameters(), begun.parameters(), strict=True)
+    ]
+    assert max(moved) > 0
+    assert np.isfinite(moved).all()
