@@ -19,7 +19,7 @@ COMMANDS: Final = {
     "run": ("run", "run a Flower app on this machine and follow it to its end"),
     "resume": ("run", "continue an interrupted run"),
     "stop": ("stop", "end a run before its next round, where nothing is lost"),
-    "inspect": ("inspect", "show what a run has done and what it has spent"),
+    "inspect": ("inspect", "show what a run has done, spent and released, or rank text by it"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
     "data": ("data", "say what a file of users holds, to its owner (not private)"),
@@ -33,12 +33,10 @@ COMMANDS: Final = {
         "central",
         "CTCL and its baselines with all records in one place, at record level",
     ),
-    "expand": ("expand", "write more text after what a finished run released, at no privacy cost"),
+    "expand": ("expand", "make more of what a finished run released, at no privacy cost"),
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),
     "node": ("node", "say what this node allows, and see what its users have spent"),
-    "fred": ("fred", "rank public or synthetic text by its distance to what a run released"),
-    "sketch": ("sketch", "show what the release of a joint sketch says"),
 }
 """A command's file in `flower_privsyn.cli`, which holds a function or a group of its name, and the
 words of the help."""
@@ -70,7 +68,7 @@ def _imported(name: str, file: str, words: str) -> click.Command:
     found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
     if not isinstance(found, typer.Typer):
         function, found = found, plain_group()
-        several = name in ("compare", "central", "fred")
+        several = name in ("compare", "central", "inspect")
         found.command(cls=SeveralValues if several else PlainCommand)(function)
     command = typer.main.get_command(found)
     command.name, command.short_help = name, words

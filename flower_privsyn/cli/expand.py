@@ -1,80 +1,61 @@
-"""`privsyn expand`: more text from a finished run, free of privacy cost."""
+"""`privsyn expand`: more of a finished run, or its result anew, free of privacy cost."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any
 
-from flower_privsyn.cli.options import RunDir, Seed, option
-from flower_privsyn.cli.output import FAILED
+from flower_privsyn.cli.options import RunDir, Settings, option
+from flower_privsyn.cli.output import FAILED, REFUSED
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.errors import ConfigError, PrivsynError
 
 if TYPE_CHECKING:
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, Written
 
-# How texts are written: where it is not said, as the run says.
-Generator = Annotated[
-    str | None,
-    option(
-        "NAME",
-        "language model that writes: a name, a folder, gguf:FILE or http://host:port/v1#model "
-        "(default: the run's)",
-    ),
-]
-KeyVariable = Annotated[
-    str | None,
-    option("VARIABLE", "environment variable with the key of a server (default: the run's)"),
-]
-Timeout = Annotated[
-    float | None, option("SECONDS", "to wait for an answer of a server (default: the run's)")
-]
-Retries = Annotated[
-    int | None, option("N", "how often a server is asked again (default: the run's)")
-]
-Concurrency = Annotated[
-    int | None, option("N", "requests at once at a server (default: the run's)")
-]
-Interface = Annotated[
-    str | None,
-    option("HOW", "completions, or chat: messages that it answers (default: the run's)"),
-]
-Parameters = Annotated[
-    str | None, option("JSON", "sent to a server with every request (default: the run's)")
-]
-
 
 def expand(
     run_dir: RunDir,
-    samples: Annotated[int, option("N", "texts in the file in the end")] = 1000,
-    generator: Generator = None,
-    generator_api_key_env: KeyVariable = None,
-    generator_timeout: Timeout = None,
-    generator_retries: Retries = None,
-    generator_concurrency: Concurrency = None,
-    generator_interface: Interface = None,
-    generator_parameters: Parameters = None,
-    prompt: Annotated[
-        str | None, option("NAME", "a bundled prompt or a JSON file (default: the run's)")
+    samples: Annotated[
+        int | None, option("N", "texts in the file in the end (default: 1000)")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, option("N", "tokens per text (default: the run's)")
-    ] = None,
-    temperature: Annotated[float | None, option("T", "of sampling (default: the run's)")] = None,
-    seed: Seed = 0,
+    settings: Settings = None,
+    seed: Annotated[int | None, option("N", "another one gives other texts (default: 0)")] = None,
     output: Annotated[
         str | None,
         option("FILE", "where to write (default: DIR/expanded-<generator>-<seed>.jsonl)"),
     ] = None,
+    anew: Annotated[
+        str | None,
+        option("NEW", "instead: text and student of a joint sketch once more, in a run directory"),
+    ] = None,
 ) -> int:
-    """Write more text after what a finished run released; nothing is spent.
+    """Write more text after what a finished run released, or make its result anew.
 
     DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
     the prompts. The texts go into a file of their own; the same command goes on with that file.
     Where texts have classes, every prompt and its text are of one class, and there are as many of
     each as the released votes say. A run of CTCL writes by its topics, with the generator it has
-    trained.
+    trained. --set names another generator, prompt, temperature, or how a server is reached.
+
+    With --anew all that a joint sketch made of its release is made once more, with what --set says
+    of how public text is chosen, how student and teacher learn, and what is written. Nobody is
+    asked, and nothing is spent.
     """
+    if anew is None:
+        return _more(run_dir, samples, settings or [], seed, output)
+    if (samples, seed, output) != (None, None, None):
+        raise ConfigError("--anew goes with --set alone, which says how much is made, and of what")
+    return _anew(run_dir, anew, settings)
+
+
+def _more(
+    run_dir: str, samples: int | None, changed: list[str], seed: int | None, output: str | None
+) -> int:
     from flower_privsyn.checks import check_whole
     from flower_privsyn.files import expanded
     from flower_privsyn.host.progress import ShownProgress
@@ -83,40 +64,72 @@ def expand(
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
-    check_whole("--samples", samples, ge=1)
-    check_whole("--seed", seed, ge=0, le=2**64 - 1)
+    wanted = check_whole("--samples", 1000 if samples is None else samples, ge=1)
+    check_whole("--seed", seed or 0, ge=0, le=2**64 - 1)
     run = RunDirectory.open(run_dir)
-    settings = MoreText.of(
-        run,
-        {
-            "generator": generator,
-            "generator_api_key_env": generator_api_key_env,
-            "generator_timeout": generator_timeout,
-            "generator_retries": generator_retries,
-            "generator_concurrency": generator_concurrency,
-            "generator_interface": generator_interface,
-            "generator_parameters": generator_parameters,
-            "prompt": prompt,
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-        },
-    )
-    if generator is not None:  # the run's own has the stamp of the run
-        stamped.refuse("--generator", generator)
+    given = _given(changed)
+    settings = MoreText.of(run, given)
+    if "generator" in given:  # the run's own has the stamp of the run
+        stamped.refuse("generator", given["generator"])
     try:
         with ended_by_signals(), follower() as follow:
             written = write_more(
                 run,
                 settings,
-                num_samples=samples,
-                seed=seed,
+                num_samples=wanted,
+                seed=seed or 0,
                 output=None if output is None else expanded(output).absolute(),
                 progress=ShownProgress(follow),
             )
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write("What was written is kept; the same command goes on with it.\n")
         raise
-    return _said(run, settings, written, samples)
+    return _said(run, settings, written, wanted)
+
+
+def _given(settings: list[str]) -> dict[str, Any]:
+    """What `--set` says of how more text is written, by the names of `MoreText`."""
+    from flower_privsyn.strategies.more_text import MoreText
+
+    given: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        name = key.strip().replace("-", "_")
+        if not separator or name not in MoreText.declared:
+            known = ", ".join(name.replace("_", "-") for name in MoreText.declared)
+            raise ConfigError(
+                f"--set takes key=value of how text is written ({known}), got {setting!r}; other "
+                "settings are for --anew"
+            )
+        given[name] = text.strip()
+        if MoreText.declared[name].kind in (bool, int, float):
+            # What is no number is refused by what the setting declares.
+            with contextlib.suppress(tomllib.TOMLDecodeError):
+                given[name] = tomllib.loads(f"value = {text}")["value"]
+    return given
+
+
+def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
+    from flower_privsyn.cli.run import resume
+    from flower_privsyn.files import expanded
+    from flower_privsyn.private_path.again import copy_released
+    from flower_privsyn.runs import RunDirectory
+
+    copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
+    refused = False  # not of one that was interrupted, which can be resumed
+    try:
+        status = resume(str(copied.path), settings)
+        refused = status == REFUSED
+    except PrivsynError:
+        refused = True
+        raise
+    finally:
+        if refused and not (copied.path / "models").exists():  # nothing has begun
+            shutil.rmtree(copied.path)
+            shutil.rmtree(copied.owner.path)
+    if status == 0:
+        print(f"Nothing was spent: the release is that of {run_dir}.")
+    return status
 
 
 def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int) -> int:

@@ -1,17 +1,25 @@
-"""`privsyn inspect`: what a run has done and what it has spent."""
+"""`privsyn inspect`: what a run has done, what it has spent, and what its release says."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from flower_privsyn.cli.options import Json, RunDir
+from flower_privsyn.cli.options import Json, RunDir, option
 from flower_privsyn.cli.output import number, plain_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flower_privsyn.strategies.parts.moments import MomentSketch, Ranked
 
 #: Texts that are shown of a run.
 _SAMPLES = 5
+
+#: Items of each kind, at each end, that are shown of a joint sketch.
+_ITEMS = 20
 
 
 def inspect_run(path: str | Path) -> dict[str, Any]:
@@ -27,7 +35,9 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, ended_early
         (whether the epsilons are those of all planned rounds, as fewer were asked), epsilon_budget,
         stamp, synthetic_texts (how many), texts_are (what they are, in words), samples, trust (how
-        far a sketch was trusted, None where there is none), ranking (of sets of text by their
+        far a sketch was trusted, None where there is none), sketch (what users write more and less
+        often than public text does, as `telling_items` gives it; None where there is no sketch),
+        ranking (of sets of text by their
         distance to a release, the nearest first, as `Ranked.to_dict` gives them; empty where there
         is none), files (name to bytes). The epsilons are cumulative, from the ledger; None before
         the first release and for a run that is not private. The stamp is a sentence that says that
@@ -43,7 +53,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.run_format import stamp_of
-    from flower_privsyn.runs.sketch_file import SELECTED, trust_of
+    from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 
     run = RunDirectory.open(path)
     lines = run.ledger_lines()
@@ -51,6 +61,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     releases = [line for line in lines if line.get("event") == "release"]
     last: dict[str, Any] = releases[-1] if releases else {}
     spent = stated_costs(lines)
+    sketch = run.path / SKETCH_FILE
     samples: list[str] = []
     count, chosen = 0, False
     for record in read_json_lines(run.synthetic_jsonl):
@@ -82,6 +93,7 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         "synthetic_texts": count,
         "texts_are": "public texts that were chosen" if chosen else "synthetic texts",
         "trust": trust_of(run.path),
+        "sketch": telling_items(sketch, most=_ITEMS) if sketch.is_file() else None,
         "ranking": list((run.state.get("summary") or {}).get("ranking") or ()),
         "samples": samples,
         "files": {
@@ -93,11 +105,33 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
     }
 
 
-def inspect(run_dir: RunDir, as_json: Json = False) -> int:
-    """Show what a run has done and what it has spent.
+def inspect(
+    run_dir: RunDir,
+    rank: Annotated[
+        list[str] | None,
+        option(
+            "SET",
+            "instead: rank sets of text by the moments that the run released: JSONL or .txt files, "
+            'folders of them, run directories with synthetic text, "bundled", or a mixture such as '
+            '"40% a.jsonl + 60% b.jsonl"; several after one another',
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what a run has done, what it has spent, and what its release says.
 
-    DIR is the run directory.
+    DIR is the run directory. Of a joint sketch it shows what the users write more and less often
+    than public text does. An item's ratio is the exponential of the posterior mean of its
+    logarithm; items are in the order of what is sure: the ratio less two standard errors. Trust is
+    how far the run went by what the release says, 1 where it tells enough. All of it is made from
+    the release, and costs nothing beyond its epsilon; a run without noise has none, and what it
+    shows is private.
+
+    --rank is for a run of fred, or of a method that released moments to judge its rounds: Fréchet
+    distances to the users' text, from the release, any number of them, at no cost.
     """
+    if rank:
+        return _rank(run_dir, rank, as_json=as_json)
     facts = inspect_run(run_dir)
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=2))
@@ -151,7 +185,87 @@ def _show(facts: Mapping[str, Any]) -> None:
         row(f"sample {place}", plain_line(sample))
     for name, size in facts["files"].items():
         row("", f"{size:>12,}  {name}")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for kind, ends in (facts["sketch"] or {}).items():
+        for end, words in (("more", "more often than"), ("less", "less often than")):
+            if ends[end]:
+                title = f"{kind}s that users write {words} public text"
+                console.print(_items(ends[end], title=title))
+
+
+def _items(rows: list[dict[str, Any]], *, title: str) -> Table:
+    """What a sketch is surest of, at one end."""
+    from rich.table import Table
+    from rich.text import Text  # plain: a token may look like markup
+
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("text")
+    for heading in ("times as often", "from", "to"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (f"{row[key]:.2f}" for key in ("ratio", "low", "high"))
+        table.add_row(Text(json.dumps(row["text"], ensure_ascii=False)), *figures)
+    return table
+
+
+def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
+    """Rank sets of text by what a run released, as many samples of each as the run would."""
+    from flower_privsyn.errors import ConfigError
+    from flower_privsyn.evaluation.run import run_embedder
+    from flower_privsyn.host.progress import ShownProgress
+    from flower_privsyn.host.terminal import follower
+    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.strategies.parts.moments import MomentSketch
+    from flower_privsyn.strategies.parts.ranking_of_text import rank_sets
+
+    run = RunDirectory.open(run_dir)
+    if not (run.path / "moments.npz").is_file():
+        raise ConfigError(
+            f"{run.path} holds no moments.npz: it is no run that asks for moments, such as one of "
+            "fred, or it has not released them yet"
+        )
+    sketch = MomentSketch.load(run.path)
+    with follower() as follow:
+        found = rank_sets(
+            sketch,
+            run.config,
+            sets,
+            most=int(run.config.get("candidate-texts", 2000)),
+            seed=0,
+            progress=ShownProgress(follow),
+            embedder=run_embedder(run),
+        )
+    if as_json:
+        said = {"ranking": [one.to_dict() for one in found], **sketch.figures()}
+        print(json.dumps(said, ensure_ascii=False, indent=2))
+    else:
+        _show_ranking(found, sketch)
+    return 0
+
+
+def _show_ranking(found: list[Ranked], sketch: MomentSketch) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text  # plain: a path may look like markup
+
+    from flower_privsyn.strategies.parts.moments import WARN_ABOVE
+
+    table = Table(title="Nearest first", title_justify="left", pad_edge=False)
+    table.add_column("set")
+    for heading in ("texts", "FreD", "± noise", "of the means", "nearest in"):
+        table.add_column(heading, justify="right")
+    for one in found:
+        figures = (f"{value:.4g}" for value in (one.fred, one.error, one.mean_part))
+        table.add_row(Text(one.name), f"{one.texts:,}", *figures, f"{one.nearest:.0%}")
+    console = Console()
+    console.print(table)
+    ratio = sketch.noise_ratio
+    told = f"Noise of the covariance over what it says: {ratio:.2g}"
+    if not ratio <= WARN_ABOVE:
+        # The sets share the draw of the noise: their order can stand where no distance does.
+        told += f", above {WARN_ABOVE:g}: read the order of the sets, not the distances"
+    console.print(f"{told}. Nothing was spent.", markup=False, highlight=False)
 
 
 def ranked(facts: Mapping[str, Any]) -> list[str]:

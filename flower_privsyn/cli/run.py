@@ -199,9 +199,9 @@ def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
 
     place = quoted(run_path)
     if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":
-        return f"privsyn sketch show {place} (what was released)"
+        return f"privsyn inspect {place} (what was released)"
     run = RunDirectory.open(run_path)
     if facts["samples"] and run.config.get("generator"):
-        by = "" if object_of_the_app(run) is None else " --generator NAME"
+        by = "" if object_of_the_app(run) is None else " --set generator=NAME"
         return f"privsyn expand {place} --samples 2000{by} (more text, at no privacy cost)"
     return f"privsyn inspect {place}"

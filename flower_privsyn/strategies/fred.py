@@ -148,7 +148,7 @@ class FreDConfig(PrivateSumConfig):
         str,
         "what is ranked, with semicolons between: JSONL or .txt files, folders of them, run "
         'directories with synthetic text, "bundled", or mixtures of them such as "40% a.jsonl + '
-        "60% b.jsonl\". No person's data. More can be ranked later, by `privsyn fred`.",
+        "60% b.jsonl\". No person's data. More can be ranked later: `privsyn inspect RUN --rank`.",
     ] = ""
     candidate_texts: Annotated[
         PositiveInt,
@@ -279,7 +279,7 @@ class FreD(PrivateSumStrategy):
             FreD(FreDConfig(epsilon=1.0, candidates="a.jsonl; b.jsonl")).start(grid)
         ```
 
-    The release stays in the run directory; `privsyn fred RUN --candidates ...` ranks more sets by
+    The release stays in the run directory; `privsyn inspect RUN --rank SET` ranks more sets by
     it, and a set may be the synthetic text of another run.
 
     Formal guarantee:

@@ -91,12 +91,13 @@ class MoreText(ExpandingSettings):
         elif "generator" not in given and (written := object_of_the_app(run)) is not None:
             raise ConfigError(
                 f"the texts of the run in {run.path} were written by an object of its app, "
-                f'"{written}", which is not at hand: name a generator with --generator'
+                f'"{written}", which is not at hand: name a generator with --set generator=NAME'
             )
         values |= given
         if not values.get("generator"):
             raise ConfigError(
-                f"the run in {run.path} has no setting generator: name one with --generator"
+                f"the run in {run.path} has no setting generator: name one with --set "
+                "generator=NAME"
             )
         names = dict(_NAMES)
         if is_address(values["generator"]):
@@ -107,7 +108,7 @@ class MoreText(ExpandingSettings):
             del names["generator"]
         for key, here in names.items():
             if (name := key.replace("-", "_")) in values and name not in given:
-                values[name] = named(run, key, here=here, instead=f"name it with --{key}")
+                values[name] = named(run, key, here=here, instead=f"name it with --set {key}=...")
         return cls(**values)
 
     @classmethod
@@ -395,7 +396,7 @@ def _topics(run: RunDirectory, settings: MoreText) -> TopicsOfRun | None:
     if topics is not None and settings.generator_interface == "chat":
         raise ConfigError(
             'generator-interface = "chat" is not for the generator that the run has trained, which '
-            'goes on with its topics: "completions", or another --generator'
+            'goes on with its topics: "completions", or another generator'
         )
     return topics
 

@@ -127,16 +127,15 @@ def test_is_looked_at(handed: Path, server: Server, capsys: pytest.CaptureFixtur
         (["expand"], {"generator": "some-body/some-model"}, "generator"),
         (["expand"], {"prompt": "/home/me/secrets.json"}, "prompt"),
         (
-            ["expand", "--generator", "SERVER"],
+            ["expand", "--set", "generator=SERVER"],
             {"generator-api-key-env": "A_SECRET"},
             "generator-api-key-env",
         ),
         (
-            ["expand", "--generator", "SERVER"],
+            ["expand", "--set", "generator=SERVER"],
             {"generator-parameters": '{"user": "me"}'},
             "generator-parameters",
         ),
-        (["track"], {"tracker": "mlflow"}, "tracker"),
         (["evaluate", "--held-out", "OTHERS"], {"embedding-model": "SERVER"}, "embedding-model"),
         (["evaluate", "--held-out", "OTHERS"], {"embedding-model": "/here"}, "embedding-model"),
         (["evaluate", "--held-out", "OTHERS"], {"embedding-model": "a/b"}, "embedding-model"),
@@ -151,7 +150,8 @@ def test_what_it_names_is_named_by_the_reader_or_not_at_all(
     config: dict[str, str],
     key: str,
 ) -> None:
-    places = {"SERVER": f"{server.url}#tiny", "OTHERS": held_out(tmp_path)}
+    places = {"SERVER": f"{server.url}#tiny", "generator=SERVER": f"generator={server.url}#tiny"}
+    places |= {"OTHERS": held_out(tmp_path)}
     change(handed, {name: places.get(value, value) for name, value in config.items()})
     command, *rest = words
     assert main([command, str(handed), *(places.get(word, word) for word in rest)]) == 2
@@ -163,7 +163,7 @@ def test_a_variable_goes_where_its_owner_says(
     handed: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(handed, {"generator-api-key-env": "A_SECRET", "generator": "http://elsewhere/v1#m"})
-    words = ["--generator", f"{server.url}#tiny", "--generator-api-key-env", "A_SECRET"]
+    words = ["--set", f"generator={server.url}#tiny", "--set", "generator-api-key-env=A_SECRET"]
     assert main(["expand", str(handed), "--samples", "3", *words]) == 0, capsys.readouterr().err
     assert {sent.get("Authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
 
@@ -260,7 +260,7 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\rprivsyn: all is well"
 def test_nothing_that_it_says_moves_a_terminal(
     handed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others, plain = held_out(tmp_path), ("--prompt", "pre-text")
+    others, plain = held_out(tmp_path), ("--set", "prompt=pre-text")
     text = {"text": EVIL, "round": 2, "parent": [EVIL], "source": EVIL, "label": EVIL}
     (handed / "synthetic.jsonl").write_text(json.dumps(text) + "\n")
     evil = {"from": EVIL, "to": EVIL}
@@ -282,12 +282,11 @@ def test_nothing_that_it_says_moves_a_terminal(
             ["inspect", str(handed), "--json"],
             ["report", str(handed)],
             ["expand", str(handed)],
-            ["expand", str(handed), "--samples", "2", "--generator", "privsyn-lm", *plain],
+            ["expand", str(handed), "--samples", "2", "--set", "generator=privsyn-lm", *plain],
             ["resume", str(handed)],
             ["evaluate", str(handed), "--held-out", others],
-            ["track", str(handed)],
             ["stop", str(handed)],
-            ["sketch", "show", str(handed)],
+            ["inspect", str(handed), "--rank", "bundled"],
         ):
             main(words)
             said = capsys.readouterr()

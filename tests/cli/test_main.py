@@ -89,7 +89,7 @@ def test_every_command_has_plain_help(capsys: pytest.CaptureFixture[str]) -> Non
         command = privsyn.get_command(context, name)
         if isinstance(command, click.Group):
             paths += [[name, below] for below in command.commands]
-    assert {("node", "digest"), ("sketch", "show")} <= set(map(tuple, paths))
+    assert ("node", "digest") in set(map(tuple, paths))
     for path in paths:
         assert main([*path, "--help"]) == 0
         long = capsys.readouterr().out

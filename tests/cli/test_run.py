@@ -65,7 +65,8 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     run.write_synthetic(
         [{"text": "Call me Ishmael.", "round": 1, "parent": [], "source": SELECTED}]
     )
-    table = pa.table({"token": [1]}).replace_schema_metadata({TRUST_KEY: repr(trust)})
+    columns = {"kind": ["token"], "text": ["whale"], "log_ratio": [1.0], "standard_error": [0.1]}
+    table = pa.table(columns).replace_schema_metadata({TRUST_KEY: repr(trust)})
     pq.write_table(table, run.path / SKETCH_FILE)
     run.mark_running()
     run.mark_finished()
@@ -75,7 +76,7 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     assert f"Public texts that were chosen: {run.synthetic_jsonl} (1)" in shown
     assert "Synthetic" not in shown
     assert ("says little (trust 0.11 of 1)" in shown) == told
-    assert shown.splitlines()[-1] == f"Next: privsyn sketch show {run.path} (what was released)"
+    assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path} (what was released)"
     assert main(["inspect", str(run.path)]) == 0
     assert "public texts that were chosen" in capsys.readouterr().out
 

@@ -73,17 +73,16 @@ RUN_BY = {
     r"privsyn budget .*": "tests/cli/test_budget.py::test_budget_from_epsilon_and_back",
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",
     r"privsyn evaluate .*": "tests/evaluation/test_run.py::test_everything_at_once",
+    r"privsyn expand .* --anew .*": (
+        "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
+    ),
     r"privsyn expand .*": (
         "tests/strategies/test_more_text.py::"
         "test_the_command_says_what_it_used_and_that_nothing_was_spent"
     ),
-    r"privsyn sketch again .*": (
-        "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
+    r"privsyn inspect \S+ --rank .*": (
+        "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing"
     ),
-    r"privsyn sketch show .*": (
-        "tests/strategies/test_joint_sketch.py::test_asks_once_and_makes_the_rest_of_the_release"
-    ),
-    r"privsyn fred .*": "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing",
     r"privsyn central .*": (
         "tests/comparison/test_central.py::test_the_command_has_a_table_of_its_own"
     ),

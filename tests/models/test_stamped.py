@@ -70,8 +70,8 @@ def test_more_text_is_not_written_by_it(
     run.mark_running()
     run.mark_finished()
     run.unlock()
-    assert main(["expand", str(run.path), "--samples", "2", "--generator", str(marked)]) == 2
-    assert f'--generator = "{marked}" has learnt private text' in capsys.readouterr().err
+    assert main(["expand", str(run.path), "--samples", "2", "--set", f"generator={marked}"]) == 2
+    assert f'generator = "{marked}" has learnt private text' in capsys.readouterr().err
 
 
 def test_all_models_of_a_run_are_marked_where_it_has_a_stamp(tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ class TestTheCommand:
         (run / "ledger.jsonl").write_text("{}")
         before = (released / "ledger.jsonl").read_bytes()
         sets = [far, str(folder), str(run), f"20% {near} + 80% {far}"]
-        asks = ["fred", str(released), "--candidates", *sets]
+        asks = ["inspect", str(released), "--rank", *sets]
         assert main([*asks, "--json"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert {one["name"] for one in said["ranking"]} == set(sets)
@@ -471,10 +471,8 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("words", "named"),
         [
-            ([], "--candidates must name at least one set"),
-            (["--candidates", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
-            (["--candidates", "{near}", "{near}"], "different sets of text"),
-            (["--candidates", "{near}", "--texts", "-1"], "--texts must be"),
+            (["nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+            (["{near}", "{near}"], "different sets of text"),
         ],
     )
     def test_names_what_is_wrong(
@@ -485,14 +483,17 @@ class TestTheCommand:
         words: list[str],
         named: str,
     ) -> None:
-        assert main(["fred", str(released), *(word.format(near=near) for word in words)]) != 0
+        assert (
+            main(["inspect", str(released), "--rank", *(word.format(near=near) for word in words)])
+            != 0
+        )
         assert named in " ".join(capsys.readouterr().err.split())
 
     def test_a_run_without_moments_is_named(
         self, tmp_path: Path, released: Path, near: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (released / "moments.npz").unlink()
-        assert main(["fred", str(released), "--candidates", near]) != 0
+        assert main(["inspect", str(released), "--rank", near]) != 0
         assert "holds no moments.npz" in " ".join(capsys.readouterr().err.split())
 
 

@@ -128,11 +128,11 @@ class TestARun:
         said = dict(zip(table["text"], table["log_ratio"], strict=True))
         assert said[" court"] > 0.5
         assert said[" engine"] < 0.0
-        assert main(["sketch", "show", str(run), "--json"]) == 0
-        shown = json.loads(capsys.readouterr().out)
-        assert set(shown) == {"epsilon", "trust", "token", "bigram"}
-        assert shown.pop("epsilon") is None  # it was run without noise
-        trust = shown.pop("trust")
+        assert main(["inspect", str(run), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["epsilon_release"] is None  # it was run without noise
+        shown, trust = facts["sketch"], facts["trust"]
+        assert set(shown) == {"token", "bigram"}
         assert trust == trust_in(run / SKETCH_FILE)
         assert 0.05 < trust < 1.0
         row = shown["token"]["more"][0]
@@ -143,10 +143,11 @@ class TestARun:
         assert json.dumps(row["text"]).replace('"', "&#34;") in page
         assert f"The run trusted it by {trust:.2g}" in page
         capsys.readouterr()
-        assert main(["sketch", "show", str(run)]) == 0
+        assert main(["inspect", str(run)]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "more often than public" in said
-        assert f"(epsilon none: no privacy, trust {trust:.2f})" in said
+        assert "Not private: 1 releases without sufficient noise" in said
+        assert f"{trust:.2f} of 1 in the sketch" in said
 
     def test_is_read_again_with_other_settings_and_nobody_is_asked(
         self, finished: JointSketch, config: Builder, federation: Builder, tmp_path: Path

@@ -204,7 +204,7 @@ def test_what_is_not_finished_or_names_no_generator_is_refused(
     finished: RunDirectory, tmp_path: Path
 ) -> None:
     bare = RunDirectory.create(tmp_path / "bare", config={"epsilon": 1.0}, strategy="DPFedAvg")
-    with pytest.raises(ConfigError, match="has no setting generator: name one with --generator"):
+    with pytest.raises(ConfigError, match="has no setting generator: name one"):
         MoreText.of(bare, {})
     with pytest.raises(ConfigError, match="temperature"):
         MoreText.of(finished, {"generator": "privsyn-lm", "temperature": -1.0})
@@ -216,8 +216,8 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     finished: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = finished.ledger_file.read_bytes()
-    words = ["expand", str(finished.path), "--generator", "privsyn-tiny", "--samples", "3"]
-    assert main([*words, "--temperature", "0.7"]) == 0
+    words = ["expand", str(finished.path), "--set", "generator=privsyn-tiny", "--samples", "3"]
+    assert main([*words, "--set", "temperature=0.7"]) == 0
     shown = capsys.readouterr().out
     file = finished.path / "expanded-privsyn-tiny-0.jsonl"
     assert f"Texts: {file} (3), by privsyn-tiny with the prompt pre-text, from " in shown
@@ -225,11 +225,16 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "epsilon_known_cohorts" in shown
     assert len(lines(file)) == 3
     assert finished.ledger_file.read_bytes() == ledger
-    server = ["--generator", "http://127.0.0.1:9/v1#m", "--generator-retries", "0"]
-    assert main(["expand", str(finished.path), *server, "--generator-timeout", "5.0"]) != 0
+    server = ["--set", "generator=http://127.0.0.1:9/v1#m", "--set", "generator-retries=0"]
+    assert main(["expand", str(finished.path), *server, "--set", "generator-timeout=5"]) != 0
     assert "(tried once)" in capsys.readouterr().err
-    assert main(["expand", str(finished.path), *server, "--generator-concurrency", "0"]) == 2
+    assert main(["expand", str(finished.path), *server, "--set", "generator-concurrency=0"]) == 2
     assert "generator-concurrency must be" in capsys.readouterr().err
+    for wrong in ("generator", "student-steps=5"):
+        assert main(["expand", str(finished.path), "--set", wrong]) == 2
+        assert repr(wrong) in capsys.readouterr().err
+    assert main([*words, "--anew", "here"]) == 2
+    assert "--anew" in capsys.readouterr().err
     assert main([*words[:-1], "0"]) == 2
     assert "--samples" in capsys.readouterr().err
 
@@ -237,14 +242,15 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
 def test_the_command_asks_a_chat_model(
     finished: RunDirectory, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["expand", str(finished.path), "--generator", f"{server.url}#tiny", "--samples", "3"]
-    chat = ["--generator-interface", "chat", "--generator-parameters", '{"top_k": 4, "seed": null}']
-    assert main([*words, *chat, "--max-new-tokens", "7"]) == 0
+    words = ["expand", str(finished.path), "--samples", "3"]
+    for one in (f"generator={server.url}#tiny", "generator-interface=chat", "max-new-tokens=7"):
+        words += ["--set", one]
+    assert main([*words, "--set", 'generator-parameters={"top_k": 4, "seed": null}']) == 0
     for path, body, _ in server.requests:
         assert path == "/v1/chat/completions"
         assert (body["top_k"], body["max_tokens"], "seed" in body) == (4, 7, False)
-    assert main([*words, "--generator-parameters", '{"top_k": 5}', "--seed", "1"]) == 0
-    assert main([*words, "--generator-parameters", "top_k=5"]) == 2
+    assert main([*words, "--set", 'generator-parameters={"top_k": 5}', "--seed", "1"]) == 0
+    assert main([*words, "--set", "generator-parameters=top_k=5"]) == 2
     assert "generator-parameters must be a JSON object" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`privsyn sketch again`: what is left of a copy whose making ended early."""
+"""`privsyn expand --anew`: what is left of a copy whose making ended early."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_only_a_refused_copy_is_removed(
 
     monkeypatch.setattr(again, "copy_released", copied)
     monkeypatch.setattr(run_command, "resume", resume)
-    words = ["sketch", "again", str(run.path), str(tmp_path / "copy")]
+    words = ["expand", str(run.path), "--anew", str(tmp_path / "copy")]
     with contextlib.suppress(KeyboardInterrupt, Stopped):
         assert main(words) != 0
     assert (tmp_path / "copy").exists() == (tmp_path / "copy.owner").exists() == stays
