@@ -24,7 +24,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
-from flower_privsyn.models import resolve_model
+from flower_privsyn.models import resolve_model, stamped
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
@@ -103,7 +103,8 @@ def fine_tune(
         reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
         resume: Go on with an interrupted training, or take a finished one. False starts anew.
-        stamp: Of private texts, what the folder says of itself: runs refuse to begin with it.
+        stamp: Of private texts, what the folder says of itself: runs refuse to begin with it. What
+            has learnt from a model that says so, says so as well.
 
     Returns:
         What was done.
@@ -143,6 +144,8 @@ def fine_tune(
         partial=partial,
         checkpoint=checkpoint,
     )
+    teachers = () if distillation is None else (str(distillation.teacher),)
+    stamp = stamp or stamped.stamp_of(str(model), *teachers)
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report), stamp=stamp)
     shutil.rmtree(partial)
     return report

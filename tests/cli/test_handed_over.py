@@ -225,7 +225,7 @@ def test_a_directory_that_leads_elsewhere_is_refused(
     mine.write_text("nobody's business\n")
     (handed / name).unlink(missing_ok=True)
     (handed / name).symlink_to(tmp_path if name == "models" else mine)
-    for words in (["inspect"], ["report"], ["expand"], ["resume"], ["stop"], ["track"]):
+    for words in (["inspect"], ["report"], ["expand"], ["resume"], ["stop"]):
         assert main([*words, str(handed)]) == 2
         said = capsys.readouterr()
         assert f"{handed / name} is a link" in said.err

@@ -229,7 +229,6 @@ _SOME = [
 @pytest.mark.parametrize(
     "words",
     [
-        ["embed", "--data"],
         ["compare", "--epsilon", "1", "--data"],
         ["compare", "--epsilon", "1", "--data", "good.csv", "--held-out"],
         ["evaluate", "run", "--users"],

@@ -15,6 +15,7 @@ from flower_privsyn.models import stamped
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.distillation import Distillation
 
 TEXTS = ["my diagnosis is nobody's business but my doctor's and mine"] * 4
 SETTINGS = CausalTraining(max_steps=1, batch_size=2)
@@ -41,11 +42,13 @@ def test_only_what_is_marked_is_refused(marked: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_trained_of_it_is_marked_too(marked: Path, tmp_path: Path) -> None:
-    text, student = tmp_path / "text.txt", tmp_path / "student"
-    text.write_text("a town and its river\n" * 20)
-    words = ["distil", "--student", str(marked), "--text", str(text), "--output", str(student)]
-    assert main([*words, "--steps", "1"]) == 0
-    assert stamped.stamp_of(str(student)) == STAMP
+    texts, settings = ["a town and its river"] * 20, CausalTraining(max_steps=1)
+    student, taught = tmp_path / "student", tmp_path / "taught"
+    fine_tune(marked, texts, settings=settings, output=student, seed=0)
+    teacher = Distillation(str(marked))
+    model = "privsyn-tiny"
+    fine_tune(model, texts, settings=settings, output=taught, seed=0, distillation=teacher)
+    assert stamped.stamp_of(str(student)) == stamped.stamp_of(str(taught)) == STAMP
 
 
 def test_a_run_stops_before_anything_is_spent(
