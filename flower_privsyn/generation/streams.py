@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Tokens of a vocabulary from which a CPU draws row by row. A row of so many numbers fills a core's
 #: cache; all rows together would be fetched from memory for each of the operations.
-_LARGE: Final = 65_536
+_LARGE: Final = 32_768
 
 #: Tokens that are searched one by one, once it is known that the drawn one is among them.
 _SPAN: Final = 512

