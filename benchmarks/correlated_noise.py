@@ -40,12 +40,10 @@ PLANS = ((20, 1), (20, 2), (20, 10), (20, 20), (100, 10), (100, 100), (1600, 160
 
 def candidates(rounds: int, gap: int) -> dict[str, Factorisation]:
     """The correlations of a plan, by name."""
-    participation = Participation(rounds=rounds, min_separation=gap, cyclic=True)
+    participation = Participation(rounds=rounds, min_separation=gap)
     return {
         "independent": BandedToeplitz(rounds=rounds, coefficients=(1.0,)),
         "tree": TreeAggregation(rounds=rounds, restart_every=gap),
-        "Honaker": TreeAggregation(rounds=rounds, restart_every=gap, honaker=True),
-        "banded square root": BandedToeplitz.square_root(rounds=rounds, bands=min(gap, 400)),
         "banded": BandedToeplitz.optimal(rounds=rounds, bands=min(gap, 400)),
         "BLT": BufferedLinearToeplitz.optimal(participation),
     }
@@ -58,10 +56,10 @@ def at_equal_privacy(epsilon: float, delta: float) -> None:
     )
     print(f"\nepsilon {epsilon:g}, delta {delta:g}\n")
     names = list(candidates(2, 2))
-    print(f"| T | b | {' | '.join(names)} (buffers) | Poisson | banded, BLT below tree | Honaker |")
-    print("|---|---|" + "---|" * (len(names) + 3))
+    print(f"| T | b | {' | '.join(names)} (buffers) | Poisson | banded, BLT below tree |")
+    print("|---|---|" + "---|" * (len(names) + 2))
     for rounds, gap in PLANS:
-        participation = Participation(rounds=rounds, min_separation=gap, cyclic=True)
+        participation = Participation(rounds=rounds, min_separation=gap)
         found = candidates(rounds, gap)
         noise = {
             name: one.prefix_rmse * one.sensitivity(participation) * whole
@@ -75,17 +73,14 @@ def at_equal_privacy(epsilon: float, delta: float) -> None:
         ) * math.sqrt((rounds + 1) / 2)
         cells = [f"{noise[name]:.3g}" for name in names]
         cells[-1] += f" ({found['BLT'].buffers})"
-        gains = [
-            f"{1 - noise['banded'] / noise[base]:.0%}, {1 - noise['BLT'] / noise[base]:.0%}"
-            for base in ("tree", "Honaker")
-        ]
-        print(f"| {rounds} | {gap} | {' | '.join(cells)} | {poisson:.3g} | {' | '.join(gains)} |")
+        gain = ", ".join(f"{1 - noise[name] / noise['tree']:.0%}" for name in ("banded", "BLT"))
+        print(f"| {rounds} | {gap} | {' | '.join(cells)} | {poisson:.3g} | {gain} |")
 
 
 def speed(parameters: int) -> list[Ratio]:
     """Print what a round's noise costs, beside drawing it."""
     rounds, gap = 100, 10
-    participation = Participation(rounds=rounds, min_separation=gap, cyclic=True)
+    participation = Participation(rounds=rounds, min_separation=gap)
     print(f"\n{parameters:,} parameters, T = {rounds}, b = {gap}\n")
     print("| correlation | vectors kept | MB kept | CPU-seconds a round | of which drawing |")
     print("|---|---|---|---|---|")

@@ -113,16 +113,6 @@ def check_choice(key: str, value: object, choices: Collection[str]) -> None:
         raise wrong_value(key, _one_of(choices), value)
 
 
-def check_flag(key: str, value: object) -> None:
-    """Refuse anything but true and false.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if not isinstance(value, bool):
-        raise wrong_value(key, _KINDS[bool], value)
-
-
 # ---- fields of settings
 
 

@@ -19,7 +19,6 @@ from flower_privsyn.checks import (
     OrZero,
     Settings,
     check_choice,
-    check_flag,
     check_number,
     check_whole,
 )
@@ -121,13 +120,10 @@ class TestArguments:
         assert type(check_number("x", np.float32(0.5))) is float
         assert type(check_number("x", 3)) is float
 
-    def test_choices_and_flags(self) -> None:
+    def test_choices(self) -> None:
         check_choice("kind", "a", ("a", "b"))
-        check_flag("honaker", True)
         with pytest.raises(ConfigError, match=r'^kind must be one of "a", "b", got \[\]$'):
             check_choice("kind", [], ("a", "b"))
-        with pytest.raises(ConfigError, match="^honaker must be true or false, got 1$"):
-            check_flag("honaker", 1)
 
     def test_without_bounds_numbers_are_finite(self) -> None:
         with pytest.raises(ConfigError, match="^x must be a finite number, got inf$"):

@@ -110,11 +110,10 @@ class NodeAccount:
             such rounds of the run were found to fit, which then need no accountant.
 
         Raises:
-            NotAllowedError: It would, the rounds of its stream were charged as others, its groups
-                are of another deal than the run's before, or its users' coins were flipped before.
+            NotAllowedError: It would, the rounds of its stream were charged as others, or its
+                users' coins were flipped before.
         """
         self._check_stream(charge)
-        self._check_deal(charge)
         self._check_coins(charge)
         with_it = NodeAccount(self.dataset, [*self.every, charge]).releases(policy.relation)
         limit: dict[str, Any] = {
@@ -179,21 +178,6 @@ class NodeAccount:
                 f"belong to the noise stream {charge.correlation.stream} and has another "
                 "correlation, noise multiplier or sampling than the stream was charged with."
             )
-
-    def _check_deal(self, charge: Charge) -> None:
-        """Refuse groups that a run dealt anew: who was in one before could be in another now."""
-        group = charge.sampling.group
-        if group is None:
-            return
-        for old in self.every:
-            if (old.server, old.run) != (charge.server, charge.run) or old.sampling.group is None:
-                continue
-            if old.sampling.group[:2] != group[:2]:
-                raise NotAllowedError(
-                    f"Round {charge.round_number} of {run_name(charge.server, charge.run)} asks a "
-                    f"group of another deal than round {old.round_number}: its groups are said to "
-                    "have no user in common, and a user could be asked in both."
-                )
 
     def _check_coins(self, charge: Charge) -> None:
         """Refuse coins that fell before: what they show a second time hides nobody."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from flower_privsyn.privacy import (
     Correlation,
-    DisjointCyclicSampling,
     FixedSizeSampling,
     FullParticipation,
     GaussianMechanism,
-    GroupSampling,
     NeighboringRelation,
     PoissonSampling,
     Release,
@@ -161,15 +157,13 @@ def planned_release(
 
     Args:
         noise_multiplier: At least 0, over a user's answers of all nodes together.
-        sampling: How this node's users are drawn; groups as `of_run` has them.
+        sampling: How this node's users are drawn.
         relation: The owner's.
         max_nodes_per_user: On how many nodes one user may be; with more than one nothing is counted
             as hidden by who is drawn.
     """
     alone = max_nodes_per_user == 1
-    if sampling.group is not None and relation is not NeighboringRelation.REPLACE_ONE:
-        pass  # the node itself deals its users, so nobody is in two groups of a deal
-    elif isinstance(sampling, PoissonSampling) and alone:
+    if isinstance(sampling, PoissonSampling) and alone:
         sampling = PoissonSampling(sampling.rate)
     elif isinstance(sampling, FixedSizeSampling):
         if not alone or relation is NeighboringRelation.ADD_REMOVE:
@@ -190,14 +184,13 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
     for charge in group:
         rounds.setdefault(charge.round_number, []).append(charge)
     multiplier = min(_multiplier(asked) for asked in rounds.values())
-    correlation, sampling = group[0].correlation, _own(group[0])
+    correlation, sampling = group[0].correlation, group[0].sampling
     nodes = group[0].max_nodes_per_user
     if correlation is not None:
         multiplier = correlation.noise_multiplier(multiplier)
-        if sampling.group is None:
-            sampling = FullParticipation()
+        sampling = FullParticipation()
     elif _copies(group) > 1 or any(
-        (_own(charge), charge.max_nodes_per_user) != (sampling, nodes) for charge in group
+        (charge.sampling, charge.max_nodes_per_user) != (sampling, nodes) for charge in group
     ):
         # Coins flipped on their own in several answers are no coin of one answer.
         sampling = FullParticipation()
@@ -207,29 +200,6 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
         relation=relation,
         max_nodes_per_user=nodes,
     )
-
-
-def _own(charge: Charge) -> Sampling:
-    return of_run(charge.sampling, server=charge.server, run=charge.run)
-
-
-def of_run(sampling: Sampling, *, server: str, run: int) -> Sampling:
-    """Who takes part; a deal of groups is one within its run alone.
-
-    Another run may call other columns the ids of users, so that equal salts deal people otherwise.
-
-    Args:
-        sampling: As it is asked for.
-        server: Name of the server.
-        run: Flower's number of the run.
-    """
-    if not isinstance(sampling, GroupSampling | DisjointCyclicSampling):
-        return sampling
-    own = hashlib.blake2b(json.dumps([server, run, sampling.salt]).encode(), digest_size=16)
-    sampling = replace(sampling, salt=own.hexdigest(), population=None)
-    if isinstance(sampling, DisjointCyclicSampling):
-        sampling = replace(sampling, round_number=None)
-    return sampling
 
 
 def _multiplier(asked: Sequence[Charge]) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import user_path
 from flower_privsyn.node.account import NodeLedger, run_name, within
-from flower_privsyn.node.charge import Charge, of_run, planned_release
+from flower_privsyn.node.charge import Charge, planned_release
 from flower_privsyn.node.models import embedding_folder, model_digest, trained_folder
 from flower_privsyn.node.policy import (
     DEFAULTS,
@@ -310,7 +310,7 @@ class NodeGuard:
         for asked in plan.to_come:
             release = planned_release(
                 noise_multiplier=asked.noise_multiplier,
-                sampling=of_run(asked.sampling, server=self.server, run=run),
+                sampling=asked.sampling,
                 relation=policy.relation,
                 max_nodes_per_user=max_nodes_per_user,
             )

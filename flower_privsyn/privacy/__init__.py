@@ -37,12 +37,7 @@ from flower_privsyn.privacy.sampling import (
     Sampling,
 )
 from flower_privsyn.privacy.trees import TreeAggregation
-from flower_privsyn.privacy.turns import (
-    CyclicSampling,
-    DisjointCyclicSampling,
-    GroupSampling,
-    participation_of,
-)
+from flower_privsyn.privacy.turns import CyclicSampling, participation_of
 
 __all__ = [
     "MOST_NODES_PER_USER",
@@ -52,12 +47,10 @@ __all__ = [
     "CorrelatedNoise",
     "Correlation",
     "CyclicSampling",
-    "DisjointCyclicSampling",
     "Factorisation",
     "FixedSizeSampling",
     "FullParticipation",
     "GaussianMechanism",
-    "GroupSampling",
     "InsecureRandom",
     "NeighboringRelation",
     "PLDAccountant",

@@ -82,11 +82,6 @@ class Release:
                 'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
                 'got "add-remove".'
             )
-        if self.sampling.group is not None and self.relation is NeighboringRelation.REPLACE_ONE:
-            raise ConfigError(
-                'relation must be "zero-out" or "add-remove" for groups of users, got '
-                '"replace-one": who takes a user\'s place may be in another group.'
-            )
         nodes = check_whole(
             "max_nodes_per_user", self.max_nodes_per_user, ge=1, le=MOST_NODES_PER_USER
         )
@@ -132,10 +127,6 @@ class Accountant(ABC):
                 bound for a release.
         """
         delta = check_number("delta", delta, gt=0, lt=1)
-        return self._epsilon_of_one(of_one_user(releases), delta)
-
-    def _epsilon_of_one(self, releases: Releases, delta: float) -> float:
-        """The epsilon of somebody who may be asked in all of these."""
         costs = _grouped(releases)
         if not costs:
             return 0.0
@@ -334,40 +325,7 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
 _accountant = accountant
 
 
-def of_one_user(releases: Releases) -> Counter[Release]:
-    """What the user who pays most may be asked in: of every deal the group that costs most.
-
-    Groups of one deal are disjoint. Those of two deals may have everybody in common, so the costs
-    of the deals add up. Releases of a group are unsampled Gaussians, which compose to one of
-    1 / z^2 = sum 1 / z_i^2: of two groups of a deal one costs at least as much as the other beside
-    whatever else there is, and no combination of groups has to be tried.
-    """
-    world = Counter[Release]()
-    of_deals: dict[tuple[str, int], dict[int, Counter[Release]]] = {}
-    for release, count in _counted(releases):
-        group = release.sampling.group
-        if group is None:
-            world[release] += count
-        else:
-            own = of_deals.setdefault(group[:2], {}).setdefault(group[2], Counter())
-            own[release] += count
-    for of_groups in of_deals.values():
-        world.update(max(of_groups.values(), key=_gaussian_cost))
-    return world
-
-
-def _gaussian_cost(releases: Mapping[Release, int]) -> float:
-    """The sum of 1 / z^2."""
-    return sum(
-        count / release.noise_multiplier**2 if release.noise_multiplier else math.inf
-        for release, count in releases.items()
-        if count
-    )
-
-
 def _with_known_cohort(release: Release) -> Release:
-    if release.sampling.group is not None:
-        return release  # who is in which group is known as it is, and changes nothing
     return replace(release, sampling=FullParticipation(release.sampling.population))
 
 
@@ -408,7 +366,7 @@ def _cost(release: Release) -> Cost:
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public; or a user flips
     # a coin on each of several nodes: given the coins the sum moves by the norm bound at most.
-    everyone = sampling.rate == 1.0 or sampling.takes_turns or sampling.group is not None
+    everyone = sampling.rate == 1.0 or sampling.takes_turns
     if everyone or (isinstance(sampling, PoissonSampling) and release.max_nodes_per_user > 1):
         return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)
     if isinstance(sampling, PoissonSampling):

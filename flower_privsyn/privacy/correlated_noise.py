@@ -176,10 +176,7 @@ def factorisation_from_dict(description: Mapping[str, Any]) -> Factorisation:
             )
         if name == TreeAggregation.name:
             return TreeAggregation(
-                rounds=description["rounds"],
-                restart_every=description["restart_every"],
-                honaker=description["honaker"],
-                completion=description["completion"],
+                rounds=description["rounds"], restart_every=description["restart_every"]
             )
     except KeyError as error:
         raise ConfigError(f"factorisation {name} lacks {error}.") from error

@@ -36,7 +36,6 @@ from flower_privsyn.privacy._toeplitz import (
     momentum_workload,
     optimal_bands,
     optimal_buffers,
-    square_root_series,
 )
 from flower_privsyn.privacy.participation import Participation, squared_sensitivity
 
@@ -106,7 +105,7 @@ class Factorisation(ABC):
         """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
 
     @abstractmethod
-    def _squared_sensitivity(self, participation: Participation) -> tuple[float, bool]: ...
+    def _squared_sensitivity(self, participation: Participation) -> float: ...
 
     @abstractmethod
     def recurrence(self) -> Recurrence:
@@ -141,11 +140,8 @@ class Factorisation(ABC):
             Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
             Operators on Adaptive Streams", for releases that depend on earlier ones.
         """
-        return math.sqrt(self._sensitivity(participation)[0])
-
-    def is_exact(self, participation: Participation) -> bool:
-        """Say whether `sensitivity` is reached by some contributions or is a bound."""
-        return self._sensitivity(participation)[1]
+        self.check_rounds(participation)
+        return math.sqrt(self._squared_sensitivity(participation))
 
     @property
     def prefix_rmse(self) -> float:
@@ -163,10 +159,6 @@ class Factorisation(ABC):
                 f"participation must be over the {self.rounds} rounds of the factorisation, got "
                 f"{participation.rounds}."
             )
-
-    def _sensitivity(self, participation: Participation) -> tuple[float, bool]:
-        self.check_rounds(participation)
-        return self._squared_sensitivity(participation)
 
     def _refuse_dense(self) -> None:
         if self.rounds > _MOST_DENSE_ROUNDS:
@@ -214,7 +206,7 @@ class _Toeplitz(Factorisation):
         """How many leading coefficients are not zero."""
         return self.rounds
 
-    def _squared_sensitivity(self, participation: Participation) -> tuple[float, bool]:
+    def _squared_sensitivity(self, participation: Participation) -> float:
         series, gap = self.series, participation.min_separation
         apart = self._steps <= gap or participation.most == 1
         falling = bool((series >= 0.0).all() and (np.diff(series) <= 0.0).all())
@@ -226,7 +218,7 @@ class _Toeplitz(Factorisation):
             encoded = np.zeros(self.rounds)
             for first in range(0, min(participation.most * gap, self.rounds), gap):
                 encoded[first:] += series[: self.rounds - first]
-            return float(encoded @ encoded), True
+            return float(encoded @ encoded)
         self._refuse_dense()
         strategy = self.strategy_matrix()
         return squared_sensitivity(strategy.T @ strategy, participation)
@@ -256,8 +248,8 @@ class BandedToeplitz(_Toeplitz):
         Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", for bands and
         separation. McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism for
         Differentially Private ML", for `optimal`. Kalinin and Lampert 2024, "Banded Square
-        Root Matrix Factorization for Differentially Private Model Training", for
-        `square_root` and for the worst set of rounds.
+        Root Matrix Factorization for Differentially Private Model Training", for the worst set of
+        rounds.
     """
 
     name: ClassVar[str] = "banded-toeplitz"
@@ -270,19 +262,6 @@ class BandedToeplitz(_Toeplitz):
         if values[0] != 1.0:
             raise ConfigError(f"coefficients must start with 1, got {values[0]!r}.")
         object.__setattr__(self, "coefficients", values)
-
-    @classmethod
-    def square_root(cls, *, rounds: int, bands: int) -> BandedToeplitz:
-        """Return the first bands of the square root of the matrix that sums rounds up.
-
-        No optimisation: c_j = binomial(2 j, j) / 4^j.
-
-        Args:
-            rounds: Rounds T, at least 1.
-            bands: Between 1 and T.
-        """
-        bands = check_whole("bands", bands, ge=1, le=check_whole("rounds", rounds, ge=1))
-        return cls(rounds=rounds, coefficients=tuple(square_root_series(bands).tolist()))
 
     @classmethod
     def optimal(cls, *, rounds: int, bands: int, momentum: float = 0.0) -> BandedToeplitz:

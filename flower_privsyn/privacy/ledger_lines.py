@@ -46,10 +46,10 @@ class PlannedRelease:
         Correlated rounds are one mechanism, which no chance of being drawn into one of them makes
         any cheaper.
         """
-        together = self.correlation is not None and self.sampling.group is None
+        correlated = self.correlation is not None
         return Release(
             noise_multiplier=accounting.accounted(multiplier),
-            sampling=FullParticipation(self.sampling.population) if together else self.sampling,
+            sampling=FullParticipation(self.sampling.population) if correlated else self.sampling,
             relation=self.relation,
             max_nodes_per_user=self.max_nodes_per_user,
         )

@@ -18,7 +18,7 @@ from flower_privsyn.privacy.factorisation import Factorisation
 from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FullParticipation, Sampling
-from flower_privsyn.privacy.turns import CyclicSampling, DisjointCyclicSampling, participation_of
+from flower_privsyn.privacy.turns import CyclicSampling, participation_of
 
 
 class BoundedQuestion(Protocol):
@@ -79,10 +79,10 @@ class Phase:
     def makes_up(self) -> bool:
         """Whether a round that nobody answered may be asked again.
 
-        Not where the noise is correlated, nor where groups of users take turns: the second turn of
-        a user would be one more than is accounted for.
+        Not where the noise is correlated: the second turn of a user would be one more than is
+        accounted for.
         """
-        return self.factorisation is None and self.sampling.group is None
+        return self.factorisation is None
 
     @property
     def sensitivity(self) -> float:
@@ -102,11 +102,8 @@ class Plan:
     """Phases, one after the other, that spend one budget.
 
     Formal guarantee:
-        Unit: one user; relation: `relation`. Phases that may ask the same users compose: their
-        releases cost what the accountant says of all of them together. Phases that ask disjoint
-        groups (`GroupSampling`, `DisjointCyclicSampling` of one deal) cost the most that one group
-        pays, together with what everybody is asked, because a user is in one group for the whole
-        run and a turn that was missed is never made up.
+        Unit: one user; relation: `relation`. Phases compose: their releases cost what the
+        accountant says of all of them together.
 
     Attributes:
         phases: at least one, of different names.
@@ -139,14 +136,6 @@ class Plan:
                     f'the cyclic sampling of the phase "{phase.name}" is for '
                     f"{phase.sampling.rounds} rounds, and its last round is number {last}."
                 )
-            if isinstance(phase.sampling, DisjointCyclicSampling):
-                first = self.first_round(phase)
-                if (phase.sampling.first_round, phase.sampling.rounds) != (first, phase.rounds):
-                    raise ConfigError(
-                        f'the turns of the phase "{phase.name}" are planned for '
-                        f"{phase.sampling.rounds} rounds from round {phase.sampling.first_round}, "
-                        f"and it has {phase.rounds} from round {first}."
-                    )
 
     @property
     def rounds(self) -> int:
@@ -287,10 +276,9 @@ class Plan:
         if phase.noise_multiplier is not None:
             multiplier = phase.noise_multiplier / phase.sensitivity
         correlated = phase.factorisation is not None
-        together = correlated and phase.sampling.group is None
         release = Release(
             noise_multiplier=accounted(multiplier or 0.0),
-            sampling=FullParticipation() if together else phase.sampling,
+            sampling=FullParticipation() if correlated else phase.sampling,
             relation=self.relation,
             max_nodes_per_user=self.max_nodes_per_user,
         )

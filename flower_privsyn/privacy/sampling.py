@@ -23,9 +23,7 @@ class Sampling(ABC):
 
     One object decides who takes part (`participants`, `allocate`) and is what the
     accountants read, so the two cannot disagree. Subclasses: `FullParticipation`,
-    `PoissonSampling`, `FixedSizeSampling`, `CyclicSampling` for correlated noise, `GroupSampling`
-    for phases that ask disjoint groups, and `DisjointCyclicSampling` for correlated noise in such
-    phases.
+    `PoissonSampling`, `FixedSizeSampling`, and `CyclicSampling` for correlated noise.
     """
 
     method: ClassVar[str]
@@ -62,14 +60,6 @@ class Sampling(ABC):
         head-count of a round, no count of its replies, and no decision that looks at either.
         """
         return False
-
-    @property
-    def group(self) -> tuple[str, int, int] | None:
-        """Which of disjoint groups is asked: the deal's salt, its groups, and the one; else None.
-
-        Who is in one group of a deal is in no other for the whole run.
-        """
-        return None
 
     @property
     def takes_turns(self) -> bool:
@@ -138,8 +128,8 @@ class Sampling(ABC):
         """Rebuild a sampling from `to_dict`.
 
         Args:
-            description: ``method`` ("full", "poisson", "fixed-size", "cyclic", "group" or
-                "disjoint-cyclic"), ``population`` (int or None), and what the method needs beyond.
+            description: ``method`` ("full", "poisson", "fixed-size" or "cyclic"), ``population``
+                (int or None), and what the method needs beyond.
 
         Raises:
             ConfigError: The method is unknown or a value is missing or out of range.

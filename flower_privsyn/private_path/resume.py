@@ -34,9 +34,8 @@ def all_released(run: RunDirectory, *, num_rounds: int) -> bool:
     charged = {*ledger.rounds_charged, *ledger.rounds_started}
     reached = max((*charged, *finished))
     if not ledger.correlations:
-        # Those that were discarded last are asked again, unless they were some group's turn.
+        # Those that were discarded last are asked again.
         again = set(run.rounds_with_outcome("discarded")) - charged
-        again -= {number for number, one in _samplings(run).items() if one.group is not None}
         while reached in again:
             reached -= 1
     state = run.round_state(reached) or {}

@@ -252,8 +252,8 @@ class RoundEnds:
     def _take_back(self, ledger: PrivacyLedger, plan: Plan | None, reached: int) -> int:
         """Let rounds at the end that were discarded at no charge be asked again.
 
-        Not of correlated noise nor of groups that take turns: there the second answer of a user
-        would be one more than the sensitivity allows for.
+        Not of correlated noise: there the second answer of a user would be one more than the
+        sensitivity allows for.
         """
         charged, discarded = ledger.rounds_charged, self.run.rounds_with_outcome("discarded")
         while (

@@ -2,7 +2,7 @@
 
 Papers:
     Kairouz, McMahan, Song, Thakkar, Thakurta, Xu: "Practical and Private (Deep) Learning Without
-    Sampling or Shuffling" (ICML 2021), Algorithm 1: trees, plain or with Honaker's estimate.
+    Sampling or Shuffling" (ICML 2021), Algorithm 1: trees.
     McMahan, Xu, Zhang: "A Hassle-free Algorithm for Private Learning in Practice: Don't Use Tree
     Aggregation, Use BLTs" (2024): buffers, the default here.
     Choquette-Choo et al.: "(Amplified) Banded Matrix Factorization: A unified approach to private

@@ -85,7 +85,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         before="range(0, min(participation.most * gap, self.rounds), gap)",
         after="range(0, 1)",
         tests=(
-            "tests/privacy/test_factorisation.py::test_sensitivity_against_brute_force",
+            "tests/privacy/test_factorisation.py::test_sensitivity_of_turns",
             f"{CORRELATED}::test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach",
         ),
     ),
@@ -170,7 +170,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="turns depend on the node's order of users",
         file=f"{PRIVACY}/turns.py",
-        function="_dealt",
+        function="CyclicSampling.groups_of",
         before="mark.update(user_id.encode())\n",
         after="mark.update(str(index).encode())\n",
         tests=("tests/privacy/test_participation.py", f"{FTRL_TESTS}::TestTurns"),
@@ -178,9 +178,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="every round asks the first group",
         file=f"{PRIVACY}/turns.py",
-        function="CyclicSampling.group_of_round",
-        before="(number - 1) % self.groups",
-        after="0 * number",
+        function="CyclicSampling.participants",
+        before="(self.round_number - 1) % self.groups",
+        after="0",
         tests=("tests/privacy/test_participation.py", f"{FTRL_TESTS}::TestTurns"),
     ),
 )

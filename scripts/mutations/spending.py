@@ -413,14 +413,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(f"{RESUME_TESTS}::TestFewerUsers",),
     ),
     Mutation(
-        name="a turn that was discarded is asked again after a kill",
-        file=ROUNDS,
-        function="RoundEnds.go_on",
-        before="        reached += 1  # killed before",
-        after="        pass  # killed before",
-        tests=("tests/private_path/test_plan.py::TestGroups",),
-    ),
-    Mutation(
         name="candidates of a discarded round stay those of the next after a kill",
         file=ROUNDS,
         function="RoundEnds.go_on",

@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -28,15 +27,12 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
     CyclicSampling,
-    DisjointCyclicSampling,
     FixedSizeSampling,
     GaussianMechanism,
-    GroupSampling,
     NeighboringRelation,
     Participation,
     PoissonSampling,
     Release,
-    participation_of,
     release_epsilon,
 )
 from flower_privsyn.privacy.ledger_chain import read_chain
@@ -220,64 +216,6 @@ class TestCorrelatedRounds:
         both = [each.noise_multiplier(4.0) for each in (correlation, weaker)]
         assert ledger.account().epsilon(NodePolicy()) == pytest.approx(gaussian(both))
         assert both[1] < 0.9 * both[0]
-
-
-class TestGroups:
-    """Phases of one run that ask disjoint groups, which the node deals by itself."""
-
-    def half(self, share: int, *, salt: str = "ab" * 16) -> DisjointCyclicSampling:
-        return DisjointCyclicSampling(
-            groups=(2, 2), share=share, first_round=1 + 2 * share, rounds=2, salt=salt
-        )
-
-    def charges(self, asked: Asked, *shares: int, **changes: Any) -> list[Charge]:
-        found = []
-        for share in shares:
-            sampling = self.half(share)
-            correlation = Correlation.create(
-                BandedToeplitz.square_root(rounds=2, bands=2),
-                participation_of(sampling, rounds=2),
-                first_round=sampling.first_round,
-            )
-            found += [
-                asked(
-                    number,
-                    sampling=sampling.of_round(number),
-                    correlation=correlation,
-                    **changes,
-                )
-                for number in (sampling.first_round, sampling.first_round + 1)
-            ]
-        return found
-
-    def cost(self, charges: list[Charge], relation: Any = NeighboringRelation.ZERO_OUT) -> float:
-        return release_epsilon(NodeAccount("people", charges).releases(relation), delta=1e-6)
-
-    def test_of_one_run_cost_what_the_dearer_one_does(self, asked: Asked) -> None:
-        one = self.cost(self.charges(asked, 0))
-        assert self.cost(self.charges(asked, 0, 1)) == one
-        *begun, last = self.charges(asked, 0, 1)
-        assert self.cost([*begun, replace(last, run=8)]) == one  # resumed in its second half
-        both = [*self.charges(asked, 0), *self.charges(asked, 1, run=8)]
-        # Another run may call somebody else by the same name.
-        assert self.cost(both) > 1.3 * one
-        # Who takes a user's place may be of the other half.
-        replaced = NeighboringRelation.REPLACE_ONE
-        alone = self.cost(self.charges(asked, 0), replaced)
-        assert self.cost(self.charges(asked, 0, 1), replaced) > 1.3 * alone
-
-    def test_of_another_deal_of_the_run_are_refused(self, asked: Asked) -> None:
-        account = NodeAccount("people", self.charges(asked, 0))
-        policy = NodePolicy(max_epsilon=100.0)
-        account.check(asked(3, sampling=self.half(1).of_round(3)), policy)
-        for other in (
-            self.half(1, salt="cd" * 16),
-            replace(self.half(1), groups=(1, 3)),
-            GroupSampling(groups=4, turn=3, salt="ab" * 16),
-        ):
-            with pytest.raises(NotAllowedError, match="a user could be asked in both"):
-                account.check(asked(3, sampling=other.of_round(3)), policy)
-        account.check(asked(3, run=9, sampling=self.half(1, salt="cd" * 16).of_round(3)), policy)
 
 
 class TestCoins:

@@ -440,10 +440,7 @@ class TestHeaders:
         [
             {"name": "banded-toeplitz", "coefficients": [1.0, 0.5]},
             {"name": "buffered-linear-toeplitz", "scales": [0.5], "decays": [0.5]},
-            {
-                **{"name": "tree-aggregation", "restart_every": None},
-                **{"honaker": True, "completion": False},
-            },
+            {"name": "tree-aggregation", "restart_every": None},
         ],
     )
     @pytest.mark.parametrize("num_rounds", [20, 10**9])

@@ -36,14 +36,13 @@ from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bou
 from tests.support.correlated import worst_deviation
 
 ROUNDS, GROUPS = 12, 4
-PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS, cyclic=True)
+PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS)
 SAMPLING = CyclicSampling(groups=GROUPS, rounds=ROUNDS, salt="ab" * 16, population=40)
 BANDED = BandedToeplitz.optimal(rounds=ROUNDS, bands=GROUPS)
 BUFFERS = BufferedLinearToeplitz(rounds=ROUNDS, scales=(0.3, 0.2), decays=(0.9, 0.4))
-TREE = TreeAggregation(rounds=ROUNDS, restart_every=5, completion=True)
-HONAKER = TreeAggregation(rounds=ROUNDS, restart_every=7, honaker=True, completion=True)
-KINDS = [BANDED, BUFFERS, TREE, HONAKER]
-NAMES = ["banded", "buffers", "tree", "honaker"]
+TREE = TreeAggregation(rounds=ROUNDS, restart_every=5)
+KINDS = [BANDED, BUFFERS, TREE]
+NAMES = ["banded", "buffers", "tree"]
 
 
 def correlation(factorisation: Factorisation = BANDED, **changes: Any) -> Correlation:
@@ -115,13 +114,12 @@ def simulated(factorisation: Factorisation, path: Path) -> np.ndarray:
     return np.stack(released) / 3.0
 
 
-def tree(rounds: int, restart: int | None = None, **flags: bool) -> TreeAggregation:
-    return TreeAggregation(rounds=rounds, restart_every=restart, **flags)
+def tree(rounds: int, restart: int | None = None) -> TreeAggregation:
+    return TreeAggregation(rounds=rounds, restart_every=restart)
 
 
 LAWS: dict[str, Factorisation] = {
     "banded": BANDED,
-    "banded-square-root": BandedToeplitz.square_root(rounds=ROUNDS, bands=GROUPS),
     "banded-momentum": BandedToeplitz.optimal(rounds=ROUNDS, bands=GROUPS, momentum=0.9),
     "banded-all-bands": BandedToeplitz.optimal(rounds=ROUNDS, bands=ROUNDS),
     "blt": BufferedLinearToeplitz.optimal(PATTERN),
@@ -130,14 +128,7 @@ LAWS: dict[str, Factorisation] = {
     "two-buffers": BUFFERS,
     # Trees of 2^k - 1, 2^k and 2^k + 1 rounds, alone and with another one after them.
     **{f"tree-{rounds}": tree(rounds) for rounds in (1, 2, 3, 7, 8, 9, 15, 16, 17)},
-    **{f"honaker-{rounds}": tree(rounds, honaker=True) for rounds in (1, 2, 3, 7, 8, 9, 17)},
     **{f"restart-{every}": tree(ROUNDS, every) for every in (1, 3, 4, 5, 11, 12)},
-    **{f"restart-{every}-honaker": tree(ROUNDS, every, honaker=True) for every in (3, 4, 5, 7)},
-    **{f"completion-{every}": tree(ROUNDS, every, completion=True) for every in (3, 4, 5, 7)},
-    **{
-        f"completion-{every}-honaker": tree(ROUNDS, every, honaker=True, completion=True)
-        for every in (3, 4, 5, 7, 9)
-    },
 }
 
 
@@ -164,7 +155,7 @@ def test_the_covariance_of_200000_runs(factorisation: Factorisation, tmp_path: P
 
 
 @pytest.mark.parametrize("scale", [0.98, 1.02])
-@pytest.mark.parametrize("name", ["banded", "banded-square-root", "two-buffers"])
+@pytest.mark.parametrize("name", ["banded", "two-buffers"])
 def test_a_coefficient_that_is_2_percent_off_is_noticed(
     name: str, scale: float, tmp_path: Path
 ) -> None:
@@ -259,7 +250,7 @@ def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
     bound = epsilon_lower_bound(present, absent, best_threshold(squared, math.sqrt(squared)))
     assert 0.6 <= bound <= 1.0
     # It would notice if one participation were accounted for where there are three.
-    once = factorisation.sensitivity(Participation(rounds=ROUNDS, max_participations=1))
+    once = factorisation.sensitivity(Participation(rounds=ROUNDS, min_separation=ROUNDS))
     too_little = dp_accounting.get_epsilon_gaussian(
         multiplier * factorisation.sensitivity(PATTERN) / once, DELTA
     )
@@ -561,7 +552,7 @@ def test_later_rounds_must_be_what_the_first_was_charged_as(rounds: Rounds) -> N
     with pytest.raises(LedgerError, match="does not have the noise and the sampling"):
         rounds.begin(2, sampling=dealt_anew)
     other = Correlation(
-        factorisation=BandedToeplitz.square_root(rounds=ROUNDS, bands=GROUPS),
+        factorisation=BandedToeplitz(rounds=ROUNDS, coefficients=(1.0, 0.5, 0.375)),
         participation=PATTERN,
         stream=rounds.correlation.stream,
     )

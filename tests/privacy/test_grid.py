@@ -103,8 +103,7 @@ def test_no_release_of_wide_noise_does() -> None:
 CORRELATIONS: dict[str, Factorisation] = {
     "banded": BandedToeplitz(rounds=3, coefficients=(1.0, 0.5, 0.375)),
     "buffers": BufferedLinearToeplitz(rounds=3, scales=(0.4, 0.1), decays=(0.9, 0.5)),
-    "tree": TreeAggregation(rounds=3, restart_every=2, honaker=False, completion=True),
-    "honaker": TreeAggregation(rounds=3, restart_every=None, honaker=True, completion=False),
+    "tree": TreeAggregation(rounds=3, restart_every=2),
 }
 
 

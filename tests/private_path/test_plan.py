@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,18 +16,15 @@ from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, FederationError, NotAllowedError
+from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import (
     BandedToeplitz,
     CyclicSampling,
     FullParticipation,
-    GroupSampling,
-    NeighboringRelation,
     Phase,
     Plan,
-    PoissonSampling,
     PrivacyLedger,
     Release,
     participation_of,
@@ -36,7 +32,6 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram, Query
-from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
     PrivateSumConfig,
     Question,
@@ -46,9 +41,9 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.strategies.by_name import STRATEGIES, built
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.support.federation import make_users, rounds_asked, silent, silent_users
-from tests.support.probe import Killed, Probe, ProbeMethod, killed_at
-from tests.support.run_files import lines, releases
+from tests.support.federation import make_users, silent_users
+from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.run_files import releases
 
 Builder = Callable[..., Any]
 
@@ -91,7 +86,7 @@ class ThreePhases(ProbeMethod):
                 rounds=4,
                 sampling=turns,
                 asks=(self.votes,),
-                factorisation=BandedToeplitz.square_root(rounds=4, bands=2),
+                factorisation=BandedToeplitz(rounds=4, coefficients=(1.0, 0.5)),
             ),
         )
 
@@ -107,21 +102,6 @@ class ThreePhases(ProbeMethod):
 
     def restore(self, round_number: int) -> Question:
         return self.question(round_number)
-
-
-class Groups(ProbeMethod):
-    """Three groups that are asked once each, with as much noise as one of them alone needs."""
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        return tuple(
-            Phase(
-                name=f"group {turn}",
-                rounds=1,
-                sampling=GroupSampling(groups=3, turn=turn, salt=SALT, population=population),
-                asks=self.queries,
-            )
-            for turn in range(3)
-        )
 
 
 def phased(config: Builder, tmp_path: Path, **changes: Any) -> Probe:
@@ -270,7 +250,6 @@ class TestAnOwner:
             ("ctcl", {"sampling": "poisson", "sampling_rate": 0.05}),
             ("ctcl", {}),
             ("hybrid", {}),
-            ("public-mid-training", {"cohorts": "everybody"}),
         ],
     )
     def test_of_that_limit_lets_a_run_of_several_phases_begin(
@@ -322,7 +301,7 @@ class TwoStreams(ProbeMethod):
                 rounds=2,
                 sampling=FullParticipation(population),
                 asks=self.queries,
-                factorisation=BandedToeplitz.square_root(rounds=2, bands=2),
+                factorisation=BandedToeplitz(rounds=2, coefficients=(1.0, 0.5)),
             )
             for name in ("first", "second")
         )
@@ -356,137 +335,6 @@ def test_a_stream_ends_with_its_phase_whoever_goes_on(
     assert strategy.run.status == "finished"
 
 
-class TestGroups:
-    def test_cost_what_one_of_them_does(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        settings = config(epsilon=2.0, delta=DELTA, num_rounds=3)
-        strategy = Probe(settings, method=Groups)
-        strategy.start(federation(make_users(30)))
-        one = dp_accounting.get_sigma_gaussian(2.0, DELTA)
-        for phase in strategy.plan.phases:
-            assert phase.noise_multiplier == pytest.approx(one, rel=2e-4)
-        assert spent(tmp_path / "run") == pytest.approx(2.0, rel=1e-3)
-
-    def test_are_disjoint_and_everybody(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        settings = config(noise_multiplier=0.0, num_rounds=3, max_samples=3)
-
-        class Silent(Groups):
-            def phases(self, population: int) -> tuple[Phase, ...]:
-                return tuple(replace(p, noise_multiplier=0.0) for p in super().phases(population))
-
-        strategy = Probe(settings, method=Silent)
-        strategy.start(federation(make_users(30), num_nodes=3))
-        counts = [line["num_users"] for line in releases(tmp_path / "run")]
-        assert sum(counts) == 30
-        assert min(counts) > 0
-        assert [release.values.sum() for release in strategy.released] == [3 * n for n in counts]
-
-    def test_a_turn_that_was_missed_is_never_made_up(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        values = {"epsilon": 2.0, "delta": DELTA, "num_rounds": 3, "round_timeout": 0.3}
-        with pytest.raises(FederationError, match="they are not asked again"):
-            Probe(config(**values), method=Groups).start(
-                federation(make_users(30), tamper=silent(2, 3))
-            )
-        events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
-        assert events[-4:] == ["started", "discarded"] * 2
-        grid = federation(make_users(30))
-        again = Probe(config(**values, resume=True), method=Groups)
-        again.start(grid)
-        assert grid.requests == []
-        assert [line["round"] for line in releases(tmp_path / "run")] == [1]
-        assert again.run.status == "finished"
-
-    def test_nor_where_the_run_was_killed_before_the_round_was_closed(
-        self,
-        federation: Builder,
-        config: Builder,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        values = {"epsilon": 2.0, "delta": DELTA, "num_rounds": 3, "round_timeout": 0.3}
-        with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "finish_round", killed_at(2))
-            with pytest.raises(Killed):
-                Probe(config(**values), method=Groups).start(
-                    federation(make_users(30), tamper=silent(2))
-                )
-        assert lines(tmp_path / "run" / "ledger.jsonl")[-1]["event"] == "discarded"
-        grid = federation(make_users(30))
-        again = Probe(config(**values, resume=True), method=Groups)
-        again.start(grid)
-        assert rounds_asked(grid) == [3]
-        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 3]
-        assert again.run.rounds_with_outcome("discarded") == [2]
-
-    def test_add_to_what_everybody_is_asked(self) -> None:
-        def cost(*turns: int | None, relation: Any = NeighboringRelation.ZERO_OUT) -> float:
-            found = Counter[Release]()
-            for turn in turns:
-                sampling = (
-                    FullParticipation()
-                    if turn is None
-                    else GroupSampling(groups=4, turn=turn, salt=SALT)
-                )
-                found[Release(noise_multiplier=4.0, sampling=sampling, relation=relation)] += 1
-            return release_epsilon(found, delta=DELTA)
-
-        assert cost(0, 1, 2) == cost(0)
-        assert cost(0, 0, 1) == cost(0, 0) == cost(None, None)
-        assert cost(None, 0, 1) == cost(None, None)
-        other = GroupSampling(groups=4, turn=1, salt="f" * 32)
-        releases_of_two_deals = {
-            Release(noise_multiplier=4.0, sampling=sampling): 1
-            for sampling in (GroupSampling(groups=4, turn=0, salt=SALT), other)
-        }
-        # Groups of another deal may hold the same people.
-        assert release_epsilon(releases_of_two_deals, delta=DELTA) == cost(None, None)
-        with pytest.raises(ConfigError, match='"replace-one": who takes a user'):
-            cost(0, relation=NeighboringRelation.REPLACE_ONE)
-
-    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-    def test_whoever_is_asked_most_in_every_deal_is_who_counts(self, accountant: str) -> None:
-        multipliers = (((6.0, 6.0), (4.0,)), ((3.0,), (9.0, 5.0, 5.0), ()), ((7.0,), (8.0,)))
-        coins = Release(noise_multiplier=2.0, sampling=PoissonSampling(0.1))
-        found = Counter({coins: 3})
-        for deal, groups in enumerate(multipliers):
-            for turn, of_group in enumerate(groups):
-                sampling = GroupSampling(groups=len(groups), turn=turn, salt=f"{deal:032x}")
-                found.update(Release(noise_multiplier=z, sampling=sampling) for z in of_group)
-
-        def cost(found: Counter[Release]) -> float:
-            return release_epsilon(found, delta=DELTA, accountant=accountant)
-
-        users = itertools.product(*multipliers)  # one of each combination of groups
-        most = max(
-            cost(
-                Counter({coins: 3})
-                + Counter(
-                    Release(noise_multiplier=z, sampling=FullParticipation())
-                    for z in itertools.chain(*of_user)
-                )
-            )
-            for of_user in users
-        )
-        assert cost(found) == pytest.approx(most, rel=1e-9)
-
-    def test_of_many_deals_are_counted_without_trying_all_combinations(self) -> None:
-        found = Counter(
-            Release(
-                noise_multiplier=30.0,
-                sampling=GroupSampling(groups=4, turn=turn, salt=f"{deal:032x}"),
-            )
-            for deal in range(200)
-            for turn in range(4)
-        )
-        asked = Release(noise_multiplier=30.0, sampling=FullParticipation())
-        assert release_epsilon(found, delta=DELTA) == release_epsilon({asked: 200}, delta=DELTA)
-
-
 class TestPlan:
     def phase(self, name: str, **changes: Any) -> Phase:
         values = {"rounds": 2, "sampling": FullParticipation(40), "asks": (ThreePhases.votes,)}
@@ -518,7 +366,7 @@ class TestPlan:
             ({"rounds": 0}, "rounds of the phase"),
             ({"asks": ()}, "asks nothing"),
             ({"noise_multiplier": -1.0}, "noise_multiplier of the phase"),
-            ({"factorisation": BandedToeplitz.square_root(rounds=5, bands=2)}, "of 5"),
+            ({"factorisation": BandedToeplitz(rounds=5, coefficients=(1.0, 0.5))}, "of 5"),
         ],
     )
     def test_a_phase_that_cannot_be(self, changes: dict[str, Any], words: str) -> None:
@@ -529,7 +377,7 @@ class TestPlan:
         with pytest.raises(ConfigError, match="phases of different names"):
             Plan(phases=(self.phase("a"), self.phase("a")), delta=DELTA)
         turns = CyclicSampling(groups=2, rounds=3, salt=SALT)
-        assert participation_of(turns, rounds=2).cyclic
+        assert participation_of(turns, rounds=2).min_separation == 2
         with pytest.raises(ConfigError, match="is for 3 rounds, and its last round is number 4"):
             Plan(phases=(self.phase("a"), self.phase("b", sampling=turns)), delta=DELTA)
 

@@ -453,7 +453,7 @@ class TestBadInput:
             ),
             ({"sampling": "full", "noise_buffers": 2}, "noise-buffers = 2 needs sampling = "),
             (
-                {"sampling": "full", "correlation": "tree", "tree_completion": True},
+                {"sampling": "full", "correlation": "tree", "tree_restart": 2},
                 'correlation = "tree" needs sampling = "cyclic"',
             ),
             ({"sampling": "full", "max_participations": 3}, "max-participations = 3 needs sampl"),

@@ -47,7 +47,7 @@ from tests.support.traffic import check_planned
 Builder = Callable[..., Any]
 
 WIDTH = 20_000
-CORRELATIONS = ["blt", "banded", "banded-square-root", "tree", "tree-honaker"]
+CORRELATIONS = ["blt", "banded", "tree"]
 
 
 class TestNoise:
@@ -504,26 +504,23 @@ class TestSettings:
         [
             ("blt", BufferedLinearToeplitz),
             ("banded", BandedToeplitz),
-            ("banded-square-root", BandedToeplitz),
             ("tree", TreeAggregation),
-            ("tree-honaker", TreeAggregation),
         ],
     )
     def test_the_correlation_is_the_one_named(
         self, votes: Builder, correlation: str, kind: type
     ) -> None:
         config = votes(correlation=correlation, num_rounds=20, min_separation=5)
-        participation = Participation(rounds=20, min_separation=5, cyclic=True)
+        participation = Participation(rounds=20, min_separation=5)
         matrix = config.factorisation(participation)
         assert type(matrix) is kind
         if isinstance(matrix, TreeAggregation):
-            assert (matrix.honaker, matrix.restart_every) == (correlation == "tree-honaker", 5)
+            assert matrix.restart_every == 5
         if isinstance(matrix, BandedToeplitz):
             assert matrix.bands == 5
-        assert matrix.is_exact(participation)
 
     def test_a_momentum_changes_the_matrix(self, votes: Builder) -> None:
-        pattern = Participation(rounds=ROUNDS, min_separation=GROUPS, cyclic=True)
+        pattern = Participation(rounds=ROUNDS, min_separation=GROUPS)
         for correlation in ("blt", "banded"):
             first, second = (
                 votes(correlation=correlation, server_momentum=momentum).factorisation(pattern)
@@ -533,7 +530,7 @@ class TestSettings:
 
     def test_the_defaults_keep_few_buffers(self) -> None:
         config = DPFTRLConfig(epsilon=1.0)
-        participation = Participation(rounds=20, min_separation=10, cyclic=True)
+        participation = Participation(rounds=20, min_separation=10)
         assert config.factorisation(participation).buffers <= 3
 
     @pytest.mark.parametrize(
@@ -548,14 +545,13 @@ class TestSettings:
             ({"sampling": "poisson"}, "sampling must be one of \"cyclic\", got 'poisson'"),
             ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
             ({"noise_bands": 4, "correlation": "banded"}, "noise-bands = 4 must be at most"),
-            ({"noise_bands": 2}, 'noise-bands = 2 needs correlation = "banded" or'),
+            ({"noise_bands": 2}, 'noise-bands = 2 needs correlation = "banded"'),
             ({"noise_buffers": 6}, "noise-buffers must be a whole number between 0 and 5"),
             (
                 {"noise_buffers": 2, "correlation": "tree"},
                 'noise-buffers = 2 needs correlation = "blt"',
             ),
-            ({"tree_restart": 2}, 'tree-restart = 2 needs correlation = "tree" or'),
-            ({"tree_completion": True}, "tree-completion = true needs correlation"),
+            ({"tree_restart": 2}, 'tree-restart = 2 needs correlation = "tree"'),
         ],
     )
     def test_bad_values_are_named(
@@ -573,12 +569,12 @@ class TestSettings:
             {
                 "epsilon": 2.0,
                 "min-separation": 5,
-                "correlation": "tree-honaker",
-                "tree-completion": True,
+                "correlation": "tree",
+                "tree-restart": 2,
                 "num-rounds": 40,
             }
         )
-        assert (config.min_separation, config.tree_completion) == (5, True)
+        assert (config.min_separation, config.tree_restart) == (5, 2)
         keys = {**config.to_dict(), "noise-multiplier": -1}
         assert DPFTRLConfig.from_run_config(keys) == config
         assert "samplings" not in config.to_dict()

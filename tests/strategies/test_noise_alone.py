@@ -73,7 +73,7 @@ def alone(model: LocalModel, plan: Plan, settings: Any) -> NoiseAlone | None:
 
 
 class TestSpread:
-    @pytest.mark.parametrize("correlation", ["blt", "banded", "tree", "tree-honaker"])
+    @pytest.mark.parametrize("correlation", ["blt", "banded", "tree"])
     @pytest.mark.parametrize("momentum", [0.0, 0.9])
     def test_it_is_that_of_the_matrix(
         self, ftrl: Builder, model: LocalModel, correlation: str, momentum: float
@@ -421,6 +421,4 @@ class TestLoss:
 def _turns(phase: Phase, *, rounds: int) -> CyclicSampling:
     """The turns of a phase, in a run of more rounds."""
     assert isinstance(phase.sampling, CyclicSampling)
-    return dataclasses.replace(
-        phase.sampling, rounds=rounds, max_participations=math.ceil(rounds / 2)
-    )
+    return dataclasses.replace(phase.sampling, rounds=rounds)

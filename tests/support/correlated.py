@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 
@@ -14,13 +12,3 @@ def worst_deviation(noise: np.ndarray, covariance: np.ndarray) -> float:
     variances = np.diag(covariance)
     errors = np.sqrt((np.outer(variances, variances) + covariance**2) / runs)
     return float(np.abs((sample - covariance) / errors).max())
-
-
-def allowed_sets(rounds: int, most: int, gap: int) -> list[tuple[int, ...]]:
-    """Every nonempty set of rounds, tried one by one."""
-    return [
-        chosen
-        for size in range(1, most + 1)
-        for chosen in itertools.combinations(range(rounds), size)
-        if all(after - before >= gap for before, after in itertools.pairwise(chosen))
-    ]

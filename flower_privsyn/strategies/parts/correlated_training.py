@@ -41,7 +41,6 @@ _OF_TURNS: Final = frozenset(
         "noise_buffers",
         "noise_bands",
         "tree_restart",
-        "tree_completion",
     }
 )
 
@@ -105,9 +104,8 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
         "`min_separation` leave room for; more rounds than it allows are refused.",
     ] = 0
     correlation: Annotated[
-        Literal["blt", "banded", "banded-square-root", "tree", "tree-honaker"],
-        '"blt": buffers; "banded": bands; "banded-square-root": bands that need no optimisation; '
-        '"tree", "tree-honaker": binary trees as published.',
+        Literal["blt", "banded", "tree"],
+        '"blt": buffers; "banded": bands; "tree": binary trees as published.',
     ] = "blt"
     noise_buffers: Annotated[
         int,
@@ -117,25 +115,21 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
     ] = 0
     noise_bands: Annotated[
         NonNegativeInt,
-        "for the banded ones: rounds that a round's noise depends on, itself included, up to "
+        'for "banded": rounds that a round\'s noise depends on, itself included, up to '
         "`min_separation`, or 0 for that; all but one are kept.",
     ] = 0
     tree_restart: Annotated[
         NonNegativeInt,
-        "for trees: rounds per tree, or 0 for one pass over the users, `min_separation`.",
+        'for "tree": rounds per tree, or 0 for one pass over the users, `min_separation`.',
     ] = 0
-    tree_completion: Annotated[
-        bool, "for trees: read the total of a tree that ends off its root."
-    ] = False
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
         self._refuse_without_turns()
-        self._refuse_unused("noise-buffers", self.noise_buffers, ("blt",))
-        self._refuse_unused("noise-bands", self.noise_bands, ("banded", "banded-square-root"))
-        self._refuse_unused("tree-restart", self.tree_restart, ("tree", "tree-honaker"))
-        self._refuse_unused("tree-completion", self.tree_completion, ("tree", "tree-honaker"))
+        self._refuse_unused("noise-buffers", self.noise_buffers, "blt")
+        self._refuse_unused("noise-bands", self.noise_bands, "banded")
+        self._refuse_unused("tree-restart", self.tree_restart, "tree")
         if self.noise_bands > self.min_separation:
             raise ConfigError(
                 f"noise-bands = {self.noise_bands} must be at most min-separation = "
@@ -168,11 +162,10 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
                     f'"cyclic", got sampling = "{sampling}": the noise of its rounds is independent'
                 )
 
-    def _refuse_unused(self, key: str, value: int, correlations: tuple[str, ...]) -> None:
-        if value and self.correlation not in correlations:
-            listed = " or ".join(f'"{name}"' for name in correlations)
+    def _refuse_unused(self, key: str, value: int, correlation: str) -> None:
+        if value and self.correlation != correlation:
             raise ConfigError(
-                f"{key} = {str(value).lower()} needs correlation = {listed}, got correlation = "
+                f'{key} = {value} needs correlation = "{correlation}", got correlation = '
                 f'"{self.correlation}"'
             )
 
@@ -208,14 +201,7 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
                 buffers=self.noise_buffers or None,
                 momentum=self.server_momentum,
             )
-        bands = min(self.noise_bands or gap, rounds)
         if self.correlation == "banded":
+            bands = min(self.noise_bands or gap, rounds)
             return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
-        if self.correlation == "banded-square-root":
-            return BandedToeplitz.square_root(rounds=rounds, bands=bands)
-        return TreeAggregation(
-            rounds=rounds,
-            restart_every=self.tree_restart or gap,
-            honaker=self.correlation == "tree-honaker",
-            completion=self.tree_completion,
-        )
+        return TreeAggregation(rounds=rounds, restart_every=self.tree_restart or gap)
