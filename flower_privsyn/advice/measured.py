@@ -2,7 +2,7 @@
 
 A line of the table is a method on one kind of text at one number of users and one epsilon, over its
 seeds, beside its floor and its ceiling. A cell that was not run has no line: nothing is guessed.
-The table of the package is `measured.json` beside this file; `scripts/measured_cells.py` makes it.
+The table of the package is `measured.json` beside this file; `research/measured_cells.py` makes it.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
 
     `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on
     public text alone (docs/joint_sketch.md says how and with which figures);
-    `scripts/experiments/ask_once_tuning.py` tries others on a corpus of one's own.
+    `research/ask_once_tuning.py` tries others on a corpus of one's own.
     """
 
     num_rounds: int = 1

@@ -1,0 +1,136 @@
+r"""Make the table that `privsyn advise` reads, of comparisons that were run.
+
+    python -m research.measured_cells research/results/joint_sketch.jsonl \
+        abstracts=comparison/compare.json \
+        --setup "privsyn-tiny, 200 steps of 32 rows" > measured.json
+
+A source is NAME=FILE, a `compare.json` and what its text is; or a file of JSON lines, one cell each
+with `data` and `users`. Of two cells of one method, place and seed the first counts, so
+comparisons with other settings belong into a table of their own: comparisons that differ in the
+downstream model or its training are refused. Lines with settings of their own (`public_text`,
+`held_out`) are left out; variants of a method that somebody would choose have a name of their own.
+
+`--with-ends FILE` are cells whose students learnt ends of texts, which is no longer the default. Of
+them come those alone that no source has at the same users and epsilon, beside their own floor and
+ceiling, as another kind of text: shares of two trainings are not to be put in one order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flower_privsyn.advice.measured import BOUNDS, VARIANTS, collect, document
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import read_json_lines
+
+#: That a number of an answer takes, where the clip norm is below 2.
+_BYTES_A_NUMBER = 4
+
+_OF_THEIR_OWN = ("public_text", "held_out")
+
+#: Names of the measured table by those of a comparison.
+CHOICES = {config.rpartition("/")[2]: named for named, config in VARIANTS.items()}
+
+
+def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The cells of one source, with its text and its number of users.
+
+    Args:
+        source: NAME=FILE, or a file of lines.
+    """
+    name, _, file = source.rpartition("=")
+    if name:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        users = int(found["data"]["private_users"])
+        yield from ((name, users, cell) for cell in found["cells"])
+        return
+    for line in read_json_lines(Path(file)):
+        if not any(key in line for key in _OF_THEIR_OWN):
+            cell = {**line, "costs": costs_today(line)}
+            if "bytes_a_number" not in line:  # what an older version's variants were has changed
+                cell["method"] = CHOICES.get(str(line["method"]), line["method"])
+            yield str(line["data"]), int(line["users"]), cell
+
+
+def with_ends(
+    file: str, known: Collection[tuple[str, int, Any, Any]]
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The cells of students with ends that were not measured without, under a name of their own.
+
+    Args:
+        file: of lines.
+        known: text, users, method and epsilon of what was measured without ends.
+    """
+    for data, users, cell in cells_of(file):
+        method, epsilon = cell["method"], cell["epsilon"]
+        if method in BOUNDS or (data, users, method, epsilon) not in known:
+            yield f"{data}, students with ends", users, cell
+
+
+def costs_today(line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a cell costs, of an older version too, whose numbers took more bytes up.
+
+    Args:
+        line: a cell; `bytes_a_number` where it is not of today.
+
+    Returns:
+        None where a cell has no costs, as private text that is fine-tuned on.
+    """
+    costs = line.get("costs")
+    if costs is None:
+        return None
+    more = int(line.get("bytes_a_number", _BYTES_A_NUMBER)) - _BYTES_A_NUMBER
+    return {**costs, "bytes_up": costs["bytes_up"] - more * costs["floats_up"]}
+
+
+def refuse_unlike(sources: list[str]) -> None:
+    """Refuse comparisons whose figures are of other downstream models or trainings.
+
+    Args:
+        sources: as on the command line.
+
+    Raises:
+        ConfigError: two of them differ, or one is not there.
+    """
+    first: tuple[str, Any] | None = None
+    for source in sources:
+        name, _, file = source.rpartition("=")
+        if not Path(file).is_file():
+            raise ConfigError(f"there is no file {file}")
+        if not name:
+            continue
+        fixed = json.loads(Path(file).read_text(encoding="utf-8"))["fixed"]
+        here = {key: fixed[key] for key in ("downstream", "training")}
+        if first is None:
+            first = (file, here)
+        elif first[1] != here:
+            raise ConfigError(f"{first[0]} and {file} are of other downstream models or trainings")
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sources", nargs="+")
+    parser.add_argument("--with-ends", action="append", default=[], metavar="FILE")
+    parser.add_argument("--setup", action="append", default=[], help="a sentence of the page")
+    arguments = parser.parse_args()
+    try:
+        refuse_unlike([*arguments.sources, *arguments.with_ends])
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    found = [cell for source in arguments.sources for cell in cells_of(source)]
+    known = {(data, users, cell["method"], cell["epsilon"]) for data, users, cell in found}
+    found += [cell for file in arguments.with_ends for cell in with_ends(file, known)]
+    cells = collect(found, own=tuple(VARIANTS))
+    print(json.dumps(document(cells, setup=arguments.setup), indent=1, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

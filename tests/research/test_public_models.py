@@ -1,0 +1,261 @@
+"""The pipeline of the bundled models, run as a user runs it, on a corpus made here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "research" / "public_models"
+MODELS = ("privsyn-lm", "privsyn-mlm", "privsyn-tiny", "privsyn-lstm")
+TOPICS = {
+    "wikipedia": "river mountain village church railway station county district bridge harbour",
+    "openstax": "cell protein energy reaction membrane electron molecule tissue gene enzyme",
+    "standardebooks": "house morning window lady letter garden evening carriage silence heart",
+    "usgov": "treaty congress secretary policy agency report foreign president delegation law",
+    "docs": "function module version server command package error thread compiler library",
+}
+GLUE = "the of and in to a was with for on that by it from as at which were had not".split()
+PRIVATE = "senator witness hearing question amendment budget committee chairman gentleman vote"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scripts() -> Iterator[None]:
+    """Import the scripts as they import one another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield
+
+
+def _text(words: str, length: int, random: np.random.Generator) -> str:
+    both = [words.split(), GLUE]
+    picked = [both[i % 2][random.integers(len(both[i % 2]))] for i in range(length)]
+    return " ".join(picked).capitalize() + "."
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row) + "\n")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A public corpus of 200 documents and a private one of 60 persons."""
+    folder = tmp_path_factory.mktemp("corpora")
+    random = np.random.default_rng(0)
+    names = list(TOPICS)
+    _write(
+        folder / "public-00000.jsonl.gz",
+        [
+            {
+                "source": f"owner/{names[i % 5]}",
+                "group": names[i % 5],
+                "doc_id": f"work-{i}#1",
+                "text": "\n\n".join(_text(TOPICS[names[i % 5]], 300, random) for _ in range(3)),
+            }
+            for i in range(200)
+        ],
+    )
+    _write(
+        folder / "private.jsonl.gz",
+        [{"client_id": f"p{i}", "text": _text(PRIVATE, 90, random)} for i in range(60)],
+    )
+    work = tmp_path_factory.mktemp("work")
+    return {"corpus": folder, "work": work, "output": work / "models", "curves": work / "c.png"}
+
+
+def _run(folders: dict[str, Path], *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "train.py"), "--corpus", str(folders["corpus"])]
+    command += ["--work", str(folders["work"]), "--output", str(folders["output"])]
+    command += ["--curves", str(folders["curves"]), "--no-compile", *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=1500, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(folders: dict[str, Path]) -> dict[str, Path]:
+    """The one command, from the corpus to the cards, with seconds to train."""
+    done = _run(
+        folders,
+        *("--private", f"speech={folders['corpus']}/private*.jsonl.gz"),
+        *("--max-minutes", "0.3", "--eval-tokens", "4096"),
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_one_command_makes_a_model_that_loads(finished: dict[str, Path], name: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    from flower_privsyn.models import resolve_model
+
+    folder = finished["output"] / name
+    auto = AutoModelForMaskedLM if name == "privsyn-mlm" else AutoModelForCausalLM
+    model, report = auto.from_pretrained(resolve_model(folder), output_loading_info=True)
+    assert not report["missing_keys"]
+    assert model.dtype == torch.float32
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert set(range(8)) == set(tokenizer.all_special_ids)
+    text = "The river and the mountain."
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    log = json.loads((folder / "training_log.json").read_text())
+    assert log["steps"] >= 1
+    assert log["curve"][-1]["tokens"] == log["tokens"]
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    for corpus in ("held_out", "speech"):
+        for figures in evaluation[corpus].values():
+            # Seconds of training on fifty documents may leave a model worse than a uniform guess.
+            assert 0 < figures["nats_per_token"] < 20
+            assert 0 <= figures["accuracy"] <= 1
+            assert figures["tokens"] > 0
+    objectives = {"plain", "prompt", "keyword_document", "fill_in_the_middle"}
+    if name == "privsyn-mlm":
+        objectives = {"masked_64", "masked_126"}
+    assert set(evaluation["held_out"]) == objectives
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for words in ("No GPU was used", "must not be used for", "CC BY-SA", "zero-shot", "identical"):
+        assert words in card, words
+    assert f"{evaluation['held_out'][min(objectives)]['nats_per_token']:.3f}" in card
+
+
+@pytest.mark.slow
+def test_the_curves_are_drawn(finished: dict[str, Path]) -> None:
+    assert finished["curves"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_shards_are_no_larger_than_asked(finished: dict[str, Path], tmp_path: Path) -> None:
+    import torch
+    from export import export, load
+    from networks import RECIPES
+
+    export(RECIPES[2], finished["work"], tmp_path, hardware="x", shard_bytes=2_500_000)
+    folder = tmp_path / "privsyn-tiny"
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) >= 2
+    assert all(shard.stat().st_size < 2_600_000 for shard in shards)
+    whole = load(finished["output"] / "privsyn-tiny", RECIPES[2]).state_dict()
+    for name, weight in load(folder, RECIPES[2]).state_dict().items():
+        assert torch.equal(weight, whole[name])
+
+
+def test_a_private_document_in_the_training_text_stops_the_run(folders: dict[str, Path]) -> None:
+    from private import PrivateCorpus, prove_unseen
+
+    random = np.random.default_rng(5)
+    public = [_text(TOPICS["docs"], 300, random) for _ in range(4)]
+    private = PrivateCorpus.parse(f"speech={folders['corpus']}/private.jsonl.gz")
+    mine = next(private.texts())
+    assert prove_unseen(public, [private])["speech"]["windows_seen"] == 0
+    # Case and layout are not what makes a text another one.
+    with pytest.raises(SystemExit, match=r"'speech' is not unseen: 1 of its documents"):
+        prove_unseen([*public, mine.upper().replace(" ", "\n")], [private])
+    words = mine.split()
+    with pytest.raises(SystemExit, match=r"0 of its documents .* of 1 at least half"):
+        prove_unseen([*public, "before " + " ".join(words[: len(words) * 2 // 3])], [private])
+    # A passing quotation is counted, and no more.
+    quoted = prove_unseen([*public, "before " + " ".join(words[:15]) + " after"], [private])
+    assert quoted["speech"]["windows_seen"] == 3
+    assert quoted["speech"]["documents_with_a_window"] == 1
+    assert quoted["speech"]["windows"] == 60 * (90 - 12)
+
+
+@pytest.mark.slow
+def test_what_was_trained_on_is_what_was_read(finished: dict[str, Path]) -> None:
+    from corpus import clean, is_held_out, read_corpus
+    from private import training_texts
+
+    documents = list(read_corpus(finished["corpus"]))
+    expected = [clean(d["text"]) for d in documents if not is_held_out(d)]
+    assert list(training_texts(finished["work"])) == expected
+    held_out = list(training_texts(finished["work"], "held_out"))
+    assert len(held_out) == 200 - len(expected) > 0
+
+
+@pytest.mark.slow
+def test_cross_entropy_per_byte_by_hand(finished: dict[str, Path]) -> None:
+    import torch
+    from evaluate import byte_lengths, score_causal
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(finished["work"] / "bpe.json"))
+    lengths = byte_lengths(tokenizer)
+    text = "Café at the river 🙂"
+    ids = tokenizer.encode(text).ids
+    assert int(lengths[ids].sum()) == len(text.encode())
+    assert not lengths[:8].any()
+
+    # A model that finds all tokens equally likely, wherever it is asked.
+    states = SimpleNamespace(last_hidden_state=torch.zeros(1, len(ids), 4))
+    model = SimpleNamespace(
+        parameters=lambda: iter([torch.zeros(1)]),
+        base_model=lambda input_ids: states,
+        lm_head=lambda hidden: torch.zeros(len(hidden), len(lengths)),
+    )
+    figures = score_causal(model, np.asarray([ids]), lengths).figures()
+    bits = np.log2(len(lengths)) * (len(ids) - 1) / lengths[ids[1:]].sum()
+    assert figures["bits_per_byte"] == pytest.approx(bits, abs=1e-3)
+    assert figures["tokens"] == len(ids) - 1
+
+
+@pytest.mark.slow
+def test_only_the_document_and_the_hole_are_counted(finished: dict[str, Path]) -> None:
+    from corpus import EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Corpus
+    from evaluate import of_documents, of_holes
+
+    corpus = Corpus(finished["work"], "train", 0)
+    ids = corpus.keyword_documents(6)
+    for row, mark in zip(ids, of_documents(corpus, ids), strict=True):
+        before = corpus.tokenizer.decode(row[: np.argmax(mark)].tolist())
+        assert before.startswith("Document Type: ")
+        assert before.endswith("\nDocument:\n")
+        assert EOS not in row[mark][:-1]
+    ids = corpus.fill_in_the_middle(6)
+    for row, mark in zip(ids, of_holes(ids), strict=True):
+        hole = row[mark].tolist()
+        assert hole[-1] == EOS
+        prefix, suffix = (row.tolist().index(marker) for marker in (FIM_SUFFIX, FIM_MIDDLE))
+        whole = [*row[1:prefix], *hole[:-1], *row[prefix + 1 : suffix]]
+        assert row[0] == FIM_PREFIX
+        assert any(
+            np.array_equal(whole, corpus.stream[i : i + len(whole)])
+            for i in range(len(corpus.stream) - len(whole))
+        )
+
+
+def test_the_sizes_fit_the_package() -> None:
+    from networks import RECIPES, build
+
+    assert tuple(recipe.name for recipe in RECIPES) == MODELS
+    parameters = [sum(p.numel() for p in build(recipe).parameters()) for recipe in RECIPES]
+    assert 2 * sum(parameters) < 40 * 2**20
+    assert sum(recipe.share for recipe in RECIPES) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--private", "nofile"], "NAME=FILES"),
+        (["--private", "speech=/nowhere/*.jsonl"], "no file matches"),
+        (["--only", "privsyn-huge"], "there is no such model"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments: list[str], message: str) -> None:
+    from train import main
+
+    with pytest.raises(SystemExit, match=message):
+        main(["--stage", "train", *arguments])
