@@ -37,8 +37,6 @@ BENCHMARKS: dict[str, str] = {
     "embedding": "--texts 100",
     "local_training": "--model privsyn-tiny --users 32",
     "generation": "--batches 64 --texts 256",
-    "distillation": "",
-    "correlated_noise": "--epsilon 1",
     "joint_sketch": "",
     "secure_aggregation": "--nodes 16 100 --numbers 2048 18000",
     "scale": "measure --users 10000 --methods pe-2048 popri-18000 --participation full --in-process"

@@ -1,6 +1,6 @@
 """Texts per CPU second of an embedding model, and what the check of company costs.
 
-    python -m benchmarks.embedding [--texts 400] [--precision float32] [--starts 2] [--peers]
+    python -m benchmarks.embedding [--texts 400] [--precision float32] [--starts 2]
 
 Bundled passages cut to 5 to 400 words, embedded by one thread: by the package, and by the library's
 own `encode`, in batches of 32 padded to the longest; then few texts at a time, as on nodes that
@@ -14,11 +14,6 @@ padding, what is no product: attention's softmax, GELU, norms, the tokenizer.
 Then processes of their own start, load the model and embed one text: with the folder read by the
 package, and by the library (`--starts` of each, in turn; the least). Their floor is a process that
 imports PyTorch and ends.
-
-`--peers` adds ONNX Runtime and OpenVINO, where they are installed: texts per CPU second, cosine to
-the package in float32, how many of two thirds of the texts have another one of the last third for
-their nearest than with the package in float32, and how many vectors differ in a bit from those the
-same texts get alone.
 """
 
 from __future__ import annotations
@@ -35,13 +30,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 import flower_privsyn
 from benchmarks import Ratio
-from benchmarks.runtimes import INSTALL, Vectors, runtimes
 from flower_privsyn.embedding import SentenceTransformerEmbedder, check_company, load_embedder
-from flower_privsyn.embedding.embedder import PRECISIONS, ROWS
+from flower_privsyn.embedding.embedder import ROWS
 from flower_privsyn.embedding.packed import BLOCK, passes
 
 _PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
@@ -133,57 +126,17 @@ def starts(count: int, precision: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def votes(vectors: Vectors) -> NDArray[np.int64]:
-    """Which of the last third of the vectors is nearest to each of the others."""
-    voters = len(vectors) * 2 // 3
-    nearest: NDArray[np.int64] = (vectors[:voters] @ vectors[voters:].T).argmax(axis=1)
-    return nearest
-
-
-def peers(texts: Sequence[str]) -> None:
-    """Print one line per precision of the package and of each runtime."""
-    exact, rounded = (load_embedder(precision=kind) for kind in PRECISIONS)
-    assert isinstance(exact, SentenceTransformerEmbedder)
-    ways: dict[str, Callable[[Sequence[str]], Vectors]] = {
-        "the package, float32": exact.embed,
-        "the package, bfloat16": rounded.embed,
-    }
-    bert = exact.model[0].auto_model
-    for name, way in runtimes(bert, exact.tokenizer, exact.max_tokens):
-        if way is None:
-            print(f"{name} is not installed and left out ({INSTALL[name]})")
-        else:
-            ways[name] = way
-    found = {name: way(texts) for name, way in ways.items()}
-    taken = beside({name: lambda way=way: way(texts) for name, way in ways.items()})  # type: ignore[misc]
-    right = found["the package, float32"]
-    print("way, texts per CPU s, cosine least and mean, votes that move, vectors that move alone")
-    for name, way in ways.items():
-        cosine = (found[name] * right).sum(axis=1)
-        moved = (votes(found[name]) != votes(right)).mean()
-        some = range(0, len(texts), max(1, len(texts) // 60))
-        differ = sum(bool((way([texts[row]])[0] != found[name][row]).any()) for row in some)
-        print(
-            f"{name}: {len(texts) / taken[name]:.1f}, {cosine.min():.5f} {cosine.mean():.5f}, "
-            f"{moved:.1%}, {differ} of {len(some)}"
-        )
-
-
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print one line per way to embed."""
     parser = argparse.ArgumentParser(description="Texts per CPU second of an embedding model.")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--starts", type=int, default=2, help="processes of each kind")
-    parser.add_argument("--peers", action="store_true", help="ONNX Runtime and OpenVINO alone")
     arguments = parser.parse_args(given)
     import torch
 
     torch.set_num_threads(1)
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
-    if arguments.peers:
-        peers(passages(arguments.texts))
-        return []
     embedder = load_embedder(precision=arguments.precision)
     assert isinstance(embedder, SentenceTransformerEmbedder)
     texts = passages(arguments.texts)

@@ -3,13 +3,11 @@
     python -m benchmarks.scale measure [--users 1000 10000] [--methods pe-1024 pe-2048 popri-18000]
                                        [--participation full 1000] [--nodes 16] [--rounds 3]
     python -m benchmarks.scale table
-    python -m benchmarks.scale broadcast
-    python -m benchmarks.scale engine
 
 `measure` makes the users (`benchmarks/simulated.py`), runs `benchmarks/scale-app` once to put the
 records on the disk (its time to the first question and its memory stand in the lines too), then
 once per line of the grid, and adds every line to `--output` (JSON), which `table` turns into
-docs/scale.md's table and plot. With `--prepared` and a cache that is empty, the first line does
+docs/speed.md's table and plot. With `--prepared` and a cache that is empty, the first line does
 both in one run. The app asks a method's question about random candidates, through the package's own
 requests, answers, ledger and noise; generating and training are left out, because they depend on
 the models and not on the users.
@@ -17,17 +15,9 @@ the models and not on the users.
 A round lasts from the moment its candidates are there to the moment its release is (so transport,
 nodes, accounting and noise are in it). The first round of a run is told apart: actors read, map and
 factorise in it what later rounds find. CPU time is that of the whole process tree between the same
-moments, of the nodes alone inside their handlers, and of the threads of Flower's simulation. Memory
-is the sum over the tree of the proportional set size, in which a page that four processes share
-counts once; where the kernel does not tell it, the resident set size, in which it counts four
-times.
-
-`broadcast` prints what one node's copy of 18,000 candidates costs, as Flower's own Array and as the
-package sends it: pickled by the simulation for Ray, and read in a process that has not or has seen
-them before.
-
-`engine` prints what a look for messages takes Flower's simulation, as it is and patched
-(docs/upstream/flower.md).
+moments, and of the nodes alone inside their handlers. Memory is the sum over the tree of the
+proportional set size, in which a page that four processes share counts once; where the kernel does
+not tell it, the resident set size, in which it counts four times.
 
 Floors: the floating-point operations of the question and the bytes of records it has to read,
 beside what one core of this machine does in a matrix product.
@@ -212,13 +202,6 @@ def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
     asked = {line["round"]: line for line in clock if line["event"] == "asked"}
     answered = {line["round"]: line for line in clock if line["event"] == "answered"}
     rounds = [(asked[n]["time"], answered[n]["time"]) for n in sorted(answered)]
-    threads = [
-        {
-            part: spent - asked[n]["threads"].get(part, 0.0)
-            for part, spent in line["threads"].items()
-        }
-        for n, line in sorted(answered.items())
-    ]
     nodes = json_lines(run_dir.with_suffix(".nodes.jsonl"))
     node_cpu = sum(line["cpu_seconds"] for line in nodes if line["message"] != "query.prepare")
     seconds = [end - begin for begin, end in rounds]
@@ -232,10 +215,6 @@ def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
         "seconds_before": rounds[0][0] - watch.samples[0][0],
         "seconds_command": wall,
         "cpu_seconds_round": statistics.median(cpu[later]),
-        "threads_cpu_seconds": {
-            part: statistics.median(spent.get(part, 0.0) for spent in threads[later])
-            for part in threads[-1]
-        },
         "cpu_seconds_nodes_round": node_cpu / len(rounds),
         "cpu_seconds_prepare": sum(
             line["cpu_seconds"] for line in nodes if line["message"] == "query.prepare"
@@ -319,7 +298,6 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                         "num-rounds": arguments.rounds,
                         "sampling": "full" if share == 1 else "poisson",
                         "sampling-rate": share,
-                        "engine": arguments.engine,
                     }
                     if not prepared:
                         first = {**settings, "num-rounds": 1, "num-candidates": 100}
@@ -338,7 +316,6 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
                         "candidates": candidates,
                         "embedding_model": arguments.embedding_model,
                         "in_process": arguments.in_process,
-                        "engine": arguments.engine,
                         "preparing": preparing,
                         **measured(run_dir, *run(run_dir, work / "cache", settings)),
                         **floors(question, candidates, arguments.samples, share * users),
@@ -363,64 +340,6 @@ def measure(arguments: argparse.Namespace) -> list[Ratio]:
     ]
 
 
-def broadcast(arguments: argparse.Namespace) -> None:
-    """Print what one message's candidates cost to send and to read."""
-    import ray
-    from flwr.app import Array, ArrayRecord
-
-    from flower_privsyn.messages import wire
-
-    class Node:
-        def read(self, record: ArrayRecord) -> float:
-            started = time.process_time()
-            wire.read_broadcast(record)
-            return time.process_time() - started
-
-    def sent(record: ArrayRecord) -> tuple[float, float, float]:
-        """Median CPU seconds to send, seconds there and back, and to read."""
-        costs = []
-        for _ in range(arguments.repeats):
-            cpu, wall = time.process_time(), time.perf_counter()
-            answer = node.read.remote(record)
-            cpu = time.process_time() - cpu
-            read = ray.get(answer)
-            costs.append((cpu, time.perf_counter() - wall, read))
-        return tuple(statistics.median(column) for column in zip(*costs, strict=True))
-
-    values = np.random.default_rng(0).standard_normal((18_000, DIMENSION), dtype=np.float32)
-    started = time.process_time()
-    record = wire.broadcast_record({"candidates": values}, precision="float16")
-    print(f"make the record: {1000 * (time.process_time() - started):.1f} CPU-ms, once a round")
-    size = record.count_bytes() / 1e6
-    plain = ArrayRecord({"candidates": Array(values.astype("float16"))})
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    node: Any = ray.remote(Node).remote()
-    ray.get(node.read.remote(wire.broadcast_record({"small": values[:1]}, precision="float16")))
-    first = ray.get(node.read.remote(record))
-    print(f"read it first in a process: {1000 * first:.1f} CPU-ms, {size:.2f} MB")
-    print(
-        "| record | CPU-ms to send | ms there and back | CPU-ms to read again |\n|---|---|---|---|"
-    )
-    for name, each in (("Flower's Array", plain), ("the package's", record)):
-        cpu, wall, read = sent(each)
-        print(f"| {name} | {1000 * cpu:.1f} | {1000 * wall:.1f} | {1000 * read:.2f} |")
-    ray.shutdown()
-
-
-def engine(_: argparse.Namespace) -> None:
-    """Print what one look for messages takes Flower's engine, as it is and patched."""
-    sys.path.insert(0, str(APP))
-    from scale_app.engine import looks
-
-    print("| nodes | messages | engine | ms to find them | ms to find nothing more |")
-    print("|---|---|---|---|---|")
-    for nodes, messages in ((16, 16), (160, 32), (160, 128), (1000, 128)):
-        for patched in (False, True):
-            first, empty = (1000 * seconds for seconds in looks(nodes, messages, patched=patched))
-            name = "patched" if patched else "Flower's"
-            print(f"| {nodes} | {messages} | {name} | {first:.2f} | {empty:.2f} |")
-
-
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Measure, or show what was measured."""
     parser = argparse.ArgumentParser(
@@ -441,26 +360,15 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     run.add_argument(
         "--prepared", action="store_true", help="skip the run that puts the records on the disk"
     )
-    run.add_argument(
-        "--engine",
-        choices=("flower", "patched"),
-        default="flower",
-        help="Flower's simulation as it is, or with the patch of docs/upstream/flower.md",
-    )
     run.add_argument("--work", help="folder for users, records and runs (default: a new one)")
-    run.add_argument("--output", default="docs/scale.json")
+    run.add_argument("--output", default="research/results/scale.json")
     run.set_defaults(command=measure)
     show = commands.add_parser("table")
-    show.add_argument("--output", default="docs/scale.json")
+    show.add_argument("--output", default="research/results/scale.json")
     show.add_argument("--plot", default="docs/scale.png")
     show.set_defaults(
         command=lambda given: table(Path(given.output), Path(given.plot) if given.plot else None)
     )
-    sending = commands.add_parser("broadcast")
-    sending.add_argument("--repeats", type=int, default=20)
-    sending.set_defaults(command=broadcast)
-    looking = commands.add_parser("engine")
-    looking.set_defaults(command=engine)
     arguments = parser.parse_args(given)
     found: list[Ratio] = arguments.command(arguments) or []
     return found

@@ -25,12 +25,9 @@ _COLUMNS = (
 HEAD = f"| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|"
 
 
-#: How a line was measured; lines that differ in it are not compared.
-_Way = tuple[bool, str]
-
-
-def _way(line: dict[str, Any]) -> _Way:
-    return bool(line.get("in_process")), line.get("engine", "flower")
+def _way(line: dict[str, Any]) -> bool:
+    """Whether a line was measured in one process; it is not compared with one that was not."""
+    return bool(line.get("in_process"))
 
 
 def row(line: dict[str, Any]) -> str:
@@ -70,30 +67,11 @@ def table(source: Path, picture: Path | None) -> None:
         source: JSON, as `benchmarks.scale measure` writes it.
         picture: where to draw; None for nowhere.
     """
-    everything = latest(json.loads(source.read_text(encoding="utf-8"))["lines"])
-    lines = [line for line in everything if _way(line)[1] == "flower"]
+    lines = latest(json.loads(source.read_text(encoding="utf-8"))["lines"])
     print("\n".join([HEAD, *map(row, lines)]))
     growth(lines)
-    engine([line for line in everything if line["nodes"] > 16 and "threads_cpu_seconds" in line])
     if picture:
         plot(lines, picture)
-
-
-def engine(lines: list[dict[str, Any]]) -> None:
-    """Print of rounds with many nodes what each part of Flower's process takes."""
-    parts = sorted({part for line in lines for part in line["threads_cpu_seconds"]})
-    if not lines:
-        return
-    print("\nCPU s of a round in the process of Flower's simulation:\n")
-    columns = ("question", "users", "nodes", "engine", "s", *parts, "nodes, all processes")
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for line in lines:
-        spent = " | ".join(f"{line['threads_cpu_seconds'].get(part, 0.0):.2f}" for part in parts)
-        print(
-            f"| {line['method']} | {line['users']:,} | {line['nodes']} "
-            f"| {line.get('engine', 'flower')} | {line['seconds_round']:.2f} | {spent} "
-            f"| {line['cpu_seconds_nodes_round']:.2f} |"
-        )
 
 
 def growth(lines: list[dict[str, Any]]) -> None:

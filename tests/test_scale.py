@@ -23,7 +23,7 @@ from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
-from flower_privsyn.testing import LoopbackGrid, flower_identity
+from flower_privsyn.testing import LoopbackGrid
 from tests.support.answering import read_answer
 
 
@@ -165,51 +165,3 @@ def test_floors() -> None:
     assert pe["floor_bytes"] == 665_000 * 384 * 4
     popri = scale.floors("popri", 18_000, 5, 133_000)
     assert popri["floor_operations"] < pe["floor_operations"] / 20
-
-
-class TestTheEngine:
-    """Flower's engine finds the same messages with the patch, and looks at fewer for them."""
-
-    def sweeps(self, monkeypatch: pytest.MonkeyPatch, *, patched: bool) -> tuple[list[int], int]:
-        """Messages that come out of each look for all of 40 nodes; and how many were looked at."""
-        monkeypatch.syspath_prepend(str(scale.APP))
-        from scale_app import engine
-
-        state, nodes = engine.link_state(40, patched=patched)
-        looked = 0
-        check = state._check_stored_messages
-
-        def counting(message_ids: set[str], run_id: int | None = None) -> None:
-            nonlocal looked
-            looked += len(message_ids)
-            check(message_ids, run_id)
-
-        state._check_stored_messages = counting
-        found: list[int] = []
-        with flower_identity():
-            for group in (nodes[:30], [*nodes[20:], nodes[0], nodes[0]], []):
-                for place, node in enumerate(group):
-                    engine.send(state, node, f"{len(found)} {place}")
-                got = [state.get_message_ins(node_id=node, limit=1) for node in nodes]
-                found.append(sum(map(len, got)))
-                done = {m.metadata.message_id for some in got[:10] for m in some}
-                state.delete_messages(message_ins_ids=done)
-        return found, looked
-
-    def test_the_same_messages_with_less_looking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, looked = self.sweeps(monkeypatch, patched=True)
-        wanted, before = self.sweeps(monkeypatch, patched=False)
-        assert found == wanted == [30, 21, 1]
-        assert looked <= sum(found) + 2
-        assert before > 20 * looked
-
-    def test_cpu_seconds_by_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(scale.APP))
-        from scale_app import engine
-
-        before = engine.cpu_by_part()
-        end = time.thread_time() + 0.2
-        while time.thread_time() < end:
-            pass
-        spent = engine.cpu_by_part()["the server app"] - before["the server app"]
-        assert 0.2 <= spent < 5.0

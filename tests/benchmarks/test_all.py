@@ -13,15 +13,12 @@ from benchmarks import all as together
 
 FOLDER = Path(benchmarks.__file__).parent
 #: Parts that benchmarks are made of.
-PARTS = {"__init__", "all", "other_frameworks", "runtimes", "scale_table"}
-#: A federation of processes, minutes for every size; what only a GPU does. Neither has a floor or a
-#: peer.
-ALONE = {"secure_rounds", "growing_texts"}
+PARTS = {"__init__", "all", "other_frameworks", "scale_table", "simulated"}
 
 
 def test_every_module_is_run() -> None:
     modules = {path.stem for path in FOLDER.glob("*.py")}
-    assert modules - PARTS - ALONE == set(together.BENCHMARKS)
+    assert modules - PARTS == set(together.BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", [*together.BENCHMARKS, "all"])

@@ -159,7 +159,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 OWN_DATA = ROOT / "examples" / "own-data"
-NO_MODELS = ROOT / "benchmarks" / "rounds-app"
+NO_MODELS = Path(__file__).parent / "rounds-app"
 OWNERS = [f"owner-{number}" for number in range(1, 5)]
 SETTINGS = (
     "epsilon=7.58 num-users=60 num-candidates=32 expand-samples=0 output='survivors' "

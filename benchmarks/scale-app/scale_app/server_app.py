@@ -19,10 +19,9 @@ from flower_privsyn.strategies import (
     ReleasedSum,
     Workplace,
 )
-from scale_app import engine
 from scale_app.client_app import embedder
 
-OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space", "engine")
+OWN_KEYS = ("question", "num-candidates", "responses-per-prompt", "answer-space")
 
 app = ServerApp()
 
@@ -91,9 +90,7 @@ class Questions(Method):
 
     def _note(self, number: int, event: str) -> None:
         assert self._place is not None
-        self._place.run.owner.record(
-            event, round=number, time=time.time(), threads=engine.cpu_by_part()
-        )
+        self._place.run.owner.record(event, round=number, time=time.time())
 
 
 @final
@@ -105,7 +102,5 @@ class Asking(PrivateSumStrategy):
 def main(grid: Grid, context: Context) -> None:
     """Ask."""
     own = {key: context.run_config[key] for key in OWN_KEYS}
-    if own["engine"] == "patched":
-        engine.patch(grid.state)  # type: ignore[attr-defined]
     config = PrivateSumConfig.from_run_config(context.run_config, other_keys=OWN_KEYS)
     Asking(config, Questions(config, own)).start(grid)
