@@ -124,7 +124,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _NAMES = {
     "client_apps": (

@@ -30,6 +30,8 @@ PAGES = [
         "docs/*/*.md",
         "examples/*/README.md",
         "baselines/*/README.md",
+        "research/README.md",
+        "research/*/README.md",
     )
     for page in sorted(ROOT.glob(pattern))
 ]

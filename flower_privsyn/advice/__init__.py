@@ -1,1 +1,1 @@
-"""Which method, by what was measured elsewhere: `privsyn advise`, and docs/measured_cells.md."""
+"""Which method, by what was measured elsewhere: `privsyn advise`."""

@@ -143,7 +143,7 @@ def _cost(cell: MeasuredCell) -> str:
 
 
 def page(table: MeasuredTable, *, made_by: str = "`privsyn advise --page`", file: str = "") -> str:
-    """`docs/measured_cells.md`: the best method of every place, then every cell.
+    """The whole table: the best method of every place, then every cell.
 
     Args:
         table: of measured cells.

@@ -37,7 +37,7 @@ from flower_privsyn.strategies.private_evolution import PrivateEvolutionConfig
 
 #: Share of the speed of one large product that passes of a small model over a batch reach, and of
 #: writing one token after the other. Measured: all-MiniLM-L6-v2 and privsyn-mlm 53 % (a model
-#: that is trained 59 %, docs/on_device.md), privsyn-lm 12 % where it writes.
+#: that is trained 59 %, docs/speed.md), privsyn-lm 12 % where it writes.
 _READING: Final = 0.53
 _WRITING: Final = 0.12
 

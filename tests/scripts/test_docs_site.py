@@ -74,7 +74,7 @@ def test_pages_show_the_object_that_is_imported(source: reference.Source) -> Non
 
 def test_links_lead_to_pages_of_the_site() -> None:
     rest = "[c](speed.md) [d](https://x.org) `[e](f)`\n```\n[g](h)\n```\n[i](#j)"
-    assert repository.for_site(f"[a](../README.md#b) {rest}", "docs/scale.md", ROOT) == (
+    assert repository.for_site(f"[a](../README.md#b) {rest}", "docs/speed.md", ROOT) == (
         f"[a](index.md#b) {rest}"
     )
     assert repository.for_site("[a](docs/README.md) [b](baselines/popri)", "README.md", ROOT) == (

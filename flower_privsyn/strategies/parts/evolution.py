@@ -115,7 +115,7 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     public_text: Annotated[
         str,
         'seeds: "bundled", or a JSONL file with `text` and no person\'s data; also a folder or a '
-        "data set by name (docs/distillation.md).",
+        "data set by name (docs/own_data.md).",
     ] = "bundled"
     variation: VariationName = "mask-fill"
     variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"

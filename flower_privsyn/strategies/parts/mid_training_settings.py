@@ -47,7 +47,7 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
     public_text: Annotated[
         str,
         'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with '
-        "`text`, a folder, or a data set by name (docs/distillation.md).",
+        "`text`, a folder, or a data set by name (docs/own_data.md).",
     ] = "bundled"
     public_rows: Annotated[
         Literal["matched", "random", "all"],

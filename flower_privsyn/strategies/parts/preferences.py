@@ -148,7 +148,7 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
     public_text: Annotated[
         str,
         'the samples in the prompts: "bundled", or a JSONL file with `text` and no person\'s data; '
-        "also a folder or a data set by name (docs/distillation.md).",
+        "also a folder or a data set by name (docs/own_data.md).",
     ] = "bundled"
     synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
 

@@ -67,7 +67,7 @@ class SketchedStudentConfig(StudentConfig):
     public_text: Annotated[
         str,
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
-        "size. Also a folder or a data set by name (docs/distillation.md).",
+        "size. Also a folder or a data set by name (docs/own_data.md).",
     ] = "bundled"
     select_share: Annotated[
         float,
