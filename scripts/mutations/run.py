@@ -1,14 +1,13 @@
 """Show that the tests catch the mistakes that make a private system not private.
 
     python scripts/mutations/run.py [NAME ...]
-    python scripts/mutations/run.py --changed-since main
     python scripts/mutations/run.py --list
     python scripts/mutations/run.py --check
 
 copies the repository, plants one mistake at a time in the copy, and runs the tests named beside it.
 Every mistake must make at least one of them fail; the script ends with status 1 otherwise, and also
-when a test fails without any mistake. The mistakes stand in the modules beside this one, each in
-the function that it spoils; --check only looks whether they are there.
+when a test fails without any mistake. The mistakes stand in planted.py, one for every promise;
+--check only looks whether they, the promises and the tests are there.
 """
 
 from __future__ import annotations
@@ -16,31 +15,35 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mutation import AnchorError, Mutation
+from planted import PROMISED, THREATS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def every_mutation() -> tuple[Mutation, ...]:
-    """The mistakes listed in the modules beside this one, `MUTATIONS` in each."""
-    others = sorted(p.stem for p in Path(__file__).parent.glob("*.py"))
-    found = [import_module(name) for name in others if name not in ("run", "mutation")]
-    return tuple(m for module in found for m in module.MUTATIONS)
+    """All of them, by the pages that they guard."""
+    return tuple(m for page in (PROMISED, THREATS) for under in page.values() for m in under)
 
 
 def problems(mutations: Sequence[Mutation]) -> Iterator[str]:
     """What is wrong with the mistakes themselves, a sentence each; nothing is run."""
+    promised = (ROOT / "README.md").read_text("utf-8").partition("## What is promised")[2]
+    bold = set(re.findall(r"^- \*\*([^*]+?)\.?\*\*", promised.partition("\n## ")[0], re.MULTILINE))
+    yield from unguarded("README.md", bold - {"Planted mistakes"}, PROMISED)
+    threats = (ROOT / "docs" / "threat_model.md").read_text("utf-8")
+    headings = set(re.findall(r"^## (.+)$", threats, re.MULTILINE))
+    yield from unguarded("docs/threat_model.md", headings - {"Out of scope"}, THREATS)
     names = [mutation.name for mutation in mutations]
     yield from (f"two mutations are called {n!r}" for n in set(names) if names.count(n) > 1)
-    trees: dict[Path, ast.Module] = {}
     for mutation in mutations:
         path = ROOT / mutation.file
         if not path.is_file():
@@ -51,16 +54,22 @@ def problems(mutations: Sequence[Mutation]) -> Iterator[str]:
         except AnchorError as error:
             yield str(error)
         for test in mutation.tests:
-            path = ROOT / test.partition("::")[0]
-            if path.is_file() and path not in trees:
-                trees[path] = ast.parse(path.read_text(encoding="utf-8"))
-            if not (path.is_dir() or (path in trees and runs(trees[path], test))):
+            if not runs(test):
                 yield f"{mutation.name}: {test} is no test of the normal suite"
 
 
-def runs(tree: ast.Module, test: str) -> bool:
-    """Whether a test, a class of tests or a file has something that is not marked `slow`."""
-    here: ast.AST = tree
+def unguarded(page: str, there: set[str], guarded: Mapping[str, object]) -> Iterator[str]:
+    """Promises of a page that no mistake guards, and guarded ones that are not on it."""
+    yield from (f"{page}: no mistake guards {one!r}" for one in sorted(there - set(guarded)))
+    yield from (f"{page} has no {one!r}" for one in sorted(set(guarded) - there))
+
+
+def runs(test: str) -> bool:
+    """Whether a test, a class of tests, a file or a folder has something that is not `slow`."""
+    path = ROOT / test.partition("::")[0]
+    if not path.is_file():
+        return path.is_dir()
+    here: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
     for name in test.partition("[")[0].split("::")[1:]:
         body = getattr(here, "body", [])
         found = [node for node in body if getattr(node, "name", None) == name]
@@ -76,18 +85,6 @@ def runs(tree: ast.Module, test: str) -> bool:
 def _is_slow(node: ast.AST) -> bool:
     marks = getattr(node, "decorator_list", [])
     return any(ast.unparse(mark).startswith("pytest.mark.slow") for mark in marks)
-
-
-def changed_since(revision: str) -> set[str]:
-    """Files that differ from a revision in the working tree, from the repository's root."""
-    done = subprocess.run(
-        ["git", "diff", "--name-only", revision, "--"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.split())
 
 
 def pytest(folder: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
@@ -147,27 +144,17 @@ def main() -> int:
     """Plant every mistake in turn; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these mutations")
-    parser.add_argument(
-        "--list", action="store_true", help="print them, and where they are planted"
-    )
-    parser.add_argument("--check", action="store_true", help="look for the places and the tests")
-    parser.add_argument(
-        "--changed-since", metavar="REV", help="only those whose code or tests differ from REV"
-    )
+    parser.add_argument("--list", action="store_true", help="print them, and what they guard")
+    parser.add_argument("--check", action="store_true", help="look for places, promises and tests")
     asked = parser.parse_args()
     mutations = every_mutation()
     if unknown := sorted(set(asked.names) - {m.name for m in mutations}):
         parser.error(f"no mutation is called {unknown[0]!r}; --list shows them")
     if asked.names:
         mutations = tuple(m for m in mutations if m.name in asked.names)
-    if asked.changed_since:
-        files = changed_since(asked.changed_since)
-        mutations = tuple(
-            m for m in mutations if files & {m.file, *(test.partition("::")[0] for test in m.tests)}
-        )
     if asked.list:
         for mutation in mutations:
-            print(f"{mutation.name}\n    {mutation.file}::{mutation.function}")
+            print(f"{mutation.name}\n    against: {mutation.guards}\n    {mutation.where}")
         return 0
     found = list(problems(mutations))
     if asked.check or found:
