@@ -16,7 +16,6 @@ from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.evaluation.classification import Classifier
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import context_of, model_folder
-from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 IntArray = npt.NDArray[np.int64]
 
@@ -64,7 +63,6 @@ def fine_tuned_encoder(
         folder = model_folder(model)
     except ImportError as error:
         raise _missing_extra() from error
-    refuse_absurd_sizes(Path(folder))
 
     def learn(texts: Sequence[str], classes: IntArray, asked: Sequence[str]) -> IntArray:
         import torch

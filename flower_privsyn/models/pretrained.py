@@ -14,7 +14,6 @@ from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.memory import keep_freed_memory
-from flower_privsyn.models.sizes import refuse_absurd_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -97,12 +96,6 @@ def load_pretrained(
     """
     called = "masked" if kind == "masked" else "causal"
     resolved, transformers = _folder_and_library(name)
-    try:
-        refuse_absurd_sizes(Path(resolved))
-    except ModelError as error:
-        raise ModelError(
-            f"model {str(name)!r} cannot be loaded as a {called} language model: {error}"
-        ) from error
     refuse_other_kind(name, Path(resolved), kind)
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)

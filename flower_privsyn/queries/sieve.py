@@ -44,7 +44,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.models.on_demand import Demand
 from flower_privsyn.models.threads import one_thread
 from flower_privsyn.queries.once_per_array import once_per_array
 
@@ -66,8 +65,6 @@ _WORTHWHILE = 0.6
 _GENEROUS = 1.0 + 2.0**-10
 _UNDERFLOW = 2.0**-50
 _NEVER = 2**15 - 1  # above every number's bits
-
-_demand = Demand()
 
 
 @dataclass(frozen=True)
@@ -209,8 +206,7 @@ def sieve_of(candidates: npt.NDArray[Any], num_records: int) -> Sieve | None:
     """The sieve for these candidates; None where a product in float32 is the better way.
 
     That is so on a processor where bfloat16 is not fast, for few or very long candidates, and
-    without PyTorch in this process, which is loaded once products in float32 have taken longer
-    (`on_demand`). Which it is changes no result.
+    where nothing else in this process has loaded PyTorch. Which it is changes no result.
 
     Args:
         candidates: (m, d) float32, finite.
@@ -219,9 +215,7 @@ def sieve_of(candidates: npt.NDArray[Any], num_records: int) -> Sieve | None:
     m, dimension = candidates.shape
     if num_records < _LEAST_RECORDS or m < _LEAST_CANDIDATES or dimension > _MOST_NUMBERS:
         return None
-    if not _demand.loads(2.0 * num_records * m * dimension):
-        return None
-    return _sieve(candidates) if is_fast() else None
+    return _sieve(candidates) if "torch" in sys.modules and is_fast() else None
 
 
 @once_per_array
