@@ -21,7 +21,6 @@ NEXT_STEPS: Final = {
     "quickstart": ("privsyn run {app}",),
     "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
     "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
-    "ask-once": ("privsyn run {app}",),
     "flower-datasets": ("privsyn run {app}",),
     "deployment": ("python {app}/loopback.py FOLDER APP --users FILE",),
     "every-method": (
@@ -45,8 +44,6 @@ def new(
     own-data: the same on a file of yours.
 
     existing-federation: a Flower app before and after private synthetic text.
-
-    ask-once: one question to some 500 authors, and a small model of what they write.
 
     flower-datasets: a data set without ids, whose partitions by flwr-datasets play the users.
 

@@ -10,16 +10,13 @@ from flower_privsyn.evaluation.costs import communication
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.strategies import CLIENT_KEYS, JointSketchConfig
 
-APPS = [
-    Path(__file__).parents[2] / place for place in ("baselines/joint-sketch", "examples/ask-once")
-]
-NAMES = sorted(file.stem for file in (APPS[0] / "conf").glob("*.toml"))
+APP = Path(__file__).parents[2] / "baselines" / "joint-sketch"
+NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 
-@pytest.mark.parametrize("app", APPS, ids=lambda path: path.name)
-def test_settings_are_complete_and_accepted(app: Path) -> None:
-    values = resolve_config(load_app(app))
-    check_settings(load_app(app), values)
+def test_settings_are_complete_and_accepted() -> None:
+    values = resolve_config(load_app(APP))
+    check_settings(load_app(APP), values)
     assert set(values) - CLIENT_KEYS == JointSketchConfig.keys()
     # What the app declares is what the library does by itself, but for what writes: figures of
     # written text were measured with this one.
@@ -38,12 +35,12 @@ def test_settings_are_complete_and_accepted(app: Path) -> None:
     ],
 )
 def test_every_size_says_what_goes_up(name: str, bytes_up: int) -> None:
-    values = resolve_config(load_app(APPS[0]), config_name=name)
+    values = resolve_config(load_app(APP), config_name=name)
     JointSketchConfig.from_run_config(values)
     vocabulary = 50_257 if name == "distilgpt2" else 8_192
     counted = communication("joint-sketch", {**values, "vocabulary": vocabulary})
     assert counted.rounds * counted.bytes_up() == bytes_up
-    readme = (APPS[0] / "README.md").read_text(encoding="utf-8")
+    readme = (APP / "README.md").read_text(encoding="utf-8")
     assert f"| `{name}` |" in readme
 
 

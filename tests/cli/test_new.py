@@ -55,7 +55,7 @@ def test_every_app_among_the_examples_can_be_written() -> None:
     [
         (
             ["quikstart", "new"],
-            "EXAMPLE must be one of quickstart, own-data, existing-federation, ask-once, "
+            "EXAMPLE must be one of quickstart, own-data, existing-federation, "
             "flower-datasets, deployment, every-method, got quikstart",
         ),
         (["quickstart", "full"], "DIR must be a folder that is new or empty, got full"),

@@ -158,9 +158,7 @@ def test_bad_input_is_one_sentence_and_status_2(
         (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
     ],
 )
-@pytest.mark.parametrize(
-    "app", ["examples/own-data", "examples/ask-once", "baselines/joint-sketch"]
-)  # the last two have a recipe of their own
+@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
 def test_bad_data_is_named_before_flower_starts(
     app: str,
     content: bytes | None,
@@ -178,7 +176,7 @@ def test_bad_data_is_named_before_flower_starts(
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("app", ["examples/own-data", "examples/ask-once"])
+@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
 def test_people_who_take_part_without_any_text_are_named_before_flower_starts(
     app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,20 +200,27 @@ def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
     text = "some words of somebody who writes more than eight of them"
     rows = [f'{{"client_id": "v{n}", "text": "{text} {n}"}}' for n in range(60)]
     (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
-    words = ["run", str(EXAMPLES / "ask-once"), "--run-dir", "r", "--set", "data=users.jsonl"]
+    words = [
+        "run",
+        str(EXAMPLES.parent / "baselines" / "joint-sketch"),
+        "--run-dir",
+        "r",
+        "--set",
+        "data=users.jsonl",
+    ]
     assert main([*words, "--set", "public-text=users.jsonl"]) == 2
     assert "is the text of the users (data): what is chosen of it" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("app", ["own-data", "ask-once"])
+@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
 def test_noise_that_drowns_the_users_is_named_before_flower_starts(
     app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [f'{{"client_id": "v{n}", "text": "some words of number {n}"}}' for n in range(60)]
     (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
-    words = ["run", str(EXAMPLES / app), "--run-dir", "r", "--set", "data=users.jsonl"]
+    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
     assert main([*words, "--set", "epsilon=0.05"]) == 2
     said = capsys.readouterr().err
     assert "the result is noise whatever they wrote" in said
@@ -226,7 +231,7 @@ def test_noise_that_drowns_the_users_is_named_before_flower_starts(
 def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app = load_app(EXAMPLES / "ask-once")
+    app = load_app(EXAMPLES.parent / "baselines" / "joint-sketch")
     values = resolve_config(app, settings=["epsilon=1"])
     ((settings, strategy),) = strategies_of(app, values)
     run = RunDirectory.create(tmp_path / "r", config=settings.to_dict(), strategy=strategy.__name__)
@@ -301,7 +306,7 @@ def test_what_cannot_be_evaluated_is_named_before_flower_starts(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users.jsonl").write_text('{"client_id": "a", "text": "x"}\n')
     given = [word for setting in settings for word in ("--set", setting)]
-    app = str(EXAMPLES / "ask-once")
+    app = str(EXAMPLES.parent / "baselines" / "joint-sketch")
     assert main(["run", app, "--run-dir", "r", "--evaluate", file, *given]) == 2
     error = capsys.readouterr().err
     assert sentence in error.splitlines()[-1]

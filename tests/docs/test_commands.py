@@ -39,9 +39,6 @@ RUN_BY = {
     r"privsyn run words/(before|after)": (
         "tests/examples/test_quickstart.py::test_an_existing_federation"
     ),
-    r"privsyn run (once .*|examples/ask-once.*)": (
-        "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
-    ),
     r"privsyn run parts": "tests/examples/test_flower_datasets.py::test_the_app_runs",
     r"privsyn (new quickstart|run) q": "scripts/release.py: quickstart",
     r"privsyn new \S+ \S+": (
@@ -74,7 +71,7 @@ RUN_BY = {
     r"privsyn data describe .*": "tests/cli/test_data.py::test_what_is_shown",
     r"privsyn evaluate .*": "tests/evaluation/test_run.py::test_everything_at_once",
     r"privsyn expand .* --anew .*": (
-        "tests/examples/test_ask_once.py::test_the_student_is_better_after_one_upload"
+        "tests/examples/test_one_question.py::test_the_student_is_better_after_one_upload"
     ),
     r"privsyn expand .*": (
         "tests/strategies/test_more_text.py::"

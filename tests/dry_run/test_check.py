@@ -33,7 +33,7 @@ from tests.support.simulation import free_port
 
 ROOT = Path(__file__).parents[2]
 OWN_DATA = ROOT / "examples" / "own-data"
-ASK_ONCE = ROOT / "examples" / "ask-once"
+JOINT_SKETCH = ROOT / "baselines" / "joint-sketch"
 HYBRID = ROOT / "baselines" / "hybrid"
 MID_TRAINING = ROOT / "baselines" / "public-mid-training"
 
@@ -409,7 +409,7 @@ def test_noise_is_not_tried_on_what_is_not_known(
     assert sentence in said.sentence
 
 
-@pytest.mark.parametrize("app", [OWN_DATA, ASK_ONCE])
+@pytest.mark.parametrize("app", [OWN_DATA, JOINT_SKETCH])
 def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path, app: Path) -> None:
     """Each record once, also where the nodes' own code reads the file: by one who would name it."""
     data = users_file(tmp_path)
@@ -462,7 +462,6 @@ def test_every_method(check: Check, tmp_path: Path) -> None:
     ("app", "users"),
     [
         ("examples/quickstart", 487),
-        ("examples/ask-once", 487),
         ("examples/existing-federation/after", 90),
         ("examples/existing-federation/before", None),
     ],

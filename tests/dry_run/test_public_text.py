@@ -14,7 +14,7 @@ from flower_privsyn.dry_run import Finding, public_text
 from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]
-ASK_ONCE = ROOT / "examples" / "ask-once"
+JOINT_SKETCH = ROOT / "baselines" / "joint-sketch"
 HYBRID = ROOT / "baselines" / "hybrid"
 MID_TRAINING = ROOT / "baselines" / "public-mid-training"
 
@@ -33,7 +33,7 @@ class TestPublicText:
             public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
             rows = ("least-row-tokens=1", "least-selected=1")  # whatever they are, enough
             values = ("epsilon=8", f"data={data}", f"public-text={public}", *rows)
-            report = check(*values, app=ASK_ONCE)
+            report = check(*values, app=JOINT_SKETCH)
             said = [one for one in report.findings if one.topic == "public text"]
             assert len(said) <= 1
             return said[0] if said else None
@@ -53,7 +53,7 @@ class TestPublicText:
         data, link = users_file(tmp_path, text=text), tmp_path / "public.jsonl"
         link.symlink_to(data)
         for public in (data, link):
-            said = stops(check(f"data={data}", f"public-text={public}", app=ASK_ONCE))
+            said = stops(check(f"data={data}", f"public-text={public}", app=JOINT_SKETCH))
             assert said["public text"].startswith(
                 f'public-text = "{public}" is the text of the users (data): what is chosen of it'
             )
@@ -99,21 +99,23 @@ class TestPublicText:
 def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:
     public = tmp_path / "public.jsonl"
     public.write_text("id,text\n1,some words\n")
-    said = stops(check("epsilon=8", f"public-text={public}", app=ASK_ONCE))
+    data = users_file(tmp_path)
+    said = stops(check("epsilon=8", f"data={data}", f"public-text={public}", app=JOINT_SKETCH))
     assert said == {
         "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
         'string "text"'
     }
 
 
-@pytest.mark.parametrize("app", [ASK_ONCE, HYBRID, MID_TRAINING])
+@pytest.mark.parametrize("app", [JOINT_SKETCH, HYBRID, MID_TRAINING])
 def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
-    public = tmp_path / "public.jsonl"
+    public, data = tmp_path / "public.jsonl", users_file(tmp_path)
     long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
 
     def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
         public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-        found = check("epsilon=8", f"public-text={public}", *settings, app=app).findings
+        values = ("epsilon=8", f"data={data}", f"public-text={public}", *settings)
+        found = check(*values, app=app).findings
         return [(one.level, one.sentence) for one in found if one.topic == "public text"]
 
     ((level, sentence),) = said(["A short one."] * 50)
@@ -139,10 +141,12 @@ def test_rows_are_counted_once_while_public_text_stays_as_it_is(
     monkeypatch.setattr(public_text, "count_long_rows", count)
     public = tmp_path / "public.jsonl"
     long = "The court rose at noon, and came back with three questions for the town. " * 3
+    data = users_file(tmp_path)
     for documents in (5, 9):
         rows = (json.dumps({"text": f"{number}. {long}"}) for number in range(documents))
         public.write_text("".join(f"{row}\n" for row in rows))
-        for app in (ASK_ONCE, ASK_ONCE, HYBRID):
-            check("epsilon=8", f"public-text={public}", "least-selected=20", app=app)
+        for app in (JOINT_SKETCH, JOINT_SKETCH, HYBRID):
+            values = ("epsilon=8", f"data={data}", f"public-text={public}", "least-selected=20")
+            check(*values, app=app)
     first, second = counted
     assert 0 < first < second

@@ -252,8 +252,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Settings of `JointSketch`.
 
     `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on
-    public text alone (docs/joint_sketch.md says how and with which figures);
-    `research/ask_once_tuning.py` tries others on a corpus of one's own.
+    public text alone (research/README.md has the figures).
     """
 
     num_rounds: int = 1

@@ -1,4 +1,4 @@
-"""The example that asks once, whole: minutes long."""
+"""The quickstart's question with the bundled models, whole: minutes long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.runs import RunDirectory
 
-APP = Path(__file__).parents[2] / "examples" / "ask-once"
+APP = Path(__file__).parents[2] / "examples" / "quickstart"
+BUNDLED = ("synthesis=selected", "generator=privsyn-lm", "teacher=privsyn-lm", "student-steps=200")
 
 
 @pytest.mark.slow
@@ -20,9 +21,10 @@ APP = Path(__file__).parents[2] / "examples" / "ask-once"
 def test_the_student_is_better_after_one_upload(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    users = APP / "ask_once" / "data" / "users.jsonl"
+    users = APP / "quickstart" / "data" / "users.jsonl"
     words = ["run", str(APP), "--run-dir", str(tmp_path / "run"), "--evaluate", str(users)]
-    assert main(words) == 0
+    settings = [word for setting in BUNDLED for word in ("--set", setting)]
+    assert main([*words, *settings]) == 0
     shown = capsys.readouterr().out
     assert STAMP in " ".join(shown.split())
     assert "before the run: bits per byte" in shown

@@ -1,1 +1,0 @@
-"""One question to 600 authors, and a student for their field."""
