@@ -22,7 +22,6 @@ import flower_privsyn
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.data.sentences import is_whole
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 
 PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
@@ -56,13 +55,6 @@ def byte_level() -> Tokenizer:
     )
     tokenizer.train_from_iterator(passages(), trainer)
     return tokenizer
-
-
-@functools.cache
-def transformers_tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(get_model_path()))
 
 
 def tokens(text: str, tokenizer: Tokenizer) -> int:
@@ -99,25 +91,6 @@ def test_real_text_is_cut_between_words_in_order(make: Any, max_tokens: int) -> 
         assert len(words) - len(kept) <= 3  # only a tail below four tokens is dropped
         if make is wordpiece:  # cut at white space, a piece alone has the same tokens
             assert all(4 <= tokens(piece, tokenizer) <= max_tokens for piece in samples.texts)
-
-
-def test_lengths_of_real_pieces() -> None:
-    samples = samples_of(users_of({"a": passages()}), tokenizer=wordpiece(), max_tokens=64)
-    lengths = [tokens(text, wordpiece()) for text in samples.texts]
-    assert max(lengths) == 64
-    assert min(lengths) >= 4
-    assert sum(lengths) / len(lengths) > 50
-    whole = sum(tokens(text, wordpiece()) for text in passages())
-    assert 0.98 * whole < sum(lengths) <= whole
-
-
-def test_both_kinds_of_tokenizer_cut_alike() -> None:
-    users = users_of({"a": passages()[:20], "b": [], "c": passages()[20:30]})
-    one = samples_of(users, tokenizer=wordpiece(), max_samples=5, seed=1)
-    two = samples_of(users, tokenizer=transformers_tokenizer(), max_samples=5, seed=1)
-    assert one.texts == two.texts
-    assert (one.owners == two.owners).all()
-    assert one.num_users == two.num_users == len(users) == 2
 
 
 def test_settings_of_the_tokenizer_do_not_matter_and_stay() -> None:
@@ -241,58 +214,12 @@ def test_the_cap_draws_evenly_and_anew_per_seed_and_user() -> None:
     assert len(drawn) > 25
 
 
-def test_copies_of_one_text_are_drawn_like_others() -> None:
-    own = ["the very same text"] * 30 + ["another text of hers"] * 30
-    users = users_of({f"user {number}": own for number in range(50)})
-    kept = Counter(samples_of(users, tokenizer=wordpiece(), max_samples=10).texts)
-    assert abs(kept["the very same text"] - 250) < 60
-
-
-def test_progress_counts_documents() -> None:
-    counts: list[int] = []
-    users = users_of({"a": ["some text of a person"] * 2500})
-    samples_of(users, tokenizer=wordpiece(), progress=counts.append)
-    assert sum(counts) == 2500
-    assert len(counts) == 3
-
-
-def test_no_users_no_samples() -> None:
-    samples = samples_of(users_of({}), tokenizer=wordpiece(), max_samples=1)
-    assert len(samples) == 0
-    assert samples.owners.dtype == "int64"
-    assert samples.num_users == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_tokens": 0}, "max-tokens must be a whole number of at least 1, got 0"),
-        ({"max_samples": 0}, "max-samples must be a whole number of at least 1, got 0"),
-        ({"newer_than": "soon"}, "newer-than must be an ISO date such as 2025-03-18, got 'soon'"),
-        ({"held_out_fraction": 1.5}, "held-out-fraction must be a number between 0 and 1, got 1.5"),
-        ({"seed": "x"}, "seed must be a whole number"),
-        ({"tokenizer": str.split}, "must be a fast tokenizer"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], words: str) -> None:
-    arguments: dict[str, Any] = {"tokenizer": wordpiece()} | options
-    with pytest.raises(ConfigError, match=words):
-        samples_of(users_of({"a": ["text"]}), **arguments)
-
-
 def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> None:
     texts = [*passages()[:3], "", " ", "yes", "one two three four five six seven eight nine ten"]
     users = Users.from_rows((str(number), text) for number, text in enumerate(texts))
     samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
     cut = Cut(max_tokens=8, max_samples=1)
     assert cut.pieces(texts, tokenizer=wordpiece()) == list(by_user(samples, users).values())
-
-
-def test_whole_documents_need_no_tokenizer() -> None:
-    users = users_of({"a": [" one\n two ", "three"], "b": ["four"] * 3})
-    cut = Cut(max_tokens=None, max_samples=2)
-    samples = cut.samples(users)
-    assert by_user(samples, users) == {"a": [" one\n two ", "three"], "b": ["four", "four"]}
 
 
 def test_who_is_asked_and_with_which_documents() -> None:
@@ -339,17 +266,6 @@ class TestAtSentences:
             [text], tokenizer=wordpiece(), at_sentences=True
         )
         return pieces
-
-    def test_pieces_hold_as_many_sentences_as_fit(self) -> None:
-        text = "One two three. Four five six. Seven eight nine. Ten"
-        assert self.cut(text, 8) == ["One two three. Four five six.", "Seven eight nine."]
-        assert self.cut(text, 4) == ["One two three.", "Four five six.", "Seven eight nine."]
-
-    def test_a_sentence_too_long_is_left_out(self) -> None:
-        assert self.cut("One two. Three four five six seven eight. Nine ten.", 4) == [
-            "One two.",
-            "Nine ten.",
-        ]
 
     def test_text_that_fits_or_has_no_sentences_is_cut_as_ever(self) -> None:
         for text in ("One two. Three", "one two three four five six seven eight nine ten"):

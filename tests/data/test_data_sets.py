@@ -141,8 +141,3 @@ def test_a_split_of_a_saved_data_set(tmp_path: Path) -> None:
         load_users(f"{saved}:other:test")
     with pytest.raises(DataError, match="valid"):
         load_users(f"{saved}::valid")
-
-
-def test_a_folder_without_a_data_set(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no data set with the configuration 'default'"):
-        load_users(f"{tmp_path}::train")

@@ -15,9 +15,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.data import load_configured, load_users
 from flower_privsyn.data.flat_json import entries
 from flower_privsyn.data.formats import format_of
-from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
-from flower_privsyn.runs import RunDirectory
 from tests.support.data_cases import BAD, GOOD, ROWS, SECRET, DataCase, content, delimited, locked
 
 OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
@@ -126,17 +124,6 @@ def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None
     assert (tally.records, tally.users) == (3, {"a", "b", "c"})
 
 
-def test_a_nodes_log_names_no_column_that_may_be_text(tmp_path: Path) -> None:
-    (tmp_path / "u.csv").write_text("client,body\na,b\n")
-    (tmp_path / "u.jsonl").write_text('{"client": "a", "body": "b"}\n')
-    for name in ("u.csv", "u.jsonl"):
-        with pytest.raises(DataError) as refused:
-            load_users(tmp_path / name)
-        assert "body" not in str(refused.value)
-        with pytest.raises(DataError, match="'client', 'body'"):
-            load_users(tmp_path / name, strict=True)
-
-
 # ---- arrays -------------------------------------------------------------------------------------
 
 
@@ -153,23 +140,6 @@ def test_a_nodes_log_names_no_column_that_may_be_text(tmp_path: Path) -> None:
 def test_the_objects_of_an_array_are_found(text: str) -> None:
     found = [entry.decode() for entry in entries(text.encode()) if entry is not None]
     assert "".join("".join(found).split()) == "".join(text.split())[1:-1].replace("},{", "}{")
-
-
-@pytest.mark.parametrize(
-    "text", ["[", "[{}", "[{},]", "[,{}]", "[{} {}]", "[1]", "[{}] x", '[{"a]']
-)
-def test_a_broken_array_ends_with_nothing(text: str) -> None:
-    assert list(entries(text.encode()))[-1] is None
-
-
-def test_an_entry_that_does_not_say_whose_it_is_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "u.json"
-    path.write_text(json.dumps([*ROWS, {"text": SECRET}]))
-    with pytest.raises(DataError, match="u.json entry 4: the key 'client_id' is missing.$"):
-        load_users(path)
-    path.write_text(json.dumps(ROWS)[:-1] + ', {"client_id": "a", "text": tru}]')
-    with pytest.raises(DataError, match="u.json entry 4: not a JSON object, so nobody knows"):
-        load_users(path)
 
 
 # ---- what is told apart -------------------------------------------------------------------------
@@ -215,59 +185,3 @@ def test_large_csv_is_read_in_little_memory(tmp_path: Path) -> None:
 
 
 # ---- other commands -----------------------------------------------------------------------------
-
-#: One case of each kind; all of them go through `privsyn run` above.
-_SOME = [
-    case
-    for case in BAD
-    if case.name
-    in {"no home", "empty u.csv", "not UTF-8 CSV", "a PDF", "locked notes", "numbers CSV"}
-]
-
-
-@pytest.mark.parametrize("case", _SOME, ids=str)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["compare", "--epsilon", "1", "--data"],
-        ["compare", "--epsilon", "1", "--data", "good.csv", "--held-out"],
-        ["evaluate", "run", "--users"],
-        ["evaluate", "run", "--held-out"],
-        [
-            "run",
-            "app",
-            "--set",
-            "data=good.csv",
-            "--set",
-            "held-out-fraction=0.5",
-            "--set",
-            "accept-noise=true",
-            "--evaluate",
-        ],
-    ],
-    ids=lambda words: " ".join(words[:1] + words[-1:]),
-)
-def test_every_command_names_what_is_bad(
-    words: list[str],
-    case: DataCase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    case.make(tmp_path)
-    (tmp_path / "good.csv").write_text(
-        delimited([*ROWS, *({**ROWS[0], "client_id": c} for c in "cdef")])
-    )
-    (tmp_path / "app").symlink_to(OWN_DATA)
-    if words[0] == "evaluate":
-        RunDirectory.create(tmp_path / "run", config={}, strategy="POPri").unlock()
-    before = sorted(tmp_path.rglob("*"))
-    with locked(tmp_path / case.locked if case.locked else None):
-        assert main([*words, case.data]) == 2
-    # That two users are few is a warning.
-    said = [one for one in capsys.readouterr().err.splitlines() if "warning:" not in one]
-    assert len(said) == 1
-    assert case.says.removeprefix("data = ").removesuffix(".") in said[0]
-    assert SECRET not in said[0]
-    assert sorted(tmp_path.rglob("*")) == before

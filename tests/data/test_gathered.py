@@ -106,17 +106,6 @@ def test_what_is_kept_is_bounded_by_what_memory_is_given_to(
     assert 0 < sum(map(gathered.holds, range(NODES))) < NODES
 
 
-def test_a_large_row_group_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "u.parquet"
-    pq.write_table(table(300, seed=3), path)
-    whole = load_configured({"data": str(path)}, labels=True)
-    monkeypatch.setattr(bounded, "_PART_ROWS", 64)
-    assert [part.num_rows for part in bounded.parquet_parts(path, ["text"])] == [64] * 4 + [44]
-    same(load_configured({"data": str(path)}, labels=True), whole)
-
-
 def test_a_bad_row_is_named_by_its_place_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,10 +17,8 @@ from flower_privsyn.data import (
     Cut,
     Users,
     labels_of_public_texts,
-    load_configured,
     load_users,
 )
-from flower_privsyn.data.columns import Columns
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
@@ -46,14 +44,6 @@ def rows(users: Users) -> list[tuple[str, str, str | None]]:
 
 
 class TestSources:
-    def test_json_lines_and_an_array(self, tmp_path: Path) -> None:
-        lines, array = tmp_path / "users.jsonl", tmp_path / "users.json"
-        lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        array.write_text(json.dumps(ROWS))
-        for path in (lines, array):
-            assert rows(load_users(path, label_column="label")) == EXPECTED
-            assert load_users(path).labels is None
-
     @pytest.mark.parametrize("ending", [".csv", ".tsv"])
     def test_delimited_text(self, tmp_path: Path, ending: str) -> None:
         between = "," if ending == ".csv" else "\t"
@@ -102,13 +92,6 @@ class TestSources:
             stars = pa.array([5.0, -1.0, 1.5, float("nan")], kind)
             pq.write_table(table.append_column("stars", stars), path)
             assert load_users(path, label_column="stars").labels == ["5", None, "-1", None]
-
-    def test_a_long_column_that_nobody_asks_for_is_not_read(self, tmp_path: Path) -> None:
-        configured = {"data": str(tmp_path / "users.jsonl")}
-        (tmp_path / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        assert load_configured(configured).labels is None
-        assert load_configured(configured, labels=True).labels is not None
-        assert "label" not in Columns("client_id", "text", "date", None).wanted
 
     @pytest.mark.parametrize("value", [3, 3.0, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
     def test_a_label_of_any_kind_takes_no_user_away(self, tmp_path: Path, value: Any) -> None:
@@ -181,19 +164,6 @@ class TestCut:
         assert samples.labels.tolist() == [1, 0]
         whole = Cut(max_tokens=4).samples(everyone(), tokenizer=self.tokenizer())
         assert whole.labels is None
-
-    def test_the_cap_keeps_labels_with_their_samples(self) -> None:
-        texts = [f"text number {n} here" for n in range(40)]
-        names = [f"c{n % 5}" for n in range(40)]
-        users = Users(
-            user_ids=("a", "b"), texts=texts, owners=np.repeat([0, 1], 20), labels=list(names)
-        )
-        cut = Cut(max_tokens=4, max_samples=6, classes=tuple(f"c{n}" for n in range(5)))
-        samples = cut.samples(cut.asked(users), tokenizer=self.tokenizer())
-        assert len(samples) == 12
-        assert samples.labels is not None
-        known = dict(zip(texts, names, strict=True))
-        assert [f"c{label}" for label in samples.labels] == [known[t] for t in samples.texts]
 
     def test_labels_stay_with_their_documents_wherever_these_go(self) -> None:
         users = everyone()

@@ -34,13 +34,6 @@ def test_what_is_no_document(bad: object) -> None:
     assert (tally.records, tally.users) == (2, {"b", "c"})
 
 
-def test_usual_users_are_left_as_they_are() -> None:
-    users = make({"a": ["one", "two"], "b": []})
-    with quarantine.counting() as tally:
-        assert within_limits(users, seed=1) is users
-    assert not tally
-
-
 def kept_of(users: Users, user: int, *, seed: int = 1) -> list[str]:
     users = within_limits(users, seed=seed)
     return [users.texts[row] for row in np.flatnonzero(users.owners == user)]

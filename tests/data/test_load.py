@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from flower_privsyn.data import Users, json_lines, load_users
 from flower_privsyn.data.flat_json import outermost
-from flower_privsyn.errors import ConfigError, DataError, MissingExtraError
+from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
 
 SECRET = "the private words nobody may see"
@@ -87,19 +85,6 @@ def test_json_lines_the_fast_and_the_slow_way_agree(
     assert (fast.owners == slow.owners).all()
 
 
-@pytest.mark.parametrize("unusual", ["", "   ", "\ufeff", "\r"])
-def test_blank_lines_windows_lines_and_marks_are_accepted(tmp_path: Path, unusual: str) -> None:
-    lines = [json.dumps(row) for row in ROWS]
-    if unusual == "\ufeff":
-        data = unusual + "\n".join(lines)
-    elif unusual == "\r":
-        data = "\r\n".join(lines) + "\r\n"
-    else:
-        data = f"\n{unusual}\n".join(lines)
-    (tmp_path / "u.jsonl").write_text(data, newline="")
-    check(load_users(tmp_path / "u.jsonl"))
-
-
 def test_integer_ids_and_other_columns(tmp_path: Path) -> None:
     rows = [{"who": 7, "said": "x"}, {"who": "7", "said": "y"}, {"who": 8, "said": "z"}]
     path = write_lines(tmp_path / "u.jsonl", rows)
@@ -161,20 +146,6 @@ def test_data_sets(tmp_path: Path) -> None:
     assert "no split 'train'; its splits are 'validation'" in sentence(tmp_path / "several")
 
 
-def test_flwr_datasets_partition_is_one_user() -> None:
-    import datasets
-    from flwr_datasets.partitioner import NaturalIdPartitioner
-
-    partitioner = NaturalIdPartitioner("client_id")
-    partitioner.dataset = datasets.Dataset.from_list(ROWS)
-    partition = partitioner.load_partition(1)
-    assert load_users(partition).texts == [ROWS[0]["text"], ROWS[2]["text"]]
-    alone = load_users(partition.remove_columns("client_id"), user_id="node-1")
-    assert alone.user_ids == ("node-1",)
-    assert len(alone.texts) == 2
-    assert "no column 'client_id'" in sentence(partition.remove_columns("client_id"))
-
-
 def test_an_empty_text_keeps_its_user_but_a_newer_one_too(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "u.jsonl", ROWS)
     users = load_users(path, newer_than="2025-03-18")
@@ -210,11 +181,6 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: Any, words: str, suffix: str) 
     message = sentence(path)
     assert message.startswith(f"{path} line 17: ")
     assert words in message
-
-
-def test_line_numbers_count_blank_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "u.jsonl", [GOOD, "", "", "{"])
-    assert f"{path} line 4:" in sentence(path)
 
 
 UNUSABLE = [
@@ -273,12 +239,6 @@ def test_a_date_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     table = pa.table({"client_id": ["a"] * 2, "text": ["x"] * 2, "date": ["2025-01-01", SECRET]})
     pq.write_table(table, tmp_path / "u.parquet")
     assert load_users(tmp_path / "u.parquet").dates == [date(2025, 1, 1), None]
-
-
-def test_a_broken_line_where_everything_is_one_users(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "u.jsonl", [GOOD, "{" + SECRET, GOOD])
-    assert load_users(path, user_id="me").texts == [SECRET, SECRET]
-    assert "line 2: not a JSON object, so nobody knows whose it is" in sentence(path)
 
 
 @pytest.mark.parametrize("last", [1, "", None, "a text"])
@@ -376,42 +336,6 @@ def test_lines_are_read_flat_as_they_are_read_whole(text: str) -> None:
         assert outermost(text.encode()) is None
 
 
-@pytest.mark.parametrize("name", ["u.jsonl", "u.jsonl.gz", "u.parquet"])
-def test_missing_and_empty_files(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    assert sentence(path) == f"{path} does not exist."
-    write_lines(path, [])
-    assert sentence(path) == f"{path} is empty."
-
-
-def test_a_file_of_blank_lines_is_empty(tmp_path: Path) -> None:
-    assert "is empty" in sentence(write_lines(tmp_path / "u.jsonl", ["", "  "]))
-
-
-def test_broken_containers(tmp_path: Path) -> None:
-    (tmp_path / "u.jsonl.gz").write_bytes(gzip.compress(json.dumps(GOOD).encode() * 99)[:-20])
-    assert "not a complete gzip file" in sentence(tmp_path / "u.jsonl.gz")
-    (tmp_path / "v.jsonl.gz").write_text(SECRET)
-    assert "not a complete gzip file" in sentence(tmp_path / "v.jsonl.gz")
-    (tmp_path / "u.parquet").write_text(SECRET)
-    assert "not a Parquet file" in sentence(tmp_path / "u.parquet")
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
-    assert "not a complete save_to_disk folder" in sentence(tmp_path / "saved")
-
-
-def test_unknown_suffix_and_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "users.dat").write_text(SECRET)
-    message = sentence(tmp_path / "users.dat")
-    assert "has the suffix '.dat' and looks like plain text; what is read: JSON lines" in message
-    assert "holds no data file (.jsonl" in sentence(tmp_path)
-
-
-def test_directory_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "u.jsonl").mkdir()
-    assert "holds no data file" in sentence(tmp_path / "u.jsonl")
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -463,82 +387,3 @@ def test_dates_where_newer_than_needs_them(tmp_path: Path) -> None:
     assert load_users(tmp_path / "u.parquet").texts == ["x"]
     said = sentence(tmp_path / "u.parquet", newer_than="2025-01-01")
     assert "'date' must be an ISO date such as 2025-03-18, but the column holds int64" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"newer_than": "yesterday"}, "newer-than must be an ISO date .*, got 'yesterday'"),
-        ({"text_column": ""}, "text-column must be the name of a column"),
-        ({"client_column": ""}, "client-column must be the name of a column"),
-        ({"user_id": ""}, "user-id must not be empty"),
-    ],
-)
-def test_bad_arguments(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    path = write_lines(tmp_path / "u.jsonl", ROWS)
-    with pytest.raises(ConfigError, match=words):
-        load_users(path, **options)
-
-
-@pytest.mark.parametrize("source", [5, None, ["a"], object()])
-def test_sources_of_another_kind(source: object) -> None:
-    assert f"got {type(source).__name__}" in sentence(source)
-
-
-def test_streaming_data_sets_are_refused() -> None:
-    import datasets
-
-    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    assert "streaming" in sentence(stream)
-
-
-@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
-def test_hub_name_with_the_network_switched_off(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv(variable, "1")
-    message = sentence("no-one/no-such-data")
-    assert message == (
-        "no-one/no-such-data is neither a file nor in the data set cache, and the hub cannot be "
-        f"reached ({variable}=1)."
-    )
-
-
-def test_hub_name_without_a_resolver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in (
-        "HF_HUB_OFFLINE",
-        "HF_DATASETS_OFFLINE",
-        "HTTPS_PROXY",
-        "https_proxy",
-        "ALL_PROXY",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
-    assert "cannot be reached (hub.invalid does not resolve)" in sentence("no-one/no-such-data")
-
-
-def test_a_name_that_is_no_hub_name_is_a_missing_file() -> None:
-    for name in ("no-such-data", "./no/such", "/no/such/folder", "a/b/c", "data/users.jsonl"):
-        assert "does not exist" in sentence(name)
-
-
-def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
-        load_users("no-one/no-such-data")
-
-
-def test_importing_and_reading_files_loads_no_model_library(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "u.jsonl", ROWS)
-    code = (
-        "import sys\n"
-        "from flower_privsyn.data import load_users\n"
-        "assert 'pyarrow' not in sys.modules\n"
-        f"assert len(load_users({str(path)!r})) == 3\n"
-        "bad = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
-        "assert not bad, bad\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -97,12 +97,6 @@ def test_c4_by_its_name_is_streamed(c4: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("allenai/c4", "en", True), ("allenai/c4", "realnewslike", True)]
 
 
-def test_without_a_network_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match=r'public-text = "owner/none:en": .*HF_HUB_OFFLINE=1'):
-        found("owner/none:en")
-
-
 def test_a_saved_data_set(tmp_path: Path) -> None:
     made = datasets.Dataset.from_dict({"text": ["a", "b"], "other": [1, 2]})
     made.save_to_disk(str(tmp_path / "one"))
@@ -148,22 +142,3 @@ def test_what_a_corpus_of_the_hub_was_is_kept_by_its_name(
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert rows().text_of(0) == "streamed once"
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("no.jsonl", "no.jsonl cannot be read (No such file or directory)"),
-        ("C4:xx", "has no configuration 'xx': write"),
-        ("C4:en:test", "has no split 'test'; its splits are 'train', 'validation'"),
-        ("C4", "has several configurations: write"),
-        ("EMPTY", "holds no text (.jsonl, .jsonl.gz, .json.gz or .txt)"),
-    ],
-)
-def test_what_is_none(name: str, sentence: str, c4: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    name = name.replace("EMPTY", str(tmp_path / "empty"))
-    with pytest.raises(DataError) as refused:
-        found(f"{c4}::train" if name == "C4" else name.replace("C4", str(c4)))
-    assert str(refused.value).startswith('public-text = "')
-    assert sentence in str(refused.value)

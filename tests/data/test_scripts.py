@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flower_privsyn.data.scripts import (
-    in_words,
     scripts_of,
     scripts_of_tokens,
     unknown_scripts,
@@ -39,7 +38,3 @@ def test_a_model_knows_the_scripts_of_its_tokens() -> None:
     # A word of another script is no reason for a warning.
     text = scripts_of(["The word \u0438\u0434\u0435\u044f is Russian, and nothing else in here is"])
     assert unknown_scripts(text, tokens) == []
-
-
-def test_scripts_in_words() -> None:
-    assert [in_words(name) for name in ("LATIN", "CJK")] == ["Latin", "Chinese characters"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import date, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,13 +103,6 @@ def test_bad_tables_are_refused_in_a_sentence(columns: dict[str, Any], says: str
     assert SECRET not in str(caught.value)
 
 
-def test_columns_that_are_there_twice_are_refused() -> None:
-    twice = pa.table([["a"], ["x"], ["y"]], names=["client_id", "text", "text"])
-    for table in (twice, twice.to_pandas()):
-        with pytest.raises(DataError, match="the table has 2 columns 'text'; one must be left"):
-            load_users(table)
-
-
 class TestOneUsersValues:
     """They do not decide whether everybody's are read: pandas and Arrow infer types from them."""
 
@@ -157,8 +149,3 @@ class TestOneUsersValues:
         assert load_users(frame, label_column="label").labels == [None, "news"]
         rows = [("ann", "x", None, 10**5000), ("ben", "y", None, "news")]
         assert Users.from_rows(rows).labels == [None, "news"]
-
-    def test_a_file_of_nothing_is_read_as_well(self, tmp_path: Path) -> None:
-        frame = pd.DataFrame({"client_id": ["ann"], "text": [np.nan]})
-        frame.to_parquet(tmp_path / "users.parquet")
-        assert load_users(tmp_path / "users.parquet").user_ids == ("ann",)

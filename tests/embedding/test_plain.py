@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from flower_privsyn.embedding import SentenceTransformerEmbedder, embedder
 from flower_privsyn.embedding.company import probe_texts
 from flower_privsyn.embedding.plain import read_plain
-from flower_privsyn.errors import ModelError
 
 TEXTS = [*probe_texts(4, words=(1, 20, 90)), "", "word " * 400]
 
@@ -255,13 +252,6 @@ def test_all_else_is_left_to_the_library(form: str, folder: Path) -> None:
     assert read_plain(folder, precision="float32", device="cpu") is None
 
 
-def test_a_folder_that_takes_more_tokens_than_it_has_places(folder: Path) -> None:
-    change(folder / BODY, max_seq_length=1000)
-    with pytest.raises(ModelError, match="takes texts of 1000 tokens .* its model has 512 places"):
-        SentenceTransformerEmbedder(folder)
-    assert SentenceTransformerEmbedder(folder, max_tokens=512).max_tokens == 512
-
-
 def test_an_adapter_has_its_part(folder: Path) -> None:
     """It is beside the weights, in products of its own: passes are padded, by the library."""
     from peft import LoraConfig, get_peft_model
@@ -276,47 +266,3 @@ def test_an_adapter_has_its_part(folder: Path) -> None:
     expected = embedder.model.encode(TEXTS, show_progress_bar=False)
     np.testing.assert_allclose(ours, expected, atol=2e-6)
     assert np.abs(ours - plain.embed(TEXTS)).max() > 0.01
-
-
-def test_texts_without_a_token(
-    folder: Path, by_library: Callable[..., SentenceTransformerEmbedder]
-) -> None:
-    """A tokenizer that adds nothing: the library's vector of no tokens is zero."""
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
-    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    embedder = SentenceTransformerEmbedder(folder)
-    assert not embedder.embed([""]).any()
-    found = embedder.embed(["", "a word", "   "])
-    assert found.any(axis=1).tolist() == [False, True, False]
-    assert np.array_equal(found, by_library(folder).embed(["", "a word", "   "]))
-
-
-def test_a_folder_without_a_vocabulary(folder: Path) -> None:
-    for name in ("tokenizer.json", "vocab.txt"):
-        (folder / name).unlink()
-    with pytest.raises(
-        ModelError, match="has no vocabulary: its tokenizer has special tokens alone"
-    ):
-        SentenceTransformerEmbedder(folder)
-
-
-def test_accelerators_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(get_model_path())
-    assert read_plain(folder, precision="float32", device="cuda") is None
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert read_plain(folder, precision="float32", device=None) is None
-    assert read_plain(folder, precision="float32", device="cpu") is not None
-
-
-def test_no_library_of_models_is_imported() -> None:
-    code = (
-        "import sys\n"
-        "from flower_privsyn.embedding import load_embedder\n"
-        "assert load_embedder().embed(['a text']).shape == (1, 384)\n"
-        "heavy = {'sentence_transformers', 'sklearn', 'scipy', 'pandas', 'datasets', 'peft'}\n"
-        "print({*heavy, 'transformers.modeling_utils'} & set(sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-    assert done.stderr == ""

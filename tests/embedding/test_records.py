@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
-import mmap
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,9 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flower_privsyn.embedding import RecordStore, StoredRecords, content_key
-from flower_privsyn.embedding.records import limit_bytes
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.embedding import RecordStore, content_key
 from tests.support.records import IDS, KEY, put
 
 OTHER, THIRD = "b" * 64, "c" * 64
@@ -31,10 +26,6 @@ OTHER, THIRD = "b" * 64, "c" * 64
 def age(path: Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(path, (then, then))
-
-
-def open_files() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
 
 
 def damaged(content: bytes, kind: str) -> bytes:
@@ -74,59 +65,6 @@ class TestEntries:
         with pytest.raises(ValueError, match="read-only"):
             stored.records[0, 0] = 1.0
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
-    def test_pages_that_were_let_go_of_are_read_again(self, tmp_path: Path) -> None:
-        rows = 200_000
-        wanted = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
-        stored = RecordStore(tmp_path).put(
-            KEY, records=wanted, owners=np.zeros(rows, np.int64), user_ids=IDS, fingerprint="f"
-        )
-
-        def held() -> int:
-            """Bytes of the mapped file that this process looks at."""
-            maps = Path("/proc/self/smaps").read_text().split(f"{KEY}.arrow", 1)[1]
-            return 1024 * int(maps.split("Rss:")[1].split()[0])
-
-        np.testing.assert_array_equal(stored.records, wanted)
-        before = held()
-        stored.forget(0, rows // 2)
-        assert before - held() >= stored.records.nbytes // 2 - mmap.PAGESIZE
-        np.testing.assert_array_equal(stored.records, wanted)
-        assert held() >= before
-        for start, stop in ((0, 0), (5, 5), (7, 9), (rows - 1, rows)):
-            stored.forget(start, stop)
-        np.testing.assert_array_equal(stored.records, wanted)
-
-    def test_what_is_not_mapped_is_not_let_go_of(self) -> None:
-        # Pages of their own, so that nothing but them is lost where this goes wrong.
-        memory = mmap.mmap(-1, 10_000 * 12, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        own = np.frombuffer(memory, dtype=np.float32).reshape(10_000, 3)
-        own[:] = 1.0
-        owners = np.zeros(10_000, np.int64)
-        stored = StoredRecords(records=own, owners=owners, user_ids=IDS, fingerprint="f")
-        stored.forget(0, 10_000)
-        assert (own == 1.0).all()
-
-    @pytest.mark.parametrize("rows", [5, 10_000])
-    def test_no_file_stays_open(self, tmp_path: Path, rows: int) -> None:
-        store = RecordStore(tmp_path)
-        put(store, rows=rows)
-        before = len(open_files())
-        kept = [store.find(KEY) for _ in range(20)]
-        assert len(open_files()) == before
-        assert None not in kept
-
-    def test_users_without_any_record(self, tmp_path: Path) -> None:
-        stored = RecordStore(tmp_path).put(
-            KEY,
-            records=np.empty((0, 7), np.float32),
-            owners=np.empty(0, np.int64),
-            user_ids=IDS,
-            fingerprint="f",
-        )
-        assert stored.records.shape == (0, 7)
-        assert stored.user_ids == IDS
-
     def test_for_the_owner_alone(self, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
         put(RecordStore(cache))
@@ -137,23 +75,6 @@ class TestEntries:
             cache / "records" / f"{KEY}.arrow",
         ):
             assert folder.stat().st_mode & 0o077 == 0
-
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(DataError, match="cannot be created or written"):
-            RecordStore(tmp_path / "file")
-
-    @pytest.mark.parametrize("owners", [[0, 1], [1, 0, 2, 2, 2], [0, 0, 0, 0, 3], [-1, 0, 0, 0, 0]])
-    def test_what_does_not_fit(self, tmp_path: Path, owners: list[int]) -> None:
-        with pytest.raises(DataError, match="cannot be stored"):
-            RecordStore(tmp_path).put(
-                KEY,
-                records=np.zeros((5, 2), np.float32),
-                owners=np.array(owners),
-                user_ids=IDS,
-                fingerprint="f",
-            )
-        assert not any((tmp_path / "records").glob(".*"))
 
     @pytest.mark.parametrize("kind", ["empty", "text", "cut", "table", "users", "facts"])
     def test_damage_is_removed_and_made_again(
@@ -168,36 +89,6 @@ class TestEntries:
         assert "made again" in caplog.text
         assert not path.exists()
         assert len(put(store).records) == 5
-
-    def test_an_entry_is_not_to_blame_for_what_the_process_lacks(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        store = RecordStore(tmp_path)
-        put(store, rows=10_000)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = max(open_files()) + 1
-        with (
-            caplog.at_level(logging.WARNING, logger="flower_privsyn.embedding"),
-            contextlib.ExitStack() as stack,
-        ):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
-            try:
-                with contextlib.suppress(OSError):
-                    while True:
-                        stack.enter_context(Path("/dev/null").open())
-                assert store.find(KEY) is None
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert "Too many open files" in caplog.text
-        assert store.find(KEY) is not None
-
-    @pytest.mark.parametrize("rows", [5, 10_000])
-    def test_truncated_records(self, tmp_path: Path, rows: int) -> None:
-        store = RecordStore(tmp_path)
-        put(store, rows=rows)
-        path = tmp_path / "records" / f"{KEY}.arrow"
-        path.write_bytes(path.read_bytes()[:-8])
-        assert store.find(KEY) is None
 
 
 class TestLimits:
@@ -223,19 +114,6 @@ class TestLimits:
         assert store.find(KEY) is None
         assert store.find(OTHER) is not None
         np.testing.assert_array_equal(first.records, copy)
-
-    @pytest.mark.parametrize(("text", "expected"), [("", 2**35), ("0", 0), ("1.5", 3 * 2**29)])
-    def test_from_the_environment(
-        self, text: str, expected: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", text)
-        assert limit_bytes() == expected
-
-    @pytest.mark.parametrize("text", ["-1", "much", "nan", "inf"])
-    def test_nonsense(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", text)
-        with pytest.raises(ConfigError, match="PRIVSYN_RECORDS_GIB"):
-            limit_bytes()
 
 
 class TestTickets:
@@ -275,11 +153,6 @@ class TestContentKey:
         assert len(keys) == 8
         assert content_key(*base) in keys
 
-    def test_half_a_surrogate_pair(self) -> None:
-        assert content_key("f", (), ("a",), [0], ["\ud800"]) != content_key(
-            "f", (), ("a",), [0], ["?"]
-        )
-
 
 def _read(directory: Path) -> tuple[bytes, bool]:
     found = RecordStore(directory).recall("ticket")
@@ -309,13 +182,6 @@ class TestProcesses:
         assert [
             entry.name for entry in (tmp_path / "records").iterdir() if entry.name != "runs"
         ] == [f"{KEY}.arrow"]
-
-    def test_an_entry_is_written_once(self, tmp_path: Path) -> None:
-        first = put(RecordStore(tmp_path), seed=1)
-        written = (tmp_path / "records" / f"{KEY}.arrow").stat().st_ino
-        again = put(RecordStore(tmp_path), seed=2)
-        assert (tmp_path / "records" / f"{KEY}.arrow").stat().st_ino == written
-        np.testing.assert_array_equal(first.records, again.records)
 
     def test_killed_while_writing(self, tmp_path: Path) -> None:
         """Nothing is read of what is not on the disk as a whole, and a later writer cleans up."""

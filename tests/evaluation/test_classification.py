@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.data import load_users
-from flower_privsyn.errors import ConfigError, DataError, ModelError
+from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.classification import (
     LabelledTexts,
     classify,
@@ -21,7 +21,6 @@ from flower_privsyn.evaluation.classification import (
 from flower_privsyn.evaluation.encoder import EncoderTraining, fine_tuned_encoder
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.evaluation.show import rows
-from flower_privsyn.models import resolve_model
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from tests.support.labelled_runs import NAMES, texts_of
@@ -98,23 +97,6 @@ class TestEncoder:
         found = learn(training.texts, training.classes, asked.texts)
         assert (found == asked.classes).mean() > 0.8
         assert np.array_equal(learn(training.texts, training.classes, asked.texts), found)
-
-    def test_what_is_no_encoder_is_named(self) -> None:
-        with pytest.raises(ModelError, match="'no-such-model' is neither a bundled model nor a"):
-            fine_tuned_encoder("no-such-model", num_classes=2)
-
-    def test_a_name_on_the_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from huggingface_hub import constants
-
-        repository = tmp_path / "models--somebody--encoder"
-        (repository / "refs").mkdir(parents=True)
-        (repository / "refs" / "main").write_text("0" * 40)
-        shutil.copytree(resolve_model("privsyn-mlm"), repository / "snapshots" / ("0" * 40))
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        training = EncoderTraining(epochs=1, batch_size=4, max_tokens=8)
-        learn = fine_tuned_encoder("somebody/encoder", num_classes=3, training=training)
-        few = texts_of(4, 6)
-        assert learn(few.texts, few.classes, few.texts).shape == (4,)
 
 
 class TestRun:

@@ -8,22 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.environment import CPU_TIME
-from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.costs import (
     Communication,
     client_costs,
     communication,
     federated_training_communication,
-    fred_communication,
     popri_communication,
     private_evolution_communication,
     run_costs,
@@ -45,7 +42,6 @@ from flower_privsyn.testing import (
 )
 from tests.support.federation import make_users
 from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
-from tests.support.run_files import add_line
 from tests.support.runs import Runs
 from tests.support.traffic import check_planned
 
@@ -94,18 +90,6 @@ class TestThePapersTables:
             printed["upload"],
         )
 
-    def test_ours(self) -> None:
-        assert popri_communication(
-            num_prompts=1800, responses_per_prompt=10, rounds=20, answer_space="span"
-        ) == Communication(floats_down=73_920, floats_up=384, rounds=20, rounded=False)
-
-    def test_bytes(self) -> None:
-        found = private_evolution_communication(num_candidates=2048, rounds=11)
-        assert found.bytes_down() == 2 * 786_432
-        assert found.bytes_down("float32") == 4 * 786_432
-        assert found.bytes_up() == 4 * 2_048
-        assert found.bytes_up(8.0) == 5 * 2_048
-
     def test_a_root_is_46_times_smaller_than_the_responses(self) -> None:
         size = {"num_prompts": 1800, "responses_per_prompt": 10, "rounds": 20}
         printed = popri_communication(**size)
@@ -113,17 +97,6 @@ class TestThePapersTables:
         assert (printed.bytes_down(), ours.bytes_down()) == (13_824_000, 295_680)
         assert printed.bytes_down() // ours.bytes_down() == 46
         assert ours.bytes_down("float32") == ours.bytes_down("float16")
-
-    def test_refusals(self) -> None:
-        with pytest.raises(ConfigError, match="num-candidates, which is missing"):
-            communication("private-evolution", {"num-rounds": 11})
-        with pytest.raises(ConfigError, match="'expand-private' is not known"):
-            communication("expand-private", {})
-        with pytest.raises(ConfigError, match="rounds must be"):
-            fred_communication(moment_dimensions=8, rounds=-1)
-        assert communication("public-only", {}) == Communication(
-            floats_down=0, floats_up=0, rounds=0
-        )
 
 
 # ---------------------------------------------------------------------- what a run counts
@@ -254,32 +227,6 @@ class TestCountedInARun:
             assert run_costs(strategy.run).participation == pytest.approx(rate)
         assert len(set(counts)) == 1
 
-    def test_a_run_without_counts(self, tmp_path: Path) -> None:
-        run = RunDirectory.create(tmp_path / "run", config={})
-        add_line(run, {"round": 1, "released": True})
-        with pytest.raises(DataError, match="no round"):
-            run_costs(run)
-
-
-def test_empty_texts_in_a_record_are_counted() -> None:
-    """Flower's own count refuses them."""
-    request = wire.pack_prepare(
-        wire.DataRequest(
-            embedding_model="m",
-            embedding_precision="float32",
-            max_tokens=64,
-            max_samples=8,
-            newer_than="",
-            held_out_fraction=0.0,
-            seed=0,
-        )
-    )
-    size = wire.packed_bytes(request)
-    assert size == pytest.approx(recorddict_to_proto(request).ByteSize(), rel=0.5)
-    arrays = ArrayRecord({"x": wire.Array(np.zeros(1000, np.float32))})
-    request["big"] = arrays
-    assert wire.packed_bytes(request) - size == pytest.approx(4000, abs=200)
-
 
 # ---------------------------------------------------------------------- time on the nodes
 
@@ -344,28 +291,6 @@ class TestClientTime:
         sent = b"".join(_serialised(reply) for reply in busy.replies)
         assert b"cpu" not in sent
         assert "cpu" not in (strategy.run.path / "metrics.jsonl").read_text()
-
-    def test_a_file_that_cannot_be_written_does_not_stop_the_node(
-        self,
-        busy: LoopbackGrid,
-        settings: Builder,
-        evolution: Builder,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setenv(CPU_TIME, str(tmp_path / "missing" / "cpu.jsonl"))
-        strategy = evolution(settings(num_rounds=1))
-        strategy.start(busy)
-        assert strategy.run.status == "finished"
-
-    def test_refusals(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="does not exist"):
-            client_costs(tmp_path / "nothing.jsonl", users=1)
-        with pytest.raises(ConfigError, match="users must be"):
-            client_costs(tmp_path / "nothing.jsonl", users=0)
-        (tmp_path / "other.jsonl").write_text('{"text": "x"}\n')
-        with pytest.raises(DataError, match="without cpu_seconds"):
-            client_costs(tmp_path / "other.jsonl", users=1)
 
 
 def _serialised(message: Message) -> bytes:

@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.data import Users
 from flower_privsyn.evaluation.costs import MINILM_DIMENSION, run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
-    DPFedAvg,
-    DPFedAvgConfig,
     POPri,
     POPriConfig,
     PrivateEvolution,
@@ -36,7 +31,6 @@ from flower_privsyn.testing import (
     train_words,
 )
 from tests.support.federation import WORDS, make_users
-from tests.support.models import byte_level, save
 from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
 
 TABLES = json.loads(
@@ -144,22 +138,3 @@ def test_distilgpt2_has_as_many_parameters_as_are_counted() -> None:
     # Its output layer is its embedding matrix, which `parameters` yields once.
     assert sum(parameter.numel() for parameter in model.parameters()) == DISTILGPT2_PARAMETERS
     assert printed("PrE-Text", "DP-FL")["value"] == DISTILGPT2_PARAMETERS
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_dp_fedavg_of_a_model_as_large_as_distilgpt2(
-    shared: dict[str, Any], tmp_path: Path
-) -> None:
-    """A user trains all 82 million parameters, and sends an update of all of them; 8 GB."""
-    folder = save(tmp_path / "distilgpt2", distilgpt2(), byte_level(template=False))
-
-    def load(context: Context) -> Users:
-        return make_users(1, samples=1)
-
-    del shared["public_text"]
-    strategy = DPFedAvg(DPFedAvgConfig(**shared, model=str(folder)))
-    grid = LoopbackGrid(create_training_app(load, device="cpu"), num_nodes=1)
-    strategy.start(grid)
-    assert counted(strategy, grid) == (DISTILGPT2_PARAMETERS, DISTILGPT2_PARAMETERS)
-    assert run_costs(strategy.run).bytes_down == pytest.approx(4 * DISTILGPT2_PARAMETERS, abs=4000)

@@ -9,7 +9,7 @@ import numpy as np
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.limits import MAX_DOCUMENTS
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.evaluation.description import Spread, describe
+from flower_privsyn.evaluation.description import describe
 from flower_privsyn.evaluation.result import STAMP
 
 
@@ -91,13 +91,3 @@ def test_text_of_another_script_is_unknown_to_the_tokenizer() -> None:
     )
     assert found.tokens is not None
     assert found.tokens.unknown is None
-
-
-def test_quantiles_are_somebodys_numbers() -> None:
-    spread = Spread.of(np.array([1, 1, 2, 50]))
-    assert spread == Spread(
-        least=1,
-        quantiles={"5 %": 1, "25 %": 1, "50 %": 1, "75 %": 2, "95 %": 50},
-        most=50,
-        mean=13.5,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.diversity import diversity
 
 
@@ -44,10 +43,3 @@ def test_corpora_of_different_sizes_are_compared_on_as_many_words() -> None:
     assert small.distinct[2] == pytest.approx(large.distinct[2], abs=0.05)
     # While over all words the larger one looks much poorer.
     assert diversity(texts, num_words=10**6).distinct[2] < small.distinct[2] / 2
-
-
-def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="at least one text"):
-        diversity([])
-    with pytest.raises(ConfigError, match="one row per text"):
-        diversity(["a"], embeddings=np.eye(2))

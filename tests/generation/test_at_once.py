@@ -39,10 +39,6 @@ def test_a_generator_says_its_own_number() -> None:
     assert at_once(unknown) == USUAL
 
 
-def test_a_cpu_is_asked_for_what_it_was() -> None:
-    assert TransformersGenerator("privsyn-tiny", device="cpu").at_once == USUAL == 64
-
-
 @pytest.mark.parametrize(
     ("config", "memory", "expected"),
     [

@@ -29,21 +29,6 @@ def model(kind: str, *, shared: int = 2) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_it_is_plain_attention(softcap: float | None):
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(3, 6, 1, 8, generator=generator)
-    key, value = (torch.randn(3, 2, 5, 8, generator=generator) for _ in range(2))
-    mask = torch.zeros(3, 1, 1, 5).masked_fill(torch.arange(5) < 2, float("-inf"))
-    found, _ = attention.attend(None, query, key, value, mask, scaling=0.3, softcap=softcap)
-    scores = query @ key.repeat_interleave(3, dim=1).transpose(2, 3) * 0.3
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    expected = (scores + mask).softmax(-1) @ value.repeat_interleave(3, dim=1)
-    assert found.shape == (3, 1, 6, 8)
-    assert torch.allclose(found, expected.transpose(1, 2), atol=1e-6)
-
-
 def test_which_models_it_suits(monkeypatch: pytest.MonkeyPatch):
     for kind in ("llama", "gemma"):
         network = model(kind)

@@ -19,7 +19,7 @@ from flower_privsyn.generation import (
     load_prompt,
 )
 from flower_privsyn.generation.backends import TextGenerator
-from flower_privsyn.generation.by_messages import ByMessages, without_thoughts
+from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 
@@ -143,20 +143,6 @@ def test_what_is_thought_before_an_answer_is_no_text(answer: str, text: str) -> 
     assert varied.vary(["old"], seed=0) == [text or "old"]
 
 
-def test_answers_that_are_all_thinking_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Each of them is a text that is missing, or a survivor that stays as it was."""
-    answers = ["<think>a", "<think>a</think> b", "c", "", "<think>a</think>"]
-    assert without_thoughts(answers, model="m") == ["", "b", "c", "", ""]
-    assert "2 of 5 answers of the generator m are all thinking" in caplog.text
-
-
-def test_one_that_thinks_beyond_the_limit_is_refused_when_it_is_tried() -> None:
-    prompt = load_prompt("pre-text")
-    chat = ByMessages(Chat("<think>\nThe user wants"), instruction=prompt.instruction)
-    with pytest.raises(GenerationError, match="thinks before it answers needs more max-new-tokens"):
-        Expand(chat, prompt=prompt).rehearse(SEEDS)
-
-
 def test_one_of_this_process_is_tried_with_a_whole_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -198,15 +184,6 @@ def test_what_takes_no_messages_and_adapters_are_refused() -> None:
         )
 
 
-def test_an_answer_too_few_is_noticed() -> None:
-    class Silent(Chat):
-        def answer(self, messages: Sequence[str], **kwargs: Any) -> list[str]:
-            return super().answer(messages[1:], **kwargs)
-
-    with pytest.raises(GenerationError, match="was sent 2 messages and answered 1"):
-        ByMessages(Silent(), instruction="").generate(["a", "b"], sampling=SAMPLING)
-
-
 def test_a_server_is_rehearsed_and_expands_by_messages_alone(server: Server) -> None:
     prompt = load_prompt("pre-text")
     model = load_generator(f"{server.url}#tiny")
@@ -227,21 +204,3 @@ def test_a_server_is_rehearsed_and_expands_by_messages_alone(server: Server) -> 
     assert "the text alone" in prompt.instruction
     assert user["role"] == "user"
     assert user["content"].endswith("Original Text Sample 4\n")
-
-
-def test_a_prompt_file_has_an_instruction_of_its_own(tmp_path: Path) -> None:
-    import json
-
-    values: dict[str, Any] = {
-        "name": "mine",
-        "heading": "Reviews:",
-        "marker": "Review {number}",
-        "num_samples": 6,
-        "instruction": "Write one more review.",
-    }
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(values))
-    assert load_prompt(file).instruction == "Write one more review."
-    file.write_text(json.dumps({**values, "instruction": ["a"]}))
-    with pytest.raises(ConfigError, match="prompt setting instruction must be a string"):
-        load_prompt(file)

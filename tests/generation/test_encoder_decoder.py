@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.models.pretrained import (
     decoder_start_token,
-    holds_encoder_decoder,
     load_pretrained,
 )
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.training.local import LocalModel
 
 CONDITIONS = ["Keywords: river, mountain\n", "Keywords: doctor\n", "Keywords: music, letter, tea\n"]
@@ -79,20 +76,6 @@ class TestTraining:
         # A condition that fills a row leaves nothing to predict.
         assert model.update([rows[0]], given=[len(rows[0])], **HOW) is None
 
-    def test_what_was_trained_is_written_and_writes(self, folder: Path, tmp_path: Path) -> None:
-        model = LocalModel(TrainableModel(name=str(folder), trainable="lora"))
-        assert model.fingerprint == LocalModel(model.spec).fingerprint
-        rng = np.random.default_rng(0)
-        moved = model.parameters + rng.normal(0, 0.3, model.dimension).astype(np.float32)
-        model.save(tmp_path / "model", moved)
-        assert holds_encoder_decoder(tmp_path / "model")
-        sampling = SamplingParameters(seed=1, max_new_tokens=12)
-        before, after = (
-            TransformersGenerator(place, dtype="float32").generate(CONDITIONS, sampling=sampling)
-            for place in (folder, tmp_path / "model")
-        )
-        assert before != after
-
 
 class TestWriting:
     def test_greedy_texts_equal_the_librarys(self, folder: Path) -> None:
@@ -123,18 +106,3 @@ class TestWriting:
         assert len({text for texts in together for text in texts}) == 6
         for prompt, texts in zip(CONDITIONS, together, strict=True):
             assert generator.generate([prompt], num_samples=2, sampling=sampling) == [texts]
-
-
-class TestRefusals:
-    def test_who_asks_for_a_causal_model_gets_no_decoder_alone(self, folder: Path) -> None:
-        with pytest.raises(ModelError, match="it is an encoder-decoder, which only CTCL trains"):
-            load_pretrained(folder, kind="causal", dtype="float32", device="cpu")
-
-    def test_training_without_conditions(self, bart: Path, tmp_path: Path) -> None:
-        config = DPFedAvgConfig(
-            epsilon=1.0, model=str(bart), run_dir=str(tmp_path / "run"), num_nodes=1
-        )
-        strategy = DPFedAvg(config)
-        place: Any = None
-        with pytest.raises(ConfigError, match="is an encoder-decoder, of which only CTCL has some"):
-            strategy.method.prepare(place)

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
     Expand,
     SamplingParameters,
-    TransformersGenerator,
     load_generator,
     load_prompt,
 )
@@ -56,16 +55,6 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
         assert rendered == prompt.render([SEEDS[index] for index in parents])
     assert result.num_generated == 100
     assert result.dropped == dict.fromkeys(DROP_REASONS, 0)
-
-
-def test_seeds_are_drawn_evenly():
-    generator = Scripted(_numbered)
-    result = Expand(generator).run(SEEDS, num_samples=3000, seed=1)
-    counts = np.bincount(np.array(result.parents).ravel(), minlength=50)
-    expected = 3000 * 3 / 50
-    assert ((counts - expected) ** 2 / expected).sum() < 90  # chi-square, 49 degrees, p = 3e-4
-    places = np.bincount([parents[0] for parents in result.parents], minlength=50)
-    assert places.min() > 20
 
 
 def test_a_seed_given_several_times_is_drawn_more_often_but_never_twice_in_a_prompt():
@@ -128,12 +117,6 @@ def test_what_is_dropped_is_counted_by_reason():
     assert result.num_generated == 20 + sum(result.dropped.values())
 
 
-def test_only_a_full_marker_line_ends_a_text():
-    written = "An Original Text Sample 5 here\nOriginal thoughts\nOriginal Text Sample 5\nrest"
-    result = Expand(Scripted(lambda prompt, number: written)).run(SEEDS, num_samples=1, seed=0)
-    assert result.texts == ("An Original Text Sample 5 here\nOriginal thoughts",)
-
-
 def test_attempts_are_bounded():
     generator = Scripted(lambda prompt, number: "always the same")
     result = Expand(generator, max_attempts_per_sample=3, batch_size=8).run(
@@ -165,14 +148,6 @@ def test_finished_texts_are_handed_out_before_a_failure():
     assert len(origins) == sum(counted) == 20
 
 
-def test_on_batch_is_never_called_with_nothing():
-    sizes: list[int] = []
-    Expand(Scripted(lambda prompt, number: ""), batch_size=5).run(
-        SEEDS, num_samples=5, seed=0, on_batch=lambda texts, *_: sizes.append(len(texts))
-    )
-    assert sizes == []
-
-
 @pytest.mark.parametrize("seeds", [["only one"], ["one", "one", "", " one "], ["one", "two"]])
 def test_fewer_seeds_than_examples(seeds: list[str]):
     generator = Scripted(_numbered)
@@ -181,61 +156,6 @@ def test_fewer_seeds_than_examples(seeds: list[str]):
     distinct = len({text.strip() for text in seeds if text})
     assert {len(parents) for parents in result.parents} == {distinct}
     assert generator.prompts[0].count("Original Text Sample") == distinct + 1
-
-
-def test_without_any_seed():
-    for seeds in ([], ["", "  \n"]):
-        with pytest.raises(GenerationError, match="at least one seed"):
-            Expand(Scripted(_numbered)).run(seeds, num_samples=1, seed=0)
-
-
-def test_no_samples_wanted():
-    generator = Scripted(_numbered)
-    result = Expand(generator).run(SEEDS, num_samples=0, seed=0)
-    assert (result.texts, generator.calls) == ((), [])
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_examples", 0),
-        ("num_examples", 6),
-        ("batch_size", 0),
-        ("max_attempts_per_sample", 0.5),
-        ("max_attempts_per_sample", "4"),
-    ],
-)
-def test_a_wrong_setting_is_named(setting: str, value: object):
-    with pytest.raises(ConfigError, match=setting) as caught:
-        Expand(Scripted(_numbered), **{setting: value})
-    assert repr(value) in str(caught.value)
-
-
-def test_wrong_input():
-    expand = Expand(Scripted(_numbered))
-    with pytest.raises(ConfigError, match="num_samples"):
-        expand.run(SEEDS, num_samples=-1, seed=0)
-    with pytest.raises(ConfigError, match="seed"):
-        expand.run(SEEDS, num_samples=1, seed=-1)
-    with pytest.raises(ConfigError, match="no-such-prompt"):
-        Expand(Scripted(_numbered), prompt="no-such-prompt")
-
-
-def test_with_a_real_model(llama: Path, texts: list[str]):
-    # Sharp enough that most continuations of random weights are whole characters.
-    sampling = SamplingParameters(seed=0, max_new_tokens=8, temperature=0.7)
-    expand = Expand(
-        TransformersGenerator(llama, dtype="float32"),
-        sampling=sampling,
-        batch_size=8,
-        max_attempts_per_sample=50,
-    )
-    result = expand.run(texts, num_samples=20, seed=4)
-    assert len(set(result.texts)) == 20
-    assert not any("\ufffd" in text for text in result.texts)
-    assert expand.run(texts, num_samples=20, seed=4) == result
-    one = expand.run(texts[:1], num_samples=20, seed=4)
-    assert len(set(one.texts)) == 20  # one prompt only, and still every text is another
 
 
 def test_with_the_bundled_model():
@@ -276,13 +196,6 @@ class TestCarefulTexts:
             assert len(set(parents)) == 4
             examples = [self.SEEDS[index] for index in parents[:3]]
             assert rendered == prompt.render(examples) + "Here is the"
-
-    def test_opening_words_after_which_nothing_was_written_are_no_text(self) -> None:
-        generator = Scripted(lambda _, number: " \n" if number % 2 else f" goes on {number}")
-        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=5, seed=1)
-        assert all(text.startswith("Here is the goes on") for text in result.texts)
-        assert len(result.texts) == 5
-        assert result.dropped["empty"] > 0
 
     def test_only_whole_sentences_of_some_length_are_kept(self) -> None:
         texts = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation import SamplingParameters, load_generator
+from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.extra_parameters import read_extra_parameters
 from flower_privsyn.strategies import JointSketchConfig, POPriConfig, PrivateEvolutionConfig
 from flower_privsyn.strategies.more_text import MoreText
@@ -16,12 +15,6 @@ from tests.support.generation_server import Server
 
 KEY = "generator-parameters"
 SETTINGS: tuple[Any, ...] = (PrivateEvolutionConfig, POPriConfig, JointSketchConfig)
-
-
-def test_an_object_is_read_and_nothing_is_none() -> None:
-    text = '{"stop_token_ids": [2], "chat_template_kwargs": {"thinking": false}, "seed": null}'
-    assert read_extra_parameters(KEY, text) == json.loads(text)
-    assert read_extra_parameters(KEY, " \n") == {}
 
 
 @pytest.mark.parametrize(
@@ -89,11 +82,3 @@ def test_they_are_sent_and_null_leaves_out(server: Server) -> None:
     assert text == ("max_completion_tokens max_tokens model n prompt temperature top_k top_p")
     (_, body, _) = server.requests[-1]
     assert (body["top_k"], body["max_completion_tokens"]) == (7, 3)
-
-
-def test_in_python_none_leaves_out_as_well(server: Server) -> None:
-    generator = load_generator(f"{server.url}#tiny", extra_parameters={"top_p": None, "x": [1]})
-    generator.generate(["a"], sampling=SamplingParameters(seed=1))
-    (_, body, _) = server.requests[-1]
-    assert "top_p" not in body
-    assert body["x"] == [1]

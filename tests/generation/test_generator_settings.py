@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.strategies import (
@@ -85,19 +83,6 @@ def test_a_resumed_run_may_change_them(name: str, tmp_path: Path) -> None:
     run.unlock()
 
 
-def test_so_many_requests_are_under_way_at_once(server: Server) -> None:
-    together = threading.Barrier(3)
-
-    def wait(path: str, body: dict[str, Any], number: int) -> None:
-        together.wait(timeout=30)
-
-    server.misbehave = wait
-    options = GeneratorSettings(generator=f"{server.url}#tiny", **ASKED)
-    generator = options.load_generator()
-    generator.generate([str(number) for number in range(9)], sampling=SamplingParameters(seed=0))
-    assert server.most_concurrent == 3
-
-
 def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
     for requests, expected in ((64, 256), (1, 64)):
         asked = GeneratorSettings(generator=f"{server.url}#tiny", generator_concurrency=requests)
@@ -112,21 +97,6 @@ def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
     )
     assert len(result.texts) == 150
     assert sizes == [150]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("generator-timeout", 0.0),
-        ("generator-timeout", 1e6),
-        ("generator-retries", -1),
-        ("generator-concurrency", 0),
-        ("generator-concurrency", 5000),
-    ],
-)
-def test_values_out_of_range_are_refused(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{key} must be .*, got {value}"):
-        PrivateEvolutionConfig(epsilon=1.0, **{key.replace("-", "_"): value})
 
 
 @pytest.mark.parametrize("name", ["private-evolution", "joint-sketch"])

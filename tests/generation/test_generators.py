@@ -7,23 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import (
     OpenAIGenerator,
     SamplingParameters,
-    TransformersGenerator,
     load_generator,
     load_trained_generator,
 )
-from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.local import LocalModel
-
-
-def test_a_folder(llama: Path):
-    generator = load_generator(str(llama), dtype="float32", batch_size=3)
-    assert isinstance(generator, TransformersGenerator)
-    assert generator.at_once == 3
 
 
 @pytest.mark.parametrize("template", [False, True])
@@ -61,25 +52,3 @@ def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
     without = load_generator("http://127.0.0.1:9/v1/#owner/name")
     assert isinstance(without, OpenAIGenerator)
     assert "Authorization" not in without._client.headers
-
-
-def test_what_is_an_address():
-    for name in ("http://h:1/v1#m", "HTTP://h:1/v1#m", " https://h/v1"):
-        assert is_address(name)
-    for name in ("privsyn-lm", "gguf:model.gguf", "./http"):
-        assert not is_address(name)
-
-
-@pytest.mark.parametrize("name", ["", "  ", None])
-def test_no_name(name: object):
-    with pytest.raises(ConfigError, match="must be a model name"):
-        load_generator(name)  # type: ignore[arg-type]
-
-
-def test_what_does_not_exist():
-    with pytest.raises(ModelError, match="does not exist"):
-        load_generator("./no/such/model")
-    with pytest.raises(ModelError, match="privsyn-xl"):
-        load_generator("privsyn-xl")
-    with pytest.raises(ConfigError, match="base_url"):
-        load_generator("http://#model")

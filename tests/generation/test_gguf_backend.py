@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib.util
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -16,16 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ModelError
 from flower_privsyn.generation import (
-    Expand,
     SamplingParameters,
     TextGenerator,
     TransformersGenerator,
     load_generator,
     rehearse,
 )
-from flower_privsyn.generation.generators import describe_generator
 from flower_privsyn.generation.gguf_backend import GGUFGenerator
 
 pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
@@ -73,14 +67,6 @@ def test_it_answers_messages(generator: GGUFGenerator):
     assert all(isinstance(text, str) for text in found)
 
 
-def test_a_prompt_that_is_too_long(generator: GGUFGenerator, caplog: pytest.LogCaptureFixture):
-    long, short = generator.generate(["river " * 700, PROMPTS[0]], sampling=SAMPLED)
-    assert long == [""]
-    assert short[0]
-    assert "1 of 2 prompts stay without a text, the first one because" in caplog.text
-    assert "refused /completions with status 400" in caplog.text
-
-
 def test_tokens_are_drawn_as_often_as_the_model_says(generator: GGUFGenerator):
     """The temperature before the nucleus, and nothing else that leaves tokens out."""
     import torch
@@ -104,11 +90,6 @@ def test_tokens_are_drawn_as_often_as_the_model_says(generator: GGUFGenerator):
     first = {tokenizer.decode([token]) for token in chances.indices[:10].tolist()}
     found = sum(text in first for text in texts) / count
     assert abs(found - share) < 4 * (share * (1 - share) / count) ** 0.5
-
-
-def test_adapters_are_refused(generator: GGUFGenerator, adapters: tuple[Path, Path]):
-    with pytest.raises(GenerationError, match="does not load the adapter"):
-        generator.generate(PROMPTS[:1], sampling=SAMPLED, adapter=adapters[0])
 
 
 def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
@@ -142,32 +123,6 @@ def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.Monkey
     assert told["PRIVSYN_RUN_MARK"] == "a-mark-of-this-test"
     assert told.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
     assert told["OMP_WAIT_POLICY"]
-
-
-def test_what_a_run_directory_says_of_it(gguf_tiny: Path):
-    said = describe_generator(f"gguf:{gguf_tiny}")
-    assert said["run_by"] == "llama.cpp"
-    assert not said["deterministic"]
-    assert len(said["sha256"]) == 64
-
-
-def test_its_process_ends_with_it(gguf_tiny: Path):
-    generator = GGUFGenerator(gguf_tiny, slots=1)
-    process = psutil.Process(generator._child._process.pid)
-    assert process.is_running()
-    del generator
-    gc.collect()
-    assert not psutil.pid_exists(process.pid) or process.status() == psutil.STATUS_ZOMBIE
-
-
-def test_its_process_ends_with_the_one_that_started_it(gguf_tiny: Path):
-    generator = GGUFGenerator(gguf_tiny, slots=1)
-    process = generator._child._process
-    assert process.stdin is not None
-    process.stdin.close()  # as the kernel does when the process dies
-    assert process.wait(timeout=30) == 0
-    with pytest.raises(GenerationError, match="llama.cpp ended while it wrote with tiny.gguf"):
-        generator.generate(PROMPTS, sampling=SAMPLED)
 
 
 _KILLED_WITH_A_COPY = """
@@ -207,14 +162,6 @@ def test_its_process_ends_where_a_copy_holds_its_input():
         os.kill(copy, signal.SIGKILL)
 
 
-def test_a_process_that_dies_is_a_sentence(gguf_tiny: Path):
-    generator = GGUFGenerator(gguf_tiny, slots=2)
-    os.kill(generator._child._process.pid, signal.SIGABRT)
-    with pytest.raises(GenerationError, match="SIGABRT") as caught:
-        generator.generate(PROMPTS, sampling=SAMPLED)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_broken_file_starts_no_process(
     gguf_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -228,70 +175,3 @@ def test_a_broken_file_starts_no_process(
         load_generator(f"gguf:{file}")
     with pytest.raises(ModelError, match="does not exist"):
         load_generator("gguf:no.gguf")
-
-
-def _changed(content: bytes, begin: bytes, by: bytes) -> bytes:
-    place = content.index(begin) + len(begin)
-    return content[:place] + by + content[place + len(by) :]
-
-
-@pytest.mark.parametrize("case", ["another architecture", "no such heads", "other names"])
-def test_what_llama_cpp_cannot_load_is_a_sentence(case: str, gguf_tiny: Path, tmp_path: Path):
-    content = gguf_tiny.read_bytes()
-    content = {
-        "another architecture": content.replace(b"llama", b"lorem"),
-        "no such heads": _changed(
-            content, b"llama.attention.head_count" + struct.pack("<I", 4), struct.pack("<I", 3)
-        ),
-        "other names": content.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"),
-    }[case]
-    file = tmp_path / "model.gguf"
-    file.write_bytes(content)
-    with pytest.raises(ModelError, match=r"llama.cpp cannot load model.gguf: .+") as caught:
-        load_generator(f"gguf:{file}")
-    assert "\n" not in str(caught.value)
-
-
-def test_without_the_extra(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "xllamacpp" else found(name)
-    )
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[gguf\]'"):
-        load_generator(f"gguf:{gguf_tiny}")
-
-
-def test_a_resumed_run_writes_no_text_twice(generator: GGUFGenerator, tmp_path: Path):
-    from flower_privsyn.host.progress import Progress
-    from flower_privsyn.strategies.parts.synthesis import expand_resumably
-
-    seeds = ["The river sings.", "A doctor waits.", "My garden opens.", "There was one train."]
-    expand = Expand(generator, sampling=SAMPLED, batch_size=8)
-
-    def write(wanted: int) -> list[str]:
-        records, _ = expand_resumably(
-            expand,
-            seeds,
-            ids=[str(number) for number in range(4)],
-            num_samples=wanted,
-            kept=tmp_path / "kept.jsonl",
-            seed=100,
-            round_number=1,
-            source="expanded",
-            stage="Write",
-            progress=Progress(tmp_path / "progress.json"),
-        )
-        return [str(record["text"]) for record in records]
-
-    first = write(6)
-    with contextlib.suppress(KeyboardInterrupt):
-        # Stopped in the middle of its second batch.
-        def stop(*arguments: object) -> None:
-            raise KeyboardInterrupt
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GGUFGenerator, "_complete", stop)
-            write(12)
-    every = write(12)
-    assert every[:6] == first
-    assert len(every) == len(set(every)) == 12

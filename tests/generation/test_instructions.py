@@ -77,20 +77,3 @@ def test_a_file_that_is_wrong_is_named(
         load_instruction(path, purpose="variation")
     assert sentence in str(refused.value)
     assert str(path) in str(refused.value)
-
-
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one of fill-blanks, paraphrase, style, write"):
-        load_instruction("sonnet", purpose="variation")
-    with pytest.raises(ConfigError, match="is for a beginning, not for a variation"):
-        load_instruction("write", purpose="variation")
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        load_instruction(tmp_path / "none.json", purpose="variation")
-    for content, sentence in (("{", "not valid JSON"), ("[]", "one JSON object")):
-        path = tmp_path / "bad.json"
-        path.write_text(content)
-        with pytest.raises(ConfigError, match=sentence):
-            load_instruction(path, purpose="variation")
-    path.write_text(json.dumps({"name": "mine"}))
-    with pytest.raises(ConfigError, match="lacks the key 'purpose'"):
-        load_instruction(path, purpose="variation")

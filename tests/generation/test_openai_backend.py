@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError, ModelError
 from flower_privsyn.generation import OpenAIGenerator, SamplingParameters, TextGenerator
 from tests.support.generation_server import Server
 
@@ -134,16 +133,6 @@ def test_a_server_that_is_busy_for_a_while(server: Server, generator: OpenAIGene
     assert len(server.requests) == asked + 2 + 3
 
 
-def test_a_server_that_stays_broken(server: Server, generator: OpenAIGenerator):
-    server.misbehave = lambda path, body, number: (500, {"error": {"message": "out of\nmemory"}})
-    with pytest.raises(GenerationError) as caught:
-        generator.generate(["a"], sampling=SAMPLING)
-    assert str(caught.value) == (
-        f"server {server.url} answered /completions with status 500: out of memory (tried 4 times)"
-    )
-    assert len(server.requests) == 4
-
-
 def test_the_server_may_ask_for_patience(
     server: Server, generator: OpenAIGenerator, monkeypatch: pytest.MonkeyPatch
 ):
@@ -186,11 +175,6 @@ def test_a_refusal_is_final_and_in_the_servers_words(
     assert len(server.requests) == 1
 
 
-def test_an_unknown_model(server: Server):
-    with pytest.raises(GenerationError, match="status 404: The model `huge` does not exist"):
-        OpenAIGenerator(server.url, "huge").generate(["a"], sampling=SAMPLING)
-
-
 NULL = {"choices": [{"index": 0, "text": None}, {"index": 1, "text": None}]}
 
 
@@ -231,14 +215,6 @@ class TestPromptsWithoutAText:
         assert warning.startswith("8 of 40 prompts stay without a text, the first one because ")
         assert words in warning
 
-    def test_one_of_two_texts_for_a_prompt(
-        self, server: Server, generator: OpenAIGenerator, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        half = {"choices": [{"index": 0, "text": None}, {"index": 1, "text": "a text"}]}
-        server.misbehave = lambda path, body, number: (200, half)
-        assert generator.generate(["a"], num_samples=2, sampling=SAMPLING) == [["", "a text"]]
-        assert caplog.messages == []
-
     def test_more_than_half_of_many(self, server: Server, generator: OpenAIGenerator) -> None:
         generator.generate(["a"], sampling=SAMPLING)
         self.refusing(server, answer=(400, {"error": "too long"}), of=lambda prompt: prompt != "0")
@@ -253,41 +229,6 @@ class TestPromptsWithoutAText:
         generator.generate(["a"], sampling=SAMPLING)
         self.refusing(server, answer=(400, {"error": "no"}), of=lambda prompt: True)
         assert generator.generate(["b", "c"], sampling=SAMPLING) == [[""], [""]]
-
-    def test_of_a_server_that_has_written_nothing_yet(
-        self, server: Server, generator: OpenAIGenerator
-    ) -> None:
-        self.refusing(server, answer=(400, {"error": "n is at most 1"}), of=lambda prompt: True)
-        with pytest.raises(GenerationError, match=r"^server .* status 400: n is at most 1$"):
-            generator.generate(["b", "c"], num_samples=2, sampling=SAMPLING)
-
-    @pytest.mark.parametrize(
-        "message",
-        [
-            {"content": None, "reasoning_content": "so"},
-            {"content": None, "tool_calls": [{"id": 1}]},
-        ],
-    )
-    def test_in_a_chat(
-        self, server: Server, generator: OpenAIGenerator, message: dict[str, Any]
-    ) -> None:
-        def misbehave(path: str, body: dict[str, Any], number: int) -> Any:
-            refused = body["messages"][-1]["content"] == "b"
-            return (200, {"choices": [{"message": message}]}) if refused else None
-
-        server.misbehave = misbehave
-        first, second, third = generator.answer(["a", "b", "c"], sampling=SAMPLING)
-        assert first
-        assert second == ""
-        assert third
-
-
-def test_after_a_refusal_no_further_prompt_is_sent(server: Server):
-    server.misbehave = lambda path, body, number: (400, {"error": "no"})
-    generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)
-    with pytest.raises(GenerationError):
-        generator.generate([str(number) for number in range(500)], sampling=SAMPLING)
-    assert len(server.requests) < 100
 
 
 def test_after_a_refusal_nothing_is_waited_for(server: Server):
@@ -357,21 +298,6 @@ def test_nobody_listens():
         OpenAIGenerator(url, max_retries=0)
 
 
-def test_a_server_that_does_not_answer(server: Server):
-    release = threading.Event()
-
-    def hang(path: str, body: dict[str, Any], number: int) -> None:
-        release.wait(timeout=60)
-
-    server.misbehave = hang
-    generator = OpenAIGenerator(server.url, "tiny", timeout=0.05, max_retries=1, backoff=0.001)
-    try:
-        with pytest.raises(GenerationError, match=r"did not answer in time \(tried 2 times\)"):
-            generator.generate(["a"], sampling=SAMPLING)
-    finally:
-        release.set()
-
-
 def test_adapters_are_loaded_once_under_a_name_of_their_own(
     server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
 ):
@@ -384,29 +310,6 @@ def test_adapters_are_loaded_once_under_a_name_of_their_own(
     assert texts[0] != texts[1] != texts[2]
     assert len(server.adapters) == server.paths()["/v1/load_lora_adapter"] == 2
     assert sorted(path for path, _ in server.adapters.values()) == [str(path) for path in adapters]
-
-
-def test_another_adapter_at_the_same_path_gets_another_name(
-    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path], tmp_path: Path
-):
-    folder = tmp_path / "adapter"
-    found = []
-    for adapter in adapters:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(adapter, folder)
-        found.append(generator.generate(["a"], sampling=SAMPLING, adapter=folder))
-    expected = [generator.generate(["a"], sampling=SAMPLING, adapter=path) for path in adapters]
-    assert found == expected
-    assert len(server.adapters) == 4
-
-
-def test_an_adapter_somebody_else_loaded_is_used(
-    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
-):
-    expected = generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
-    other = OpenAIGenerator(server.url, "tiny")
-    assert other.generate(["a"], sampling=SAMPLING, adapter=adapters[0]) == expected
-    assert len(server.adapters) == 1
 
 
 def test_a_server_that_was_restarted_gets_the_adapter_again(
@@ -437,39 +340,6 @@ def test_adapters_that_cannot_be_loaded(
     )
     with pytest.raises(GenerationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
         generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("base_url", "127.0.0.1:8000/v1"),
-        ("base_url", "ftp://host/v1"),
-        ("timeout", 0),
-        ("timeout", "60"),
-        ("max_retries", -1),
-        ("backoff", -0.5),
-        ("backoff", float("nan")),
-        ("max_concurrency", 0),
-    ],
-)
-def test_a_wrong_setting_is_named(setting: str, value: object):
-    with pytest.raises(ConfigError, match=setting) as caught:
-        OpenAIGenerator(**{"base_url": "http://127.0.0.1:9/v1", "model": "x", setting: value})
-    assert repr(value) in str(caught.value)
-
-
-def test_wrong_input(generator: OpenAIGenerator, server: Server):
-    with pytest.raises(ConfigError, match="num_samples"):
-        generator.generate(["a"], num_samples=0, sampling=SAMPLING)
-    with pytest.raises(GenerationError, match=r"prompts\[0\]"):
-        generator.generate([1], sampling=SAMPLING)  # type: ignore[list-item]
-    assert server.requests == []
-
-
-def test_httpx_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MissingExtraError, match=r"flower-privsyn\[server\]"):
-        OpenAIGenerator("http://127.0.0.1:9/v1", "x")
 
 
 def test_the_example_client(server: Server, adapters: tuple[Path, Path], tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
     Asking,
     ByInstruction,
@@ -119,16 +119,6 @@ def test_texts_are_written_where_there_were_none() -> None:
     assert ['"b"' in prompt for prompt in generator.prompts] == [False, True, False]
 
 
-def test_a_generator_that_loses_a_text_or_takes_no_messages_is_refused() -> None:
-    with pytest.raises(GenerationError, match="asked 2 times and answered 1 times"):
-        asked(Notes(["one"])).vary(["a", "b"], seed=0)
-    chat = load_instruction("style", purpose="variation")
-    with pytest.raises(ConfigError, match="takes no messages"):
-        ByInstruction(Notes(), chat, asking=Asking(), sampling=SAMPLING, chat=True)
-    with pytest.raises(ConfigError, match="blank_fraction must be a number between 0 and 1"):
-        Asking(blank_fraction=1.5)
-
-
 class TestChat:
     def chat(self, server: Server, **options: Any) -> OpenAIGenerator:
         return OpenAIGenerator(server.url, "tiny", backoff=0.001, max_retries=1, **options)
@@ -159,31 +149,6 @@ class TestChat:
         assert body["stop"] == ["END"]  # an answer may have several lines
         generator.close()
 
-    def test_without_a_system_message_there_is_none(self, server: Server) -> None:
-        generator = self.chat(server)
-        assert len(generator.answer(["hello"], sampling=SAMPLING)) == 1
-        assert [m["role"] for m in server.requests[0][1]["messages"]] == ["user"]
-        assert generator.answer([], sampling=SAMPLING) == []
-        generator.close()
-
-    @pytest.mark.parametrize(
-        ("message", "sentence"),
-        [
-            ({"content": None, "tool_calls": [{"id": "1"}]}, "a call of a tool"),
-            ({"content": None}, "null in place of a text"),
-            ({}, "a message that holds no text"),
-            ("words", "a message that holds no text"),
-        ],
-    )
-    def test_an_answer_that_is_no_text_is_refused(
-        self, server: Server, message: Any, sentence: str
-    ) -> None:
-        server.misbehave = lambda path, body, number: (200, {"choices": [{"message": message}]})
-        generator = self.chat(server)
-        with pytest.raises(GenerationError, match=sentence):
-            generator.answer(["hello"], sampling=SAMPLING)
-        generator.close()
-
     def test_a_key_that_a_server_says_again_is_taken_out(self, server: Server) -> None:
         key = "sk-proj-Q7v2pLr9wXe4TzN8"
         said = {"choices": [{"message": {"content": f"it is {key}"}}]}
@@ -203,23 +168,6 @@ class TestChat:
         answered = generator.answer(["hello", "you"], system="Be kind.", sampling=SAMPLING)
         prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
         assert answered == [row[0] for row in generator.generate(prompts, sampling=SAMPLING)]
-
-    def test_thoughts_that_a_template_has_begun_are_marked(self) -> None:
-        generator = TransformersGenerator("privsyn-lm")
-        generator._tokenizer.chat_template = "{{ messages[-1]['content'] + '\\n<think>\\n' }}"
-        (answered,) = generator.answer(["hello"], sampling=SAMPLING)
-        ((written,),) = generator.generate(["hello\n<think>\n"], sampling=SAMPLING)
-        assert answered == "<think>" + written
-
-    def test_a_template_that_knows_no_system_is_named(self) -> None:
-        generator = TransformersGenerator("privsyn-lm")
-        generator._tokenizer.chat_template = (
-            "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}"
-            "{% endif %}{{ messages[0]['content'] }}"
-        )
-        assert len(generator.answer(["hello"], sampling=SAMPLING)) == 1
-        with pytest.raises(GenerationError, match=r"refuses the messages \(No system role\): a"):
-            generator.answer(["hello"], system="Be kind.", sampling=SAMPLING)
 
 
 def test_a_model_that_answers_without_a_text_is_found_when_it_is_tried() -> None:

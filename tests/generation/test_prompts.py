@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.prompts import Prompt, load_prompt
 
 GOOD = {"name": "mine", "heading": "Read:", "marker": "Text {number}:", "num_samples": 4}
@@ -63,24 +63,6 @@ def test_only_a_full_marker_line_ends_a_sample(
     assert prompt.parse(continuation) == text
 
 
-def test_the_stop_string_precedes_every_marker_line(prompt: Prompt) -> None:
-    assert prompt.stop == "\nOriginal Text Sample "
-    assert prompt.stop in prompt.render(["a"])
-
-
-@pytest.mark.parametrize("examples", [[], ["a"] * 6, ["a", " \n "]])
-def test_a_wrong_number_of_examples_or_an_empty_one_is_refused(
-    prompt: Prompt, examples: list[str]
-) -> None:
-    with pytest.raises(GenerationError, match="pre-text"):
-        prompt.render(examples)
-
-
-def test_too_many_samples_in_a_training_document_are_refused(prompt: Prompt) -> None:
-    with pytest.raises(GenerationError, match="1 to 6"):
-        prompt.render_document(["a"] * 7)
-
-
 def test_a_prompt_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(GOOD))
@@ -111,20 +93,3 @@ def test_a_bad_prompt_file_is_one_sentence_that_names_the_key_and_file(
         load_prompt(path)
     assert "bad.json" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_key_missing_file_bad_json_and_unknown_name(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != "marker"}))
-    with pytest.raises(ConfigError, match="lacks the key 'marker'"):
-        load_prompt(path)
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
-        load_prompt(path)
-    path.write_text("[]")
-    with pytest.raises(ConfigError, match="one JSON object"):
-        load_prompt(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_prompt(tmp_path / "none.json")
-    with pytest.raises(ConfigError, match="pre-text"):
-        load_prompt("pretext")

@@ -61,26 +61,6 @@ def test_they_are_found_where_the_whole_text_holds_them(tokenizer: Any, seed: in
     assert found > 60
 
 
-def test_few_texts_are_decoded(tokenizer: Any) -> None:
-    calls: list[int] = []
-
-    class Counting:
-        clean_up_tokenization_spaces = False
-
-        def __call__(self, *args: Any, **options: Any) -> Any:
-            return tokenizer(*args, **options)
-
-        def batch_decode(self, rows: list[list[int]], **options: Any) -> Any:
-            calls.append(max(len(row) for row in rows))
-            return tokenizer.batch_decode(rows, **options)
-
-    tokens = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    stops = Stops(Counting(), ("\nOriginal Text Sample ",))
-    for end in range(1, len(tokens) + 1):
-        stops.completed([tokens[:end]])
-    assert sum(length > 2 for length in calls) < len(tokens) / 3
-
-
 def test_without_a_letter_to_read_behind_every_text_is_decoded(tokenizer: Any) -> None:
     class Letterless:
         clean_up_tokenization_spaces = False
@@ -93,8 +73,3 @@ def test_without_a_letter_to_read_behind_every_text_is_decoded(tokenizer: Any) -
     stops = Stops(Letterless(), ("river ",))
     found = [stops.completed([tokens[:end]])[0] for end in range(1, len(tokens) + 1)]
     assert found.index(True) + 1 == first_end(tokenizer, ("river ",), tokens)
-
-
-def test_nothing_ends_where_nothing_is_written(tokenizer: Any) -> None:
-    assert Stops(tokenizer, ("x",)).completed([[], []]) == [False, False]
-    assert Stops(tokenizer, ("x",)).completed([]) == []

@@ -54,48 +54,6 @@ def test_text_of_which_no_topics_can_be_made(
         fitted(TopicModel(**settings), texts)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"counts": ()}, "counts must ascend, and there must be one, got none"),
-        ({"counts": (6, 3)}, "counts must ascend, and there must be one, got 6 3"),
-        ({"counts": (3, 3)}, "counts must ascend"),
-        ({"counts": (0,)}, "counts must be a whole number of at least 1, got 0"),
-        ({"seed": -5}, "seed must be a whole number"),
-        ({"seed": 2**32}, "seed must be a whole number"),
-    ],
-)
-def test_settings_that_no_clustering_takes(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        TopicModel(**settings)
-
-
-def test_texts_and_embeddings_of_different_numbers() -> None:
-    texts = documents(30)
-    with pytest.raises(ConfigError, match="30 texts have 29 embeddings"):
-        TopicModel(counts=(3,)).fit(
-            texts, EMBEDDER.embed(texts[1:]), probe=probe_of(EMBEDDER), about=""
-        )
-
-
-def test_nothing_is_embedded_of_text_without_words() -> None:
-    class Counting(HashEmbedder):
-        asked = 0
-
-        def embed(self, texts: Any, *, progress: Any = None) -> Any:
-            Counting.asked += len(texts)
-            return super().embed(texts, progress=progress)
-
-    with pytest.raises(ConfigError, match="no word of four letters or more"):
-        make_topics(
-            ["1 2 3", "4 5", "ab cd"],
-            embedder=Counting(),
-            source="numbers",
-            model=TopicModel(counts=(2,)),
-        )
-    assert Counting.asked == 0
-
-
 class TestPassages:
     """Of documents of numbered words, so that it can be seen which words are in a passage."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError, ModelError
-from flower_privsyn.generation import SamplingParameters, TextGenerator, TransformersGenerator
-from flower_privsyn.models import threads
+from flower_privsyn.errors import ModelError
+from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
 SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
@@ -60,17 +58,6 @@ def test_greedy_continuations_equal_the_librarys(
     generator._own_loop = own_loop
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
-
-
-def test_the_interface(generator: TransformersGenerator, llama: Path):
-    assert isinstance(generator, TextGenerator)
-    assert generator.name == str(llama)
-    finished: list[int] = []
-    found = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED, progress=finished.append)
-    assert [len(texts) for texts in found] == [3] * 4
-    assert sum(finished) == 12
-    assert len({text for texts in found for text in texts}) == 12
-    assert generator.generate([], sampling=SAMPLED) == []
 
 
 def test_seeds(generator: TransformersGenerator):
@@ -170,20 +157,6 @@ def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGen
     assert steps[-1] < 16
 
 
-def test_a_stop_string_of_several_tokens_with_a_newline(generator: TransformersGenerator):
-    tokens = generator._tokenizer("river waits\nOriginal Text Sample 5\nmore")["input_ids"]
-    stop, ended = ("\nOriginal Text Sample ",), []
-    for end in range(1, len(tokens) + 1):
-        running = [True, True]
-        generator._note_stops([tokens[:end], tokens[:3]], [0, 1], running, stop)
-        assert running[1]
-        ended.append(not running[0])
-    text = generator._tokenizer.decode(tokens[: ended.index(True) + 1])
-    assert text.endswith("\nOriginal Text Sample ") or text.endswith("Sample 5")
-    text = generator._decode([1, 2], tokens, ("\nOriginal Text Sample ",))
-    assert text == "river waits"
-
-
 def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     """A model that writes </s> as soon as it may, and one whose configuration ends elsewhere."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -197,16 +170,6 @@ def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     tokenizer.save_pretrained(tmp_path)
     generator = TransformersGenerator(tmp_path, dtype="float32")
     assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
-
-
-def test_all_samples_may_end_at_once_while_stop_strings_are_looked_for(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-):
-    generator = TransformersGenerator(llama, dtype="float32")
-    everything = frozenset(range(generator._model.config.vocab_size))
-    monkeypatch.setattr(generator, "_end_tokens", everything)
-    stopping = SamplingParameters(seed=3, max_new_tokens=5, stop=("never",))
-    assert generator.generate(PROMPTS, num_samples=2, sampling=stopping) == [["", ""]] * 4
 
 
 @pytest.mark.parametrize("own_loop", [True, False])
@@ -236,22 +199,6 @@ def test_special_tokens_that_end_nothing_are_never_drawn(
     assert generator.generate(PROMPTS, sampling=SAMPLED) == expected
     assert seen
     assert not set(seen) & set(special)
-
-
-def test_tokens_that_the_model_suppresses_are_never_drawn(
-    llama: Path, generator: TransformersGenerator, tmp_path: Path
-):
-    from transformers import GenerationConfig
-
-    expected = generator.generate(["The river"], sampling=GREEDY)[0][0]
-    first = generator._tokenizer(expected)["input_ids"][0]
-    folder = tmp_path / "model"
-    shutil.copytree(llama, folder)
-    GenerationConfig(suppress_tokens=[first], eos_token_id=2).save_pretrained(folder)
-    other = TransformersGenerator(folder, dtype="float32")
-    found = other.generate(["The river"], sampling=GREEDY)[0][0]
-    assert found
-    assert first not in other._tokenizer(found)["input_ids"]
 
 
 def test_decoding_keeps_the_blank_and_shared_characters(generator: TransformersGenerator):
@@ -309,30 +256,6 @@ def test_long_prompts_lose_their_beginning_and_are_counted(
     assert generator.truncated_prompts == 1
 
 
-def test_new_tokens_must_leave_room_for_a_prompt(gpt2: Path):
-    generator = TransformersGenerator(gpt2)
-    with pytest.raises(GenerationError, match="max_new_tokens must be below the 128 positions"):
-        generator.generate(["a"], sampling=SamplingParameters(seed=0, max_new_tokens=128))
-    # As many as there is room for.
-    generator.generate(["a"], sampling=SamplingParameters(seed=0, max_new_tokens=127))
-
-
-def test_an_empty_prompt_begins_with_the_begin_token(generator: TransformersGenerator):
-    assert generator._tokenize(["", "a"], GREEDY)[0] == [1]
-    assert generator.generate([""], sampling=GREEDY)[0][0]
-
-
-def test_reduced_precision_switches_attention_and_back(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(threads, "SMALL", 1)
-    generator = TransformersGenerator(llama, dtype="bfloat16")
-    assert generator._switches_attention
-    first = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
-    assert generator._model.config._attn_implementation == "sdpa"
-    assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == first
-
-
 def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
     generator = TransformersGenerator(llama, dtype="float32")
     before = torch.get_num_threads()
@@ -346,16 +269,6 @@ def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
     half = TransformersGenerator(llama, dtype="bfloat16")
     assert not half._switches_attention
     assert half._model.config._attn_implementation == "eager"
-
-
-def test_the_attention_for_single_queries_computes_the_same(
-    llama: Path, generator: TransformersGenerator
-):
-    expected = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
-    other = TransformersGenerator(llama, dtype="float32")
-    assert not other._switches_attention
-    other._switches_attention = True
-    assert other.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == expected
 
 
 def test_adapters_change_what_is_written_and_leave_no_trace(
@@ -378,12 +291,6 @@ def test_an_adapter_rewritten_at_the_same_path_is_read_again(
         shutil.copytree(adapter, folder)
         found = generator.generate(PROMPTS, sampling=GREEDY, adapter=folder)
         assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapter)
-
-
-def test_adapters_run_in_the_models_precision(llama: Path, adapters: tuple[Path, Path]):
-    generator = TransformersGenerator(llama, dtype="bfloat16")
-    generator.generate(PROMPTS[:1], sampling=GREEDY, adapter=adapters[0])
-    assert {weight.dtype for weight in generator._model.parameters()} == {torch.bfloat16}
 
 
 def test_wrong_adapters(llama: Path, gpt2: Path, adapters: tuple[Path, Path], tmp_path: Path):
@@ -421,26 +328,3 @@ def test_wrong_adapters(llama: Path, gpt2: Path, adapters: tuple[Path, Path], tm
     assert generator.generate(PROMPTS, sampling=GREEDY) == expected
     found = generator.generate(PROMPTS, sampling=GREEDY, adapter=adapters[0])
     assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapters[0])
-
-
-def test_peft_missing(llama: Path, adapters: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
-    generator = TransformersGenerator(llama)
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[training\]'"):
-        generator.generate(PROMPTS, sampling=GREEDY, adapter=adapters[0])
-
-
-def test_wrong_input(generator: TransformersGenerator, llama: Path):
-    with pytest.raises(
-        ConfigError, match="num_samples must be a whole number of at least 1, got 0"
-    ):
-        generator.generate(PROMPTS, num_samples=0, sampling=GREEDY)
-    with pytest.raises(GenerationError, match="one string"):
-        generator.generate("prompt", sampling=GREEDY)
-    with pytest.raises(ConfigError, match="batch_size"):
-        TransformersGenerator(llama, batch_size=0)
-
-
-def test_a_masked_language_model_is_refused(bert: Path):
-    with pytest.raises(ModelError, match="is a masked language model"):
-        TransformersGenerator(bert)

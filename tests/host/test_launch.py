@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import inspect
 import json
 import os
@@ -23,13 +22,12 @@ from flower_privsyn.cli import main
 from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.errors import (
     ConfigError,
-    FederationError,
     ModelError,
     RunDirectoryError,
 )
 from flower_privsyn.host import flower, launch, superlink
-from flower_privsyn.host.app import App, load_app, resolve_config
-from flower_privsyn.host.flower import Flower, FlowerStatus
+from flower_privsyn.host.app import App, resolve_config
+from flower_privsyn.host.flower import FlowerStatus
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
@@ -39,15 +37,7 @@ from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
 from tests.support.launched import launched
 from tests.support.run_files import times_in
-from tests.support.simulation import free_port
 from tests.support.sockets import addresses
-
-
-def test_a_cluster_that_does_not_answer(app: App, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(FederationError, match=f"No Ray cluster answers at ray-address = {address}"):
-        launch.run_app(app, tmp_path / "run", {"num-nodes": 2, "ray-address": address})
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
@@ -57,28 +47,6 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_starts(
     with pytest.raises(RunDirectoryError, match="already holds a run; choose another"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run.owner" / "flower.log").exists()
-
-
-def test_what_cannot_be_resumed_is_named(app: App, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(RunDirectoryError, match="There is no run directory"):
-        launch.resume_run(path)
-    run = RunDirectory.create(path, config={})
-    run.unlock()
-    with pytest.raises(RunDirectoryError, match="was not started by `privsyn run`; resume it wi"):
-        launch.resume_run(path)
-    launched(run, tmp_path / "gone")
-    with pytest.raises(ConfigError, match="There is no app folder"):
-        launch.resume_run(path)
-    launched(run, app.path, {"old": 1})
-    with pytest.raises(ConfigError, match=r"has changed since the run began: .* no setting 'old'"):
-        launch.resume_run(path)
-    launched(run, app.path, {"num-nodes": 1})
-    with pytest.raises(RunDirectoryError, match=r"cannot resume: its .* declares no `resume`"):
-        launch.resume_run(path)
-    run.mark_finished()
-    with pytest.raises(RunDirectoryError, match="has finished"):
-        launch.resume_run(path)
 
 
 @pytest.mark.parametrize("way", ["--run-dir", "--set", "file", "app"])
@@ -105,18 +73,6 @@ def test_a_run_is_not_started_by_settings_that_ask_to_continue_one(
     assert "which would charge the same people again" in said
     assert f"privsyn resume {run}" in said
     assert not (run / "flower.log").exists()
-
-
-def test_a_run_directory_may_be_a_setting(
-    app: App, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    RunDirectory.create(run, config={}).unlock()
-    assert main(["run", str(app.path), "--set", f"run-dir={run}"]) == 2
-    assert f"{run} already holds a run; choose another" in capsys.readouterr().err
-    both = ["--run-dir", str(tmp_path / "a"), "--set", "run-dir=b"]
-    assert main(["run", str(app.path), *both]) == 2
-    assert "name two folders; give one" in capsys.readouterr().err
 
 
 def test_a_run_is_resumed_with_what_was_changed(
@@ -196,17 +152,6 @@ def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) 
     assert stopped.status == "failed"
 
 
-def test_a_place_that_takes_no_files_later_is_named(
-    stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mounted_anew(*_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(stopped.state_file))
-
-    monkeypatch.setattr(superlink, "write_keys", mounted_anew)
-    with pytest.raises(RunDirectoryError, match=r"state\.json cannot be written: Read-only file"):
-        launch.resume_run(stopped.path)
-
-
 def _judge(
     app: App,
     path: Path,
@@ -259,19 +204,6 @@ def test_nothing_is_left_of_a_start_without_room(
     assert not list(tmp_path.glob("privsyn-*"))
 
 
-def test_a_superlink_that_finds_no_room_says_so(
-    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_start(self: Flower) -> None:
-        raise FederationError(f"Flower's SuperLink did not start; see {self.log}.")
-
-    monkeypatch.setattr(Flower, "start", no_start)
-    monkeypatch.setattr(Flower, "full_disk", lambda self: self.home)
-    with pytest.raises(FederationError, match=r"The disk of .* is full: .*SuperLink did not start"):
-        launch.run_app(app, tmp_path / "run", resolve_config(app))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.mark_failed("The users file is missing.")
@@ -317,27 +249,6 @@ def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
     assert begun.error.endswith("too busy with other work; run it again.")
 
 
-def test_a_ray_that_did_not_start_is_told_from_a_server_app_that_failed(
-    app: App, tmp_path: Path
-) -> None:
-    node = importlib.util.find_spec("ray._private.node")
-    assert node is not None
-    assert node.origin is not None
-    assert launch._RAY_LATE in Path(node.origin).read_text(encoding="utf-8")
-    log = f"Exception: {launch._RAY_LATE}. This could happen because some of the raylet failed\n"
-    ended = {"details": "An error was encountered. Ending simulation.", "log": log}
-    begun = _judge(app, tmp_path / "none", "finished:failed", **ended)
-    assert begun.error is not None
-    assert begun.error.startswith("Ray, which simulates the nodes, did not start")
-    assert begun.error.endswith("busy with other work, or short of memory; run it again.")
-    run = RunDirectory.create(tmp_path / "run", config={})
-    launched(run)
-    outcome = _judge(app, run.path, "finished:failed", **ended)
-    assert outcome.error is not None
-    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
-    assert (run.error, outcome.unexpected) == (outcome.error, False)
-
-
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     outcome = _judge(app, run.path, "running", died=True)
@@ -347,26 +258,6 @@ def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None
     outcome = _judge(app, run.path, "finished:completed")
     assert outcome.error is not None
     assert outcome.error.startswith("The ServerApp ended early")
-
-
-def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> None:
-    plain = load_app(write_app(tmp_path / "app", run_directory=False))
-    assert not plain.uses_run_directory
-    assert _judge(plain, tmp_path, "finished:completed").error is None
-    # The trace of a ServerApp that called sys.exit.
-    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n")
-    assert early.error is not None
-    failed = _judge(
-        plain,
-        tmp_path,
-        "finished:failed",
-        details="Simulation failed with exception: no such thing",
-    )
-    assert failed.error == "The ServerApp failed: no such thing"
-    assert failed.unexpected
-    log = "Traceback\nflower_privsyn.errors.ConfigError: epsilon is -1; it must be > 0.\nmore\n"
-    ours = _judge(plain, tmp_path, "finished:failed", log=log)
-    assert (ours.error, ours.unexpected) == ("epsilon is -1; it must be > 0.", False)
 
 
 def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
@@ -546,16 +437,6 @@ def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in started)
 
 
-@pytest.mark.slow  # tests/runs/test_directory.py has how a session records it
-def test_sys_exit_in_a_server_app_is_a_failure(tmp_path: Path) -> None:
-    # Flower's own status for this run is finished:completed.
-    plain = load_app(write_app(tmp_path / "app", run_directory=False))
-    values = resolve_config(plain, settings=["behaviour=exit"])
-    outcome = launch.run_app(plain, tmp_path / "run", values)
-    assert outcome.error is not None
-    assert outcome.error.startswith("The ServerApp ended early")
-
-
 def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     path = tmp_path / "run"
@@ -567,15 +448,3 @@ def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:
     # No run was begun, and the sentence says all.
     assert not path.exists()
     assert not (tmp_path / "run.owner").exists()
-
-
-def test_an_app_flower_refuses_is_named(tmp_path: Path) -> None:
-    folder = write_app(tmp_path / "app", name="not_a_valid_name")
-    app = load_app(folder)
-    # Python keeps a process of its own once another test has started a pool of processes.
-    before = {info.pid for info in descendants(os.getpid())}
-    with pytest.raises(FederationError, match=f"Flower refused the app {folder}: .*invalid"):
-        launch.run_app(app, tmp_path / "run", resolve_config(app))
-    assert "---- " in (tmp_path / "run.owner" / "flower.log").read_text()
-    assert not (tmp_path / "run").exists()
-    assert not {info.pid for info in descendants(os.getpid())} - before

@@ -85,23 +85,6 @@ def test_the_command_dies_with_a_killed_guard(tmp_path: Path) -> None:
     os.kill(grandchild, signal.SIGKILL)
 
 
-def test_the_status_of_the_command_is_passed_on() -> None:
-    def run(program: str) -> int:
-        command = [sys.executable, "-m", "flower_privsyn.host.processes", "--"]
-        guard = subprocess.Popen([*command, sys.executable, "-c", program], stdin=subprocess.PIPE)
-        return guard.wait(timeout=20)
-
-    assert run("raise SystemExit(7)") == 7
-    assert run("import os; os.kill(os.getpid(), 9)") == 128 + 9
-
-
-def test_usage() -> None:
-    command = [sys.executable, "-m", "flower_privsyn.host.processes", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
-
-
 def test_a_reused_process_id_is_another_process() -> None:
     own = processes.started_at(os.getpid())
     assert processes.is_alive(os.getpid(), own)
@@ -124,11 +107,3 @@ def test_processes_are_found_by_their_mark() -> None:
     assert [info.pid for info in found] == [sleeper.pid]
     processes.kill(found)
     assert sleeper.wait(timeout=20) == -signal.SIGKILL
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="psutil reads the clock of Linux here")
-def test_a_clock_that_is_set_makes_no_process_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, at = processes.started_at(os.getpid()), psutil.Process().create_time()
-    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: 1.0)
-    assert psutil.Process().create_time() != at
-    assert processes.started_at(os.getpid()) == before

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 from typing import Any
 
 import pytest
 
 from flower_privsyn import clock
-from flower_privsyn.host.terminal import Bars, Lines, follower, steps_of
+from flower_privsyn.host.terminal import Bars, Lines
 
 
 def _stage(name: str, done: int, total: int | None, finished: bool = False) -> dict[str, Any]:
@@ -39,38 +38,6 @@ def test_lines_say_what_ends_and_what_begins_without_a_number() -> None:
         "start done in N s",
         "vary done (100) in N s",
     ]
-
-
-def test_nobody_waits_long_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(clock, "seconds", lambda: now[0])
-    stream = io.StringIO()
-    lines = Lines(stream)
-    for second in range(100):
-        now[0] = 100.0 + second
-        lines([_stage("read", 0, None) if second < 50 else _stage("vary", second, 200)])
-    shown = stream.getvalue().splitlines()
-    assert shown[0] == "read ..."
-    assert shown[1:3] == ["read, 15 s so far", "read, 30 s so far"]
-    assert shown[-1] == "vary 90/200 (45 %), 90 s so far"
-    assert len(shown) == 7
-
-
-def test_an_unknown_number_of_steps_is_not_shown() -> None:
-    assert steps_of(0, None) == ""
-    assert steps_of(1500, None) == "1,500"
-    assert steps_of(0, 2000) == "0/2,000"
-
-
-def test_the_time_of_a_stage_nobody_saw_begin_is_not_guessed() -> None:
-    stream = io.StringIO()
-    Lines(stream)([_stage("start", 0, None, finished=True)])
-    assert stream.getvalue() == "start done\n"
-
-
-def test_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(follower(), Lines)
 
 
 def test_bars_print_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,29 +27,6 @@ def _set(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000])
-def test_no_configuration(folder: Path, content: str):
-    (folder / "config.json").write_text(content)
-    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
-        load_generator(str(folder))
-
-
-@pytest.mark.parametrize("kept", [7, 1000, 100_000])
-def test_weights_that_were_cut_off(folder: Path, kept: int):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:kept])
-    with pytest.raises(ModelError) as caught:
-        load_generator(str(folder))
-    assert "\n" not in str(caught.value)
-
-
-def test_weights_whose_header_has_no_end(folder: Path):
-    weights = folder / "model.safetensors"
-    weights.write_bytes((2**60).to_bytes(8, "little") + weights.read_bytes()[8:])
-    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
-        load_generator(str(folder))
-
-
 def test_no_code_of_a_folder_is_run(folder: Path, tmp_path: Path):
     """Neither where Transformers knows the kind of model, nor where only the folder would."""
     proof = tmp_path / "proof"

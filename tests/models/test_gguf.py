@@ -49,21 +49,3 @@ def test_what_is_broken(name: str, gguf_llama: Path, tmp_path: Path):
     with pytest.raises(ModelError, match=r"model\.gguf") as caught:
         read_gguf(file)
     assert "\n" not in str(caught.value)
-
-
-def test_heads_of_each_layer(gguf_llama: Path, tmp_path: Path):
-    """Some models have other heads in every layer: their number is no length of a list."""
-    content = gguf_llama.read_bytes()
-    begin = b"llama.attention.head_count_kv"
-    place = content.index(begin) + len(begin)
-    values = struct.pack("<IIQ2i", 9, 5, 2, 2, 1)
-    file = tmp_path / "model.gguf"
-    file.write_bytes(content[:place] + values + content[place + 8 :] + bytes(64))
-    # Keys and values, three heads of 64 in all layers, two bytes.
-    assert read_gguf(file).cache_bytes == 2 * 3 * 64 * 2
-
-
-def test_no_file(tmp_path: Path):
-    for place in (tmp_path / "no.gguf", tmp_path):
-        with pytest.raises(ModelError, match="does not exist"):
-            read_gguf(place)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.errors import ModelError
 from flower_privsyn.models.pretrained import (
-    choose_device,
     choose_dtype,
     load_pretrained,
     refuse_other_kind,
@@ -74,52 +71,6 @@ def test_a_folder_is_loaded_for_evaluation(llama: Path):
     assert tokenizer("a")["input_ids"]
 
 
-def test_a_path_that_does_not_exist(tmp_path: Path):
-    with pytest.raises(ModelError, match="does not exist"):
-        _load(str(tmp_path / "missing"))
-    with pytest.raises(ModelError, match="does not exist"):
-        _load(Path("missing"))
-
-
-def test_a_hub_name_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    # Nothing listens here, and nothing may be tried twice.
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match=r"'owner/name' .* cannot be reached") as caught:
-        _load("owner/name")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_hub_name_while_the_hub_is_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    import huggingface_hub
-
-    with _hub(monkeypatch, tmp_path, (200, {})) as asked:
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
-            _load("owner/name")
-    assert asked == []
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [("RepoNotFound", "does not know it"), ("GatedRepo", "asks for permission")],
-)
-def test_a_hub_name_that_the_hub_refuses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, expected: str
-):
-    status = 403 if code == "GatedRepo" else 404
-    with (
-        _hub(monkeypatch, tmp_path, (status, {"X-Error-Code": code})) as asked,
-        pytest.raises(ModelError, match=expected),
-    ):
-        _load("owner/name")
-    # The library also asks once in a process what it is run by, elsewhere.
-    assert [path for path in asked if path.startswith("/api/models/")] == ["/api/models/owner/name"]
-
-
 def test_a_model_in_the_local_cache_needs_no_network(
     llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -150,13 +101,6 @@ def test_a_broken_folder(llama: Path, tmp_path: Path):
         _load(folder)
 
 
-def test_a_folder_without_a_tokenizer(llama: Path, tmp_path: Path):
-    folder = tmp_path / "model"
-    shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(ModelError, match=r"cannot be loaded|no fast tokenizer"):
-        _load(folder)
-
-
 @pytest.mark.parametrize(
     ("architecture", "settings", "kind", "refused"),
     [
@@ -183,25 +127,6 @@ def test_what_a_model_is_for_is_read_from_its_folder(
         refuse_other_kind("m", tmp_path, kind)
 
 
-def test_without_pytorch(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[server\]'"):
-        _load("privsyn-lm")
-
-
-def test_devices_and_precisions():
-    assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(ModelError, match="'no-such-device' is not available"):
-        choose_device("no-such-device")
-    if not torch.cuda.is_available():
-        assert choose_device(None) == torch.device("cpu")
-        with pytest.raises(ModelError, match="'cuda' is not available"):
-            choose_device("cuda")
-    assert choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(ConfigError, match="dtype must be one of \"auto\", .* got 'int8'"):
-        choose_dtype("int8", torch.device("cpu"))
-
-
 def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
     for capabilities, expected in [
         ({"avx512_bf16": True}, torch.bfloat16),
@@ -213,34 +138,3 @@ def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
             torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False
         )
         assert choose_dtype("auto", torch.device("cpu")) == expected
-
-
-class Payload:
-    """An object that runs a command when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch '{self.marker}'",)
-
-
-def test_a_folder_runs_no_code(llama: Path, tmp_path: Path):
-    marker = tmp_path / "ran"
-    own = tmp_path / "own"
-    shutil.copytree(llama, own)
-    (own / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
-    config = json.loads((own / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
-    (own / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
-        _load(own)
-    assert not marker.exists()
-
-    pickled = tmp_path / "pickled"
-    shutil.copytree(llama, pickled)
-    (pickled / "model.safetensors").unlink()
-    torch.save({"lm_head.weight": Payload(marker)}, pickled / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
-        _load(pickled)
-    assert not marker.exists()

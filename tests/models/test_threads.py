@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from flower_privsyn.environment import THREADS
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import threads
 
 
@@ -28,13 +27,6 @@ def test_the_share_of_a_group_bounds_the_cores(
     for content, cores in (("max 100000", 8), ("150000 100000", 2), ("900000 100000", 8), ("", 8)):
         quota.write_text(content)
         assert threads.most_threads() == cores
-
-
-@pytest.mark.parametrize("given", ["0", "two", "-1", "1.5"])
-def test_a_wrong_number_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(THREADS, given)
-    with pytest.raises(ConfigError, match=f"PRIVSYN_THREADS must be a whole .* '{given}'"):
-        threads.most_threads()
 
 
 @pytest.fixture
@@ -63,13 +55,6 @@ def test_each_piece_of_work_is_computed_by_one_thread(
         assert torch.get_num_threads() == 1
     with threads.one_thread(wanted=False):
         assert torch.get_num_threads() == 3
-
-
-def test_only_a_small_model_on_the_cpu_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Linear(10, 10)
-    assert threads.is_small(model)
-    monkeypatch.setattr(threads, "SMALL", 110)
-    assert not threads.is_small(model)
 
 
 @pytest.mark.parametrize(("given", "turns"), [({}, 0), ({"OMP_WAIT_POLICY": "ACTIVE"}, 30 * 10**9)])
