@@ -1,7 +1,6 @@
 """Users per second that are trained, against other ways and other frameworks.
 
     python -m benchmarks.local_training [--model privsyn-lm] [--trainable full] [--users 20]
-        [--parts] [--together 8]
 
 `--model distilgpt2-size` is DistilGPT2's architecture, 82 million parameters, with random weights
 and the bundled tokenizer; it takes 7 GiB.
@@ -13,8 +12,7 @@ Ways through the same users, samples and settings, interleaved, in one process a
 - copies: what is usually written: `copy.deepcopy` of the model and a new `torch.optim.SGD` for
   every user, a dictionary of differences, flattened, clipped and summed with numpy;
 - pfl: Apple's simulator, FederatedAveraging with clipping in a SimulatedBackend, if installed;
-- floor: forward and backward passes alone, the gradients thrown away;
-- vmap, with `--together N`: N users in one pass of `torch.func`, each with weights of its own.
+- floor: forward and backward passes alone, the gradients thrown away.
 
 All of them in a process that keeps the memory it frees, as a node's process does
 (`flower_privsyn.models.memory`), from which all of them gain.
@@ -33,14 +31,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import os
 import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -58,7 +54,6 @@ from benchmarks.other_frameworks import (
     ours_in_flower,
 )
 from benchmarks.other_frameworks import batches as padded
-from flower_privsyn.client_apps.training import is_finite
 from flower_privsyn.data import public_texts
 from flower_privsyn.models import resolve_model
 from flower_privsyn.privacy.grid import GRID
@@ -114,42 +109,6 @@ def clipped(update: Any, query: ModelDelta) -> Any:
     return update * min(1.0, query.clip_to / float(np.linalg.norm(update)))
 
 
-def by_vmap(
-    model: Any, names: Sequence[str], users: Sequence[Samples], query: ModelDelta, together: int
-) -> Any:
-    """Train some users at once: one pass for all of them, each with adapters of its own."""
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    trained = {name: start[name] for name in names}
-    rest = {name: value for name, value in start.items() if name not in trained}
-    rest |= dict(model.named_buffers())
-
-    def of_one(own: dict[str, torch.Tensor], tokens: torch.Tensor, labels: torch.Tensor) -> Any:
-        # Padding stands behind what is predicted, so that nothing looks at it.
-        given = torch.func.functional_call(model, {**own, **rest}, (tokens,), {"use_cache": False})
-        return torch.nn.functional.cross_entropy(
-            given.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        )
-
-    gradients = torch.func.vmap(torch.func.grad(of_one))
-    total: Any = 0.0
-    for first in range(0, len(users), together):
-        group = [in_order(samples) for samples in users[first : first + together]]
-        own = {
-            name: value.expand(len(group), *value.shape).clone() for name, value in trained.items()
-        }
-        for step in range(0, len(group[0]), query.batch_size):
-            batch = [one for samples in group for one in samples[step : step + query.batch_size]]
-            ((tokens, labels),) = padded(batch, len(batch))
-            shape = (len(group), -1, labels.shape[1])
-            found = gradients(own, tokens.view(shape), labels.view(shape))
-            for name, value in own.items():
-                value.sub_(found[name], alpha=query.learning_rate)
-        moved = [(own[name] - value).flatten(1) for name, value in trained.items()]
-        for update in torch.cat(moved, 1).numpy().astype(np.float64):
-            total = total + clipped(update, query)
-    return total / query.unit
-
-
 def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> None:
     """The passes that no way of training can avoid."""
     for samples in users:
@@ -167,41 +126,6 @@ def distilgpt2_size(folder: Path) -> str:
     GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(resolve_model("privsyn-tiny")).save_pretrained(folder)
     return str(folder)
-
-
-def parts(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> str:
-    """Milliseconds of CPU time and page faults of a user, part by part of what a node does."""
-    broadcast, alone = {"parameters": model.parameters}, np.zeros(1, dtype=np.int64)
-    total = np.full(query.answer_length(broadcast), 0.0)
-    moved = np.empty(model.dimension, dtype=np.float32)
-    spent: dict[str, np.ndarray] = {}
-
-    def timed(part: str, work: Callable[[], Any]) -> Any:
-        faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.process_time()
-        result = work()
-        used = time.process_time() - began, getrusage(RUSAGE_SELF).ru_minflt - faults
-        spent[part] = spent.get(part, 0.0) + np.array(used) / len(users)
-        return result
-
-    def passes(batch: Samples) -> None:
-        model._loss([(sample, 1) for sample in batch]).backward()
-
-    for samples in users:
-        timed("back to the round's weights", model._begin_anew)
-        for first in range(0, len(samples), query.batch_size):
-            batch = samples[first : first + query.batch_size]
-            timed("passes", functools.partial(passes, batch))
-            timed("steps of gradient descent", lambda: model._step(query.learning_rate))
-        into = torch.from_numpy(moved)
-        timed("the update", functools.partial(torch.sub, model._weights, model._start, out=into))
-        timed("whether it is finite", lambda: is_finite(moved))
-        cohort = Cohort(moved[None], alone, 1)
-        timed(
-            "norm, clipping, grid and sum",
-            functools.partial(query.add_answer, cohort, broadcast, total),
-        )
-    lines = [f"{part:<29} {1e3 * ms:>7.2f} ms {n:>7.0f} faults" for part, (ms, n) in spent.items()]
-    return "\n".join(["of a user:", *lines])
 
 
 def operations(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> float:
@@ -237,10 +161,8 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--together", type=int, default=0, help="users of one pass by vmap")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Flower")
-    parser.add_argument("--parts", action="store_true", help="what of a user takes how long")
     arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with tempfile.TemporaryDirectory() as folder:
@@ -275,11 +197,8 @@ def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
         "copies": lambda: by_copies(other, names, users, query),
         "floor": lambda: floor(model, users, query),
     }
-    if arguments.together:
-        ways["vmap"] = lambda: by_vmap(other, names, users, query, arguments.together)
     average = (ways["cohort"]() * query.unit / len(users)).astype(np.float32)
-    for way in ways.keys() & {"copies", "vmap"}:
-        check_equal(way, ways[way]() * query.unit / len(users), average)
+    check_equal("copies", ways["copies"]() * query.unit / len(users), average)
     try:
         pfl = Pfl(ordinary(LocalModel(spec, device="cpu")), users, query)
     except ImportError:
@@ -308,9 +227,6 @@ def measure(arguments: argparse.Namespace, name: str) -> list[Ratio]:
         f"floor: {count / 1e9:.2f} GFLOP a user in matrix products; at the {rate / 1e9:.0f} "
         f"GFLOP/s of one thread's large product {rate / count:.1f} users per CPU second"
     )
-    if arguments.parts:
-        parts(model, users, query)  # once more than is timed
-        print(parts(model, users, query))
     print("way             users/s  users per CPU second  CPU time against the floor  to cohort")
     base = float(np.median(cpu["floor"]))
 

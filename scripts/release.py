@@ -30,7 +30,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Folders and files that no wheel of ours holds.
-_NOT_IN_A_WHEEL = ("tests/", "docs/", "benchmarks/", "baselines/", "scripts/", "research/", ".github/")
+_NOT_IN_A_WHEEL = (
+    "tests/",
+    "docs/",
+    "benchmarks/",
+    "baselines/",
+    "scripts/",
+    "research/",
+    ".github/",
+)
 
 
 def refuse_unequal_versions(root: Path = ROOT) -> str:
