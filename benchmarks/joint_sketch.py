@@ -64,7 +64,6 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     for name, query in (
         ("tokens", JointSketch()),
         ("tokens and bigrams", JointSketch(bigram_share=0.5)),
-        ("tokens, bigrams folded", JointSketch(bigram_share=0.5, bigram_buckets=4096)),
     ):
         broadcast = query.broadcast(VOCABULARY, keys)
         down = sum(array.nbytes for array in broadcast.values())

@@ -167,6 +167,14 @@ class OrZero:
     meaning: str
 
 
+@dataclass(frozen=True)
+class _InPython:
+    """In an annotation: the field is a keyword of the class, and no key of a run configuration."""
+
+
+IN_PYTHON: Final = _InPython()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
     """A field as its class declares it.
@@ -180,6 +188,7 @@ class Declaration:
         zero: what 0 means where it is allowed beside the interval, else "".
         words: what the field is, for people.
         default: its value where none is given; MISSING where one must be.
+        in_python: whether it is a keyword of the class alone, and no key of a run configuration.
     """
 
     name: str
@@ -190,6 +199,7 @@ class Declaration:
     zero: str
     words: str
     default: Any
+    in_python: bool = False
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
@@ -357,6 +367,7 @@ def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | No
     kinds = [option for option in options if option is not NoneType]
     limits: dict[str, Any] = {}
     step, zero, words = 1, "", ""
+    in_python = IN_PYTHON in metadata or (inherited is not None and inherited.in_python)
     for item in metadata:
         if isinstance(item, str):
             words = item
@@ -378,6 +389,7 @@ def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | No
         zero=zero,
         words=words or (inherited.words if inherited is not None else ""),
         default=default,
+        in_python=in_python,
     )
 
 

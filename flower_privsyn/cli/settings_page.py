@@ -20,9 +20,10 @@ Every key of every method: what may stand there, what stands there by default, w
 `privsyn methods popri` shows one method. In Python the keys have underscores
 (`POPriConfig(num_rounds=20)`, `help(POPriConfig)`); in a run configuration
 (`[tool.flwr.app.config]`, `--set`) they have hyphens, and a negative number leaves out one that
-need not be given. A value that is not allowed is refused before anything is spent.
+need not be given. A value that is not allowed is refused before anything is spent. Some values of
+papers are keywords of the classes alone: [paper_index.md](paper_index.md) names them.
 
-Which keys of the papers these are: [paper_index.md](paper_index.md).
+Which keys of the papers these are stands there, too.
 """
 
 _POLICY = """\
@@ -77,7 +78,7 @@ def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _is_key(cls: type[Settings], name: str) -> bool:
-    return name in cls.declared and name != "node_settings"
+    return name != "node_settings" and name in cls.declared and not cls.declared[name].in_python
 
 
 def _table(fields: Iterable[Declaration], keys: Mapping[str, Any]) -> str:

@@ -232,7 +232,7 @@ def _student(config: SketchedStudentConfig, amount: Amount) -> list[Work]:
     """Tokens counted on the nodes, and a student trained on what was chosen."""
     rows = float(config.student_steps * config.student_batch_size)
     server = 3.0 * amount.reading(config.model, rows, _length(config))
-    if config.teacher and config.teacher_weight:
+    if config.teacher:
         learnt = 3.0 * config.teacher_steps * config.student_batch_size
         server += amount.reading(config.teacher, rows + learnt, _length(config))
     seconds = amount.records * amount.tokens / _TOKENS_A_SECOND

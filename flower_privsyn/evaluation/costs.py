@@ -123,8 +123,6 @@ def fred_communication(
 def joint_sketch_communication(
     *,
     num_bigrams: int,
-    token_buckets: int,
-    bigram_buckets: int,
     rounds: int = 1,
     vocabulary: int = 8192,
 ) -> Communication:
@@ -132,13 +130,10 @@ def joint_sketch_communication(
 
     Args:
         num_bigrams: K, that are counted; 0 for tokens alone.
-        token_buckets: numbers that the tokens are folded into; 0 for one each.
-        bigram_buckets: the same of the bigrams.
         rounds: releases; all that follows is free.
         vocabulary: tokens of the student, those that were added included.
     """
-    bigrams = (bigram_buckets or num_bigrams) if num_bigrams else 0
-    return _communication(0, (token_buckets or vocabulary) + bigrams, rounds)
+    return _communication(0, vocabulary + num_bigrams, rounds)
 
 
 def federated_training_communication(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import Settings
+from flower_privsyn.checks import IN_PYTHON, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import (
@@ -61,6 +61,7 @@ class GeneratorSettings(Settings):
         Gt(0),
         Le(86_400),
         "seconds to wait for one answer of the server that `generator` names.",
+        IN_PYTHON,
     ] = 300.0
     generator_retries: Annotated[
         int,
@@ -69,9 +70,14 @@ class GeneratorSettings(Settings):
         "how often a request is repeated that was lost, took too long, or was answered with "
         "status 429 or 5xx. The waits in between are 0.5 s, doubled each time up to 30: 15.5 s in "
         "all by default, 10 repetitions outlast two minutes of a restart.",
+        IN_PYTHON,
     ] = 5
     generator_concurrency: Annotated[
-        int, Ge(1), Le(4096), "requests that are under way at once at the server."
+        int,
+        Ge(1),
+        Le(4096),
+        "requests that are under way at once at the server.",
+        IN_PYTHON,
     ] = 64
     generator_parameters: Annotated[
         str,

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import numpy as np
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings, check_whole
+from flower_privsyn.checks import NonNegativeFloat, Settings, check_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -22,6 +22,9 @@ from flower_privsyn.generation.backends import (
 from flower_privsyn.generation.by_messages import chat_of, without_quotes, without_thoughts
 from flower_privsyn.generation.instructions import Instruction
 from flower_privsyn.generation.rehearsal import refuse_silence
+
+#: {words} is never less: Aug-PE's.
+LEAST_WORDS: Final = 25
 
 #: What models say of the length of their answer.
 _COUNT: Final = re.compile(r"\(\s*\d+\s+words?\s*\)")
@@ -43,7 +46,6 @@ class Asking(Settings):
         NonNegativeFloat,
         "Standard deviation of {words} about the number of words the text has.",
     ] = 0.0
-    least_words: Annotated[PositiveInt, "{words} is never less."] = 25
 
     def _called(self, name: str) -> str:
         return f"generation setting {name}"
@@ -196,7 +198,7 @@ class ByInstruction:
             label=label,
             text=" ".join(words),
             blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),
-            words=str(max(asking.least_words, wanted)),
+            words=str(max(LEAST_WORDS, wanted)),
             style=style,
             domain=asking.domain,
         )

@@ -340,7 +340,7 @@ class PrivateSumConfig(Settings):
         Raises:
             ConfigError: a key is unknown, or its value has the wrong type or is out of range.
         """
-        known = {key.replace("_", "-"): key for key in cls._names()}
+        known = {key.replace("_", "-"): key for key in cls._run_names()}
         values: dict[str, Any] = {
             "node_settings": tuple(
                 (key, str(run_config[key])) for key in sorted(NODE_KEYS & set(run_config))
@@ -361,13 +361,18 @@ class PrivateSumConfig(Settings):
 
     @classmethod
     def keys(cls) -> frozenset[str]:
-        """The hyphenated keys of these settings."""
-        return frozenset(name.replace("_", "-") for name in cls._names())
+        """The hyphenated keys that a run configuration may have."""
+        return frozenset(name.replace("_", "-") for name in cls._run_names())
 
     @classmethod
     def _names(cls) -> list[str]:
-        """The fields that are keys of a run configuration."""
+        """The fields that are settings of the method."""
         return [name for name in cls.declared if name != "node_settings"]
+
+    @classmethod
+    def _run_names(cls) -> list[str]:
+        """Those of them that are keys of a run configuration, and not of the class alone."""
+        return [name for name in cls._names() if not cls.declared[name].in_python]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings under their hyphenated keys."""

@@ -28,7 +28,7 @@ from flower_privsyn.queries.query import (
     Query,
     Reads,
 )
-from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores, project_scores
+from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.
 QUERIES: tuple[type[Query], ...] = (
@@ -64,6 +64,5 @@ __all__ = [
     "nearest_candidates",
     "next_clip_norm",
     "pack_conditions",
-    "project_scores",
     "unpack_conditions",
 ]

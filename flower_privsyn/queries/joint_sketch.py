@@ -7,8 +7,6 @@ Reading it (`flower_privsyn.strategies.parts.sketch_reading`) and choosing publi
 
 Kim, Gopi, Kulkarni, Yekhanin, "Differentially Private n-gram Extraction" (NeurIPS 2021) releases
 n-grams of users that are not known in advance, in several rounds; here the pairs are public.
-Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams" (ICALP 2002) is the count
-sketch that folds a block into fewer numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries.bigrams import find_bigrams
@@ -39,23 +37,18 @@ _MOST_NUMBERS: Final = 2**23
 
 _MOST_TOKENS: Final = 2**24
 _MOST_VOCABULARY: Final = 2**24
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_MASK: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Consecutive numbers of an answer: the counts of one kind of item, whole or folded.
+    """Consecutive numbers of an answer: the counts of one kind of item.
 
     Attributes:
         name: "tokens" or "bigrams".
-        num_items: items that are counted.
-        keys: (num_items,) increasing, what is hashed of an item: first * vocabulary + second of a
-            bigram; None where the item is its own key.
+        num_items: items that are counted, a number each.
+        keys: (num_items,) increasing, first * vocabulary + second of a bigram; None of tokens.
         weight: share of the vector's length, > 0; squares of all blocks add up to 1.
         start: place of the first number in the answer.
-        width: how many numbers.
-        hash_key: of buckets and signs; None where every item has a number of its own.
     """
 
     name: str
@@ -63,33 +56,16 @@ class Block:
     keys: IntArray | None
     weight: float
     start: int
-    width: int
-    hash_key: int | None
 
     @property
     def columns(self) -> slice:
         """Where the block is in an answer."""
-        return slice(self.start, self.start + self.width)
-
-    def places(self, items: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """In which number of the block items are counted, and whether with a minus.
-
-        Args:
-            items: (n,) in `range(num_items)`.
-
-        Returns:
-            (n,) in `range(width)`, and (n,).
-        """
-        if self.hash_key is None:
-            return items, np.zeros(len(items), dtype=np.bool_)
-        mixed = _mixed(items if self.keys is None else self.keys[items], key=self.hash_key)
-        buckets = ((mixed >> np.uint64(32)) * np.uint64(self.width)) >> np.uint64(32)
-        return buckets.astype(np.int64), (mixed & np.uint64(1)).astype(np.bool_)
+        return slice(self.start, self.start + self.num_items)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemMoments:
-    """How much users count of each item of a block, before any folding and weight.
+    """How much users count of each item of a block, before its weight.
 
     A user's amount of an item is its count over the length of the user's block.
 
@@ -113,9 +89,7 @@ class JointSketch(Query):
 
         (sqrt(1 - b) t / |t|,  sqrt(b) g / |g|),        b = `bigram_share`.
 
-    A block with `buckets` M > 0 is folded first: an item adds its count times a public sign to a
-    public one of M numbers, and what results is brought to length 1. A block in which nothing was
-    counted stays zero, and its share is not given to the other.
+    A block in which nothing was counted stays zero, and its share is not given to the other.
 
     `max_occurrences` bounds every count before that. The words that every text repeats take most of
     the length of a user's counts; where they count a few times at most, what remains, and with it
@@ -153,13 +127,6 @@ class JointSketch(Query):
         Le(1),
         "b, the bigrams' share of the squared norm; 0 asks for tokens alone, 1 for bigrams alone.",
     ] = 0.0
-    token_buckets: Annotated[
-        int, Ge(0), Le(_MOST_NUMBERS), "M of the tokens; 0 for one number per token."
-    ] = 0
-    bigram_buckets: Annotated[
-        int, Ge(0), Le(_MOST_NUMBERS), "M of the bigrams; 0 for one number per bigram."
-    ] = 0
-    hash_seed: Annotated[int, Ge(0), Lt(2**63), "of buckets and signs; public."] = 0
     max_tokens_per_user: Annotated[
         int,
         Ge(1),
@@ -177,7 +144,7 @@ class JointSketch(Query):
 
     @property
     def measured_in(self) -> str:
-        """Per token or bigram, or per number of a folded block."""
+        """Per token or bigram."""
         return "per token or bigram"
 
     # ------------------------------------------------------------------ what travels down
@@ -231,11 +198,11 @@ class JointSketch(Query):
             if keys[-1] >= vocabulary**2:
                 raise ValueError(f"bigrams must be of {vocabulary} tokens")
         if self.answer_length(broadcast) > _MOST_NUMBERS:
-            raise ValueError(f"{self.name} answers at most {_MOST_NUMBERS} numbers: fold a block")
+            raise ValueError(f"{self.name} answers at most {_MOST_NUMBERS} numbers")
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """The numbers of all blocks."""
-        return sum(block.width for block in self.blocks(broadcast))
+        return sum(block.num_items for block in self.blocks(broadcast))
 
     def blocks(self, broadcast: Broadcast) -> tuple[Block, ...]:
         """What the numbers of an answer are, in their order: the tokens, then the bigrams."""
@@ -250,11 +217,9 @@ class JointSketch(Query):
                     keys=None,
                     weight=math.sqrt(1.0 - self.bigram_share),
                     start=0,
-                    width=self.token_buckets or vocabulary,
-                    hash_key=2 * self.hash_seed if self.token_buckets else None,
                 )
             )
-            start = found[0].width
+            start = vocabulary
         if self.bigram_share > 0:
             keys = unpack_bigrams(broadcast["bigrams"])
             found.append(
@@ -264,8 +229,6 @@ class JointSketch(Query):
                     keys=keys,
                     weight=math.sqrt(self.bigram_share),
                     start=start,
-                    width=self.bigram_buckets or len(keys),
-                    hash_key=2 * self.hash_seed + 1 if self.bigram_buckets else None,
                 )
             )
         return tuple(found)
@@ -302,7 +265,7 @@ class JointSketch(Query):
             broadcast: as for the users who are asked.
 
         Returns:
-            By the name of the block; of its items, also where it is folded.
+            By the name of the block.
 
         Raises:
             ValueError: there is no user.
@@ -315,10 +278,7 @@ class JointSketch(Query):
             text = _Text.of(batch, self.max_tokens_per_user)
             for block, total in zip(blocks, sums, strict=True):
                 users, items, counts = self._counts(text, block, broadcast)
-                folded_users, _, folded = _folded(users, items, counts, block)
-                lengths = _lengths(folded_users, folded, batch.num_users)
-                # Where a folded block cancels to nothing, a user has no amount of anything.
-                amounts = np.where(lengths[users] > 0, counts / np.maximum(lengths[users], 1.0), 0)
+                amounts = counts / _lengths(users, counts, batch.num_users)[users]
                 total[0] += np.bincount(items, weights=amounts, minlength=block.num_items)
                 total[1] += np.bincount(items, weights=amounts**2, minlength=block.num_items)
         return {
@@ -338,8 +298,7 @@ class JointSketch(Query):
         for first_user, batch in _batches(cohort, self.max_tokens_per_user):
             text = _Text.of(batch, self.max_tokens_per_user)
             for block in blocks:
-                found = self._counts(text, block, broadcast)
-                users, columns, counts = _folded(*found, block)
+                users, columns, counts = self._counts(text, block, broadcast)
                 lengths = _lengths(users, counts, batch.num_users)
                 values = counts / lengths[users]
                 values *= block.weight * _SHORTER
@@ -505,47 +464,8 @@ def _counted(
     return users, found, counts
 
 
-def _folded(
-    users: IntArray, items: IntArray, counts: IntArray, block: Block
-) -> tuple[IntArray, IntArray, IntArray]:
-    """What each user has in each number of a block; nothing where that is 0.
-
-    Returns:
-        Users and numbers, each pair once, and the sums of signed counts.
-    """
-    if block.hash_key is None or not len(users):
-        return users, items, counts
-    places, minus = block.places(items)
-    keys = users * block.width + places
-    order = np.argsort(keys)
-    keys = keys[order]
-    starts = np.flatnonzero(np.concatenate((np.ones(1, dtype=np.bool_), keys[1:] != keys[:-1])))
-    sums = np.add.reduceat(np.where(minus, -counts, counts)[order], starts)
-    kept = sums != 0
-    owners, columns = np.divmod(keys[starts[kept]], block.width)
-    return owners, columns, sums[kept]
-
-
 def _lengths(users: IntArray, counts: IntArray, num_users: int) -> Float64Array:
     """(num_users,) the L2 norm of each user's counts: the root of a whole number below 2^53."""
     squares = np.bincount(users, weights=counts * counts, minlength=num_users)
     lengths: Float64Array = np.sqrt(squares)
     return lengths
-
-
-def _mixed(keys: IntArray, *, key: int) -> npt.NDArray[np.uint64]:
-    """64 bits per key: splitmix64 (Steele, Lea, Flood 2014), keyed; the same on every machine."""
-    start = np.uint64(_mix_one(key))
-    z = keys.astype(np.uint64) * np.uint64(_GOLDEN) + start
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return mixed
-
-
-def _mix_one(value: int) -> int:
-    """Splitmix64 of one number."""
-    z = (value + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)

@@ -267,39 +267,6 @@ def expand_scores(
     return _expand(release, broadcast, centre)
 
 
-def project_scores(
-    scores: npt.NDArray[Any],
-    candidates: npt.NDArray[Any],
-    *,
-    prompt: npt.NDArray[Any] | None = None,
-    centre: Centre = "prompt",
-) -> Float64Array:
-    """Take the noise outside the span of the centred candidates out of released scores.
-
-    For releases with `answer_space="candidates"`: the orthogonal projection onto the span, where
-    the true sum lies. Post-processing, so free. The result has the same distribution as
-    `expand_scores` of a release in the span with the same noise.
-
-    Args:
-        scores: (m,) the noisy sum.
-        candidates: (m, d) as broadcast.
-        prompt: (m,) integer group of each candidate, for `centre="prompt"`.
-        centre: as in the query.
-
-    Returns:
-        (m,) float64.
-
-    Raises:
-        ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
-    """
-    broadcast = _checked(candidates, prompt, centre)
-    scores = np.asarray(scores, dtype=np.float64)
-    if scores.shape != (len(candidates),) or not np.isfinite(scores).all():
-        raise ValueError(f"scores must be ({len(candidates)},) and finite, got {scores.shape}")
-    inverse = _span(broadcast, centre).inverse
-    return _expand(inverse @ (_centred(broadcast, centre).T @ scores), broadcast, centre)
-
-
 def _checked(
     candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
 ) -> dict[str, npt.NDArray[Any]]:

@@ -1,8 +1,8 @@
 """What the page of one run shows: its figures and its texts, without any markup.
 
 They are released values and what was made of them and of public text, so the page may lie in the
-run directory and be shown to whoever may read that. A run whose settings say `research = true` used
-private text outside the budget; its page says so at the top and at every figure that this touches.
+run directory and be shown to whoever may read that. A run whose noise is too little as printed
+(`RESEARCH_STAMP`) says so at the top of its page and at every figure that this touches.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import quoted, read_json, read_json_lines
@@ -21,11 +21,14 @@ FORMAT = 2
 LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
+TOO_LITTLE: Final = "too-little-as-printed"
+"""The `noise-calibration` of FreD that is less than its epsilon needs, as the paper has it."""
+
 RESEARCH_STAMP = (
     "research: the noise is the paper's as printed, too little for the epsilon it names; the "
     "ledger states what it costs"
 )
-"""What marks a run whose settings say `research = true`, wherever its figures are shown."""
+"""What marks a run whose settings say so, wherever its figures are shown."""
 
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
 
@@ -62,7 +65,7 @@ def stamp_of(document: Mapping[str, Any]) -> str | None:
         document: everything in its `config.json`.
     """
     config = document.get("config")
-    if isinstance(config, dict) and config.get("research"):
+    if isinstance(config, dict) and config.get("noise-calibration") == TOO_LITTLE:
         return RESEARCH_STAMP
     return str(found) if (found := document.get("stamp")) else None
 

@@ -1,4 +1,4 @@
-"""The file of a run that says what a joint sketch released of tokens, bigrams and topics."""
+"""The file of a run that says what a joint sketch released of tokens and bigrams."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 
 from flower_privsyn.errors import RunDirectoryError
 
-#: In a run directory: what a release says, a row per token, per bigram and per topic of
-#: public text.
+#: In a run directory: what a release says, a row per token and per bigram.
 SKETCH_FILE: Final = "sketch.parquet"
 
 #: `source` of the texts of a run that chose public text by a sketch, and wrote none.
@@ -69,7 +68,7 @@ def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str
         most: items of each kind, at each end.
 
     Returns:
-        By kind, "token", "bigram" and "topic", then "more" and "less": lists of text, ratio
+        By kind, "token" and "bigram", then "more" and "less": lists of text, ratio
         (private over public), and two standard errors either side of it, low and high. Items whose
         interval holds 1 are left out.
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 
-from flower_privsyn.checks import PositiveInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
@@ -114,9 +114,9 @@ class AugPEConfig(EvolutionConfig):
         'each class; "public", drawn from `public_text`, of each class those whose `label` it is, '
         "or from all where none has a `label`.",
     ] = "written"
-    initial_prompt: Annotated[str, 'what is asked for a first text: "write", or a JSON file.'] = (
-        "write"
-    )
+    initial_prompt: Annotated[
+        str, 'what is asked for a first text: "write", or a JSON file.', IN_PYTHON
+    ] = "write"
     initial_words: Annotated[PositiveInt, "about how many words a first text is to have."] = 100
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class AugPEConfig(EvolutionConfig):
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask: of which class each vote is, where there are classes."""
         query = LabelledHistogram if self.class_names else NearestNeighborHistogram
-        return query(max_samples=self.max_samples, clip=self.clip, clip_to=self.clip_to)
+        return query(max_samples=self.max_samples, clip=self.clip)
 
     @classmethod
     def as_printed(
@@ -191,10 +191,10 @@ class AugPE(PrivateSumStrategy):
 
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of one histogram
-        over the candidates of all classes, of L2 sensitivity `max_samples` (or `clip_to`) whatever
-        classes a user's texts are of, composed with the sampling in use. Which classes there are,
-        and how many candidates each has, is public and does not depend on private text. All else
-        is post-processing.
+        over the candidates of all classes, of L2 sensitivity `max_samples` (its root with
+        `clip = "l2"`) whatever classes a user's texts are of, composed with the sampling in use.
+        Which classes there are, and how many candidates each has, is public and does not depend on
+        private text. All else is post-processing.
 
     Args:
         config: the settings.

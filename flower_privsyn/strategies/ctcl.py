@@ -24,7 +24,13 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import (
+    IN_PYTHON,
+    LARGEST_WHOLE,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.generation.topics import check_document_type
@@ -73,7 +79,6 @@ _USES: Final = frozenset(
         "temperature",
         "top-p",
         "max-new-tokens",
-        "most-repeated",
         "repetition-penalty",
         "word-filter",
     }
@@ -126,6 +131,7 @@ class CTCLConfig(CorrelatedTrainingConfig):
         Literal["share", "documents"],
         'what a user weighs in the histogram. "share": 1 in all, whatever they wrote; "documents": '
         "1 for each of at most `max_samples` samples, to which the noise is scaled.",
+        IN_PYTHON,
     ] = "share"
     histogram_share: Annotated[
         float,
@@ -153,31 +159,28 @@ class CTCLConfig(CorrelatedTrainingConfig):
         '"samples": after each sample, cut off or not.',
     ] = "documents"
     document_type: Annotated[
-        str, 'what the documents are, in public words, for the conditions; "" for none.'
+        str,
+        'what the documents are, in public words, for the conditions; "" for none.',
+        IN_PYTHON,
     ] = ""
     synthetic_samples: Annotated[PositiveInt, "texts to write; 400,000 in the paper."] = 2000
     max_new_tokens: Annotated[PositiveInt, "most tokens of a text; 512 in the paper."] = 85
     temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "the nucleus; 0.95 in the paper."] = 0.95
-    most_repeated: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        "texts of twenty words or more of which one word makes up more than this share are written "
-        "anew; 1 keeps all, as the paper does.",
-    ] = 1.0
     repetition_penalty: Annotated[
         float,
         Ge(1),
         Le(100),
         "logits of tokens that a text already holds are divided by this; 1 for none, as in the "
         "paper, 1.5 in its released code.",
+        IN_PYTHON,
     ] = 1.0
     word_filter: Annotated[
         WordFilter,
         '"released": texts with a word of more than 25 characters, without a word in letters, or '
         "with one word more than 20 times are written anew, which the paper's released code leaves "
         'out; "none", as in the paper.',
+        IN_PYTHON,
     ] = "none"
 
     def __post_init__(self) -> None:
@@ -200,11 +203,6 @@ class CTCLConfig(CorrelatedTrainingConfig):
                 f'document-type = "{self.document_type}" stands before keywords: leave it empty '
                 "with keywords = false"
             )
-
-    @property
-    def rounds_that_train(self) -> int:
-        """All but the first."""
-        return self.num_rounds - 1
 
     def histogram(self) -> NearestNeighborHistogram:
         """The question of the first round."""
@@ -463,7 +461,6 @@ class TopicsAndTraining(FederatedTraining):
                 top_p=config.top_p,
                 repetition_penalty=config.repetition_penalty,
             ),
-            most_repeated=config.most_repeated,
             word_filter=config.word_filter,
             round_number=max(self.run.finished_rounds(), default=0),
         )

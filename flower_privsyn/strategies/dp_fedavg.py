@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Self, final
 
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import check_number
+from flower_privsyn.checks import IN_PYTHON, check_number
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
@@ -64,15 +64,17 @@ class DPFedAvgConfig(FederatedTrainingConfig):
     adaptive_clipping: Annotated[
         bool,
         "let the clip norm follow a quantile of the updates' norms; `clip_norm` is the first one.",
+        IN_PYTHON,
     ] = False
     clip_quantile: Annotated[
         float,
         Ge(0),
         Le(1),
         "the fraction of users whose update shall be within the clip norm.",
+        IN_PYTHON,
     ] = 0.5
     clip_learning_rate: Annotated[
-        float, Ge(0), Le(10), "how fast the clip norm moves; 0.2 in the paper."
+        float, Ge(0), Le(10), "how fast the clip norm moves; 0.2 in the paper.", IN_PYTHON
     ] = 0.2
     clip_bit_share: Annotated[
         float,
@@ -81,6 +83,7 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         "part of the bound on a user that the bit takes. At 0.2 updates carry 2 % more noise, and "
         "the fraction has noise 2.5 z / users at the noise multiplier z; `queries.bit_share` turns "
         "the paper's users / 20 into a share.",
+        IN_PYTHON,
     ] = 0.2
 
     def question(self, clip_norm: float) -> ModelDelta:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 import numpy as np
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import replacing, write_json
 from flower_privsyn.privacy import (
@@ -54,6 +54,7 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.runs import RESEARCH_STAMP
+from flower_privsyn.runs.run_format import TOO_LITTLE
 from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
@@ -100,6 +101,7 @@ class FreDConfig(PrivateSumConfig):
         Radius,
         OrZero("nine tenths of the public texts lie within"),
         "how far from the centre an embedding counts; users' and candidates' are clipped alike.",
+        IN_PYTHON,
     ] = 0.0
     moment_centre: Annotated[
         Literal["public", "none"],
@@ -107,7 +109,11 @@ class FreDConfig(PrivateSumConfig):
         'small; "none", as in the paper.',
     ] = "public"
     covariance_share: Annotated[
-        float, Ge(0.01), Le(0.99), "the second moments' part of an answer's squared norm."
+        float,
+        Ge(0.01),
+        Le(0.99),
+        "the second moments' part of an answer's squared norm.",
+        IN_PYTHON,
     ] = 0.5
     public_text: Annotated[
         str,
@@ -141,9 +147,6 @@ class FreDConfig(PrivateSumConfig):
         "then averaged away, and to every client's part of a covariance. `noise_multiplier` is "
         "then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon. Needs `research`.",
     ] = "as-accounted"
-    research: Annotated[
-        bool, 'allow `noise_calibration = "too-little-as-printed"`, and stamp the run with it.'
-    ] = False
     candidates: Annotated[
         str,
         "what is ranked, with semicolons between: JSONL or .txt files, folders of them, run "
@@ -161,13 +164,6 @@ class FreDConfig(PrivateSumConfig):
         """Check every value."""
         super().__post_init__()
         candidate_names(self.candidates)
-        printed = self.noise_calibration == "too-little-as-printed"
-        if printed != self.research:
-            raise ConfigError(
-                'noise-calibration = "too-little-as-printed" and research = true go together: it '
-                "is less than its epsilon needs. Got noise-calibration = "
-                f'"{self.noise_calibration}" and research = {str(self.research).lower()}'
-            )
         if self.estimator == "two-rounds" and self.num_rounds < 2:
             raise ConfigError(
                 'estimator = "two-rounds" needs num-rounds of at least 2, got '
@@ -183,7 +179,7 @@ class FreDConfig(PrivateSumConfig):
                 f'num-records = {self.num_records} needs unit = "record" and count-share = 0, got '
                 f'unit = "{self.unit}" and count-share = {self.count_share:g}'
             )
-        if printed:
+        if self.noise_calibration == TOO_LITTLE:
             self._check_printed()
         self.questions()
 
@@ -228,8 +224,7 @@ class FreDConfig(PrivateSumConfig):
             "num_rounds": 2,
             "moment_dimensions": 0,
             "moment_centre": "none",
-            "noise_calibration": "too-little-as-printed",
-            "research": True,
+            "noise_calibration": TOO_LITTLE,
             "noise_multiplier": each,
             "delta": total_delta,
             "num_users": clients,
@@ -334,7 +329,7 @@ class ReleasedMoments(AskedAgain):
     @property
     def stamp(self) -> str | None:
         """Marks a run with the printed noise."""
-        return RESEARCH_STAMP if self.config.research else None
+        return RESEARCH_STAMP if self.config.noise_calibration == TOO_LITTLE else None
 
     def needs(self) -> Needs:
         """The embedding model and public text."""

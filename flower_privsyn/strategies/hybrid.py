@@ -42,7 +42,6 @@ from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, ch
 from flower_privsyn.strategies.parts.sketched_text import SketchedText
 
 if TYPE_CHECKING:
-    from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
@@ -92,22 +91,10 @@ class HybridConfig(CorrelatedTrainingConfig, SketchedStudentConfig):
         "`sketch_share`.",
     ] = None
 
-    bias_comes: Annotated[
-        Literal["before", "after"],
-        "when what the model lacks of the sketch comes into its logits, by `token_bias` and "
-        '`bigram_bias`: "before" the rounds, in which nodes then train with it and learn what it '
-        'does not say; "after" them, read from the model as the last round left it.',
-    ] = "before"
-
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
         super().__post_init__()
         check_stated_noise(self, key="sketch-noise-multiplier", stated=self.sketch_noise_multiplier)
-
-    @property
-    def rounds_that_train(self) -> int:
-        """All but the first."""
-        return self.num_rounds - 1
 
     def sketch_multiplier(self) -> float:
         """The noise multiplier of the sketch: as it is stated, or as it follows from its share.
@@ -167,13 +154,6 @@ class SketchThenTraining(CorrelatedTraining):
         self._begun: LocalModel | None = None
         self._bias: LogitBias | None = None
 
-    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
-        """A bias that is put on when the last round is over may be another until then."""
-        free = super().free_settings(run, all_released=all_released)
-        if all_released and self.config.bias_comes == "after":
-            free |= {"token-bias", "bigram-bias"}
-        return free
-
     @property
     def queries(self) -> tuple[Query, ...]:
         """The counts, and updates clipped to the first clip norm."""
@@ -203,7 +183,7 @@ class SketchThenTraining(CorrelatedTraining):
         config, training = self.config, super().needs()
         sketch = sketch_needs(
             model=config.model,
-            teacher=config.teacher if config.teacher_weight else "",
+            teacher=config.teacher,
             generator="",
             public_text=config.public_text,
             rows=config.chosen_rows(),
@@ -216,7 +196,7 @@ class SketchThenTraining(CorrelatedTraining):
         )
 
     def outline(self, look: Look) -> Outline:
-        """The counts, then updates of all that is trained, under the bias if it comes before."""
+        """The counts, then updates of all that is trained, under the bias."""
         config, training = self.config, super().outline(look)
         counts = about_tokens(
             config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
@@ -225,7 +205,7 @@ class SketchThenTraining(CorrelatedTraining):
         if self._trains_biased:
             size = look.vocabulary(config.model)
             pairs = None
-            if config.bigram_bias and config.num_bigrams and not config.bigram_buckets:
+            if config.bigram_bias and config.num_bigrams:
                 every = np.arange(min(config.num_bigrams, size**2))
                 pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
             zeros = np.zeros(size, dtype=np.float32)
@@ -304,8 +284,7 @@ class SketchThenTraining(CorrelatedTraining):
     @property
     def _trains_biased(self) -> bool:
         """Whether nodes train with a bias of the logits, once there is a release."""
-        config = self.config
-        return config.bias_comes == "before" and bool(config.token_bias or config.bigram_bias)
+        return bool(self.config.token_bias or self.config.bigram_bias)
 
     def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
         """The student, where not all of it is trained, and what it lacks of the release."""

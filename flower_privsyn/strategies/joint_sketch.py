@@ -50,17 +50,12 @@ _OF_THE_STUDENT = frozenset(
     {
         "select-share",
         "least-selected",
-        "selection",
         "least-row-tokens",
-        "bigram-score-weight",
-        "surprisal-power",
         "most-overlap",
         "student-steps",
         "student-batch-size",
         "student-learning-rate",
         "teacher",
-        "teacher-weight",
-        "teacher-top-k",
         "teacher-steps",
         "token-bias",
         "bigram-bias",
@@ -149,7 +144,7 @@ class AskedOnce(AskedAgain):
         config = self.config
         return sketch_needs(
             model=config.model,
-            teacher=config.teacher if config.teacher_weight else "",
+            teacher=config.teacher,
             generator=config.generator if config.synthesis == "written" else "",
             public_text=config.public_text,
             rows=config.chosen_rows(),

@@ -180,7 +180,6 @@ class MoreText(ExpandingSettings):
                 top_p=self.top_p,
                 repetition_penalty=float(own.get("repetition-penalty", 1.0)),
             ),
-            most_repeated=float(own.get("most-repeated", 1.0)),
             word_filter=own.get("word-filter", "none"),
             source="expanded",
             round_number=max(run.finished_rounds(), default=0),

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
@@ -41,12 +42,7 @@ from flower_privsyn.private_path.method import (
 )
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.queries import (
-    MeanSimilarity,
-    Query,
-    expand_scores,
-    project_scores,
-)
+from flower_privsyn.queries import MeanSimilarity, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.strategies.parts.judge import MomentsJudge, best
 from flower_privsyn.strategies.parts.moment_settings import (
@@ -115,6 +111,7 @@ class POPriConfig(PreferenceConfig):
         Scale,
         '"clip" to norm 1 at most (as printed), or "unit": every user with any preference to norm '
         "1 (the authors' code).",
+        IN_PYTHON,
     ] = "clip"
     answer_space: Annotated[
         AnswerSpace,
@@ -123,19 +120,10 @@ class POPriConfig(PreferenceConfig):
         "dimension of the embedding comes up, from which the server computes all scores. Same "
         "sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.",
     ] = "span"
-    project_scores: Annotated[
-        bool,
-        'with "candidates", take the noise outside that span out of what was released; free.',
-    ] = False
 
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        if self.project_scores and self.answer_space != "candidates":
-            raise ConfigError(
-                f'project-scores = true needs answer-space = "candidates", got answer-space = '
-                f'"{self.answer_space}", which holds no noise outside the span'
-            )
         if self.checkpoint == "fred" and self.num_rounds < 2:
             raise ConfigError(
                 'checkpoint = "fred" makes the first release mean and covariance, so num-rounds '
@@ -426,10 +414,6 @@ class PreferencesByScores(Method):
         prompt = candidates.group if config.centre == "prompt" else None
         if config.answer_space == "span":
             return expand_scores(
-                release.values, candidates.embeddings, prompt=prompt, centre=config.centre
-            )
-        if config.project_scores:
-            return project_scores(
                 release.values, candidates.embeddings, prompt=prompt, centre=config.centre
             )
         return release.values

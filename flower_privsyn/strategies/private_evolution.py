@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
-from flower_privsyn.checks import NonNegativeInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
@@ -73,6 +73,7 @@ class PrivateEvolutionConfig(EvolutionConfig):
         Literal["distinct", "counted"],
         '"distinct": a text that survived in several rounds is one seed; "counted": it is as many '
         "seeds, as in the authors' code.",
+        IN_PYTHON,
     ] = "distinct"
     opening_words: Annotated[
         NonNegativeInt,
@@ -87,6 +88,7 @@ class PrivateEvolutionConfig(EvolutionConfig):
     output: Annotated[
         Literal["expanded", "survivors", "both"],
         'what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".',
+        IN_PYTHON,
     ] = "expanded"
 
     def __post_init__(self) -> None:
@@ -146,8 +148,8 @@ class PrivateEvolution(PrivateSumStrategy):
 
     Formal guarantee:
         Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
-        L2 sensitivity `max_samples` (or `clip_to`), composed with the sampling in use. All
-        else is post-processing of public text and releases.
+        L2 sensitivity `max_samples` (its root with `clip = "l2"`), composed with the sampling in
+        use. All else is post-processing of public text and releases.
 
     Args:
         config: the settings.

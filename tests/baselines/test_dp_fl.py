@@ -53,7 +53,7 @@ def test_one_setting_changes_the_strategy(name: str | None) -> None:
         return
     assert isinstance(settings(name, "strategy=dp-ftrl"), DPFTRLConfig)
     assert settings(name, "strategy=dp-ftrl").sampling == "cyclic"
-    assert settings(name, "strategy=dp-fedavg", "tree-restart=3").sampling in ("full", "poisson")
+    assert settings(name, "strategy=dp-fedavg", "min-separation=3").sampling in ("full", "poisson")
 
 
 def test_every_reported_setting_has_a_file() -> None:
@@ -137,7 +137,6 @@ def test_the_tree_of_wang_et_al(epsilon: Any) -> None:
     for key in (
         *SHARED,
         "min_separation",
-        "max_participations",
         "correlation",
         "max_tokens",
         "max_samples",

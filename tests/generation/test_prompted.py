@@ -54,14 +54,14 @@ def asked(generator: Notes, instruction: Instruction = EVERYTHING, **asking: Any
 
 def test_what_stands_in_a_prompt() -> None:
     generator = Notes()
-    variation = asked(generator, blank_fraction=1.0, least_words=1)
+    variation = asked(generator, blank_fraction=1.0)
     assert isinstance(variation, Variation)
     variation.vary(["one  two\nthree"], seed=1, labels=["sad"])
     style, label, words, domain, blanked, text = generator.prompts[0].split("|")
     assert style in ("loud", "low")
     assert (label, words, domain, blanked, text) == (
         "<sad>",
-        "3",
+        "25",
         "letters",
         "_ _ _",
         "one two three",
@@ -74,7 +74,7 @@ def test_what_stands_in_a_prompt() -> None:
 def test_words_styles_and_blanks_are_drawn_for_each_text_and_the_same_again() -> None:
     text = " ".join(["word"] * 100)
     generator = Notes()
-    variation = asked(generator, blank_fraction=0.25, word_spread=10.0, least_words=90)
+    variation = asked(generator, blank_fraction=0.25, word_spread=40.0)
     first = variation.vary([text] * 400, seed=3)
     rows = [prompt.split("|") for prompt in generator.prompts]
     words = np.array([int(row[2]) for row in rows])
@@ -111,9 +111,7 @@ def test_an_answer_becomes_one_line_and_nothing_stays_as_it_was(answer: str, tex
 def test_texts_are_written_where_there_were_none() -> None:
     generator = Notes()
     instruction = load_instruction("write", purpose="beginning")
-    written = asked(generator, instruction, least_words=5).write(
-        3, words=60, seed=5, labels=["a", "b", "a"]
-    )
+    written = asked(generator, instruction).write(3, words=60, seed=5, labels=["a", "b", "a"])
     assert len(written) == 3
     assert ["60 words" in prompt for prompt in generator.prompts] == [True] * 3
     assert ['"b"' in prompt for prompt in generator.prompts] == [False, True, False]

@@ -43,38 +43,18 @@ MIXTURES = [
     JointSketch(bigram_share=1.0),
     JointSketch(bigram_share=0.5, max_tokens_per_user=40),
     JointSketch(max_occurrences=2),
-    JointSketch(bigram_share=0.4, bigram_buckets=13, max_occurrences=1, hash_seed=9),
-    JointSketch(token_buckets=5, hash_seed=3),
-    JointSketch(bigram_share=0.3, bigram_buckets=16, hash_seed=2**63 - 1),
-    JointSketch(bigram_share=0.7, token_buckets=7, bigram_buckets=11, max_tokens_per_user=9),
+    JointSketch(bigram_share=0.4, max_occurrences=1),
+    JointSketch(bigram_share=0.7, max_tokens_per_user=9),
 ]
 mixtures = pytest.mark.parametrize(
     "query",
     MIXTURES,
-    ids=lambda q: f"{q.bigram_share}-{q.token_buckets}-{q.bigram_buckets}-{q.max_occurrences}",
+    ids=lambda q: f"{q.bigram_share}-{q.max_tokens_per_user}-{q.max_occurrences}",
 )
 
 
 def broadcast_for(query: JointSketch) -> dict[str, np.ndarray]:
     return query.broadcast(V, KEYS)
-
-
-def mixed(value: int) -> int:
-    """Splitmix64's finaliser, in Python's whole numbers."""
-    mask = 2**64 - 1
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
-
-
-def folded(counts: Counter[int], buckets: int, key: int) -> Counter[int]:
-    """The count sketch of counts."""
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-    result: Counter[int] = Counter()
-    for item, count in counts.items():
-        word = mixed((item * golden + mixed((key + golden) & mask)) & mask)
-        result[((word >> 32) * buckets) >> 32] += -count if word & 1 else count
-    return result
 
 
 def by_definition(records: list[list[int]], query: JointSketch) -> np.ndarray:
@@ -93,19 +73,16 @@ def by_definition(records: list[list[int]], query: JointSketch) -> np.ndarray:
         for item in counts:
             counts[item] = min(counts[item], query.max_occurrences or counts[item])
     parts = []
-    for counts, size, buckets, share, key in (
-        (tokens, V, query.token_buckets, 1 - query.bigram_share, 2 * query.hash_seed),
-        (bigrams, len(KEYS), query.bigram_buckets, query.bigram_share, 2 * query.hash_seed + 1),
+    for counts, size, share in (
+        (tokens, V, 1 - query.bigram_share),
+        (bigrams, len(KEYS), query.bigram_share),
     ):
         if share == 0:
             continue
-        row = np.zeros(buckets or size)
-        if buckets:
-            places = folded(counts, buckets, key)
-        elif counts is bigrams:
+        row = np.zeros(size)
+        places = counts
+        if counts is bigrams:
             places = Counter({table[item]: count for item, count in counts.items()})
-        else:
-            places = counts
         for place, count in places.items():
             row[place] = count
         norm = math.sqrt(float((row**2).sum()))
@@ -230,13 +207,6 @@ class TestSensitivity:
         broadcast = whole.broadcast(V, np.arange(V * V))
         first, second = whole.contribution(cohort_of([[[1, 1, 1]], [[2, 2]]]), broadcast)
         assert np.linalg.norm(first - second) == pytest.approx(math.sqrt(2), rel=1e-6)
-        # Folded ones may have opposite signs, which attains what is declared.
-        query = JointSketch(bigram_share=share, token_buckets=1, bigram_buckets=1)
-        users = [[[token] * 3] for token in range(V)]
-        rows = query.contribution(cohort_of(users), query.broadcast(V, np.arange(V * V)))
-        apart = np.linalg.norm(rows[:, None] - rows[None], axis=2).max()
-        declared = query.sensitivity(NeighboringRelation.REPLACE_ONE)
-        assert 0.999 * declared <= apart <= declared == 2.0
 
     def test_blocks_cost_what_releases_of_their_own_do(self) -> None:
         """So that a block which reads something else may be a phase of its own."""
@@ -388,10 +358,8 @@ class TestBroadcast:
     def test_an_answer_that_nobody_could_send_is_refused(self) -> None:
         vocabulary = 2**23 + 1
         query = JointSketch()
-        with pytest.raises(ValueError, match="fold"):
+        with pytest.raises(ValueError, match="answers at most"):
             query.check(query.broadcast(vocabulary), dimension=vocabulary)
-        folded = JointSketch(token_buckets=1024)
-        folded.check(folded.broadcast(vocabulary), dimension=vocabulary)
 
     @pytest.mark.parametrize(
         ("arguments", "named"),
@@ -400,10 +368,6 @@ class TestBroadcast:
             ({"bigram_share": 1.1}, "bigram-share"),
             ({"bigram_share": float("nan")}, "bigram-share"),
             ({"bigram_share": True}, "bigram-share"),
-            ({"token_buckets": -1}, "token-buckets"),
-            ({"token_buckets": 2.0}, "token-buckets"),
-            ({"bigram_buckets": 2**24}, "bigram-buckets"),
-            ({"hash_seed": 2**63}, "hash-seed"),
             ({"max_tokens_per_user": 0}, "max-tokens-per-user"),
             ({"max_tokens_per_user": 2**25}, "max-tokens-per-user"),
         ],
@@ -438,25 +402,12 @@ class TestPublicText:
         cohort = random_cohort(
             num_users=20, max_records=5, dimension=V, seed=10, empty=0.2, reads="tokens"
         )
-        whole = JointSketch(
-            bigram_share=query.bigram_share,
-            max_tokens_per_user=query.max_tokens_per_user,
-            max_occurrences=query.max_occurrences,
-        )
         broadcast = broadcast_for(query)
         moments = query.item_moments(cohort, broadcast)
-        counts = {block.name: block for block in whole.blocks(broadcast)}
-        folds = {block.name: block for block in query.blocks(broadcast)}
-        assert set(moments) == set(counts)
-        for name, block in counts.items():
-            # Unit rows of whole blocks, folded by hand; the length that is left is the divisor.
-            rows = whole.statistic(cohort, broadcast)[:, block.columns] / block.weight
-            places, minus = folds[name].places(np.arange(block.num_items))
-            sketch = np.zeros((20, folds[name].width))
-            np.add.at(sketch.T, places, (rows * np.where(minus, -1.0, 1.0)).T)
-            lengths = np.linalg.norm(sketch, axis=1)
-            some = lengths > 1e-9
-            amounts = np.where(some[:, None], rows / np.where(some, lengths, 1.0)[:, None], 0.0)
+        blocks = {block.name: block for block in query.blocks(broadcast)}
+        assert set(moments) == set(blocks)
+        for name, block in blocks.items():
+            amounts = query.statistic(cohort, broadcast)[:, block.columns] / block.weight
             assert moments[name].num_users == 20
             assert np.allclose(moments[name].mean, amounts.mean(axis=0), atol=1e-7)
             assert np.allclose(moments[name].square, (amounts**2).mean(axis=0), atol=1e-7)

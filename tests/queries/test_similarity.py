@@ -20,7 +20,6 @@ from flower_privsyn.queries import (
     Cohort,
     MeanSimilarity,
     expand_scores,
-    project_scores,
     similarity,
 )
 from flower_privsyn.testing import check_query, random_cohort
@@ -351,9 +350,6 @@ class TestTheSpan:
         expected = query.contribution(cohort, ask(query, candidates, prompt)).sum(axis=0)
         scores = expand_scores(released, candidates, prompt=groups, centre=centre)
         assert np.linalg.norm(scores - expected) <= 1e-5 * np.linalg.norm(expected)
-        # The projection of noise-free scores is themselves: the true sum lies in the span.
-        kept = project_scores(expected, candidates, prompt=groups, centre=centre)
-        assert np.linalg.norm(kept - expected) <= 1e-5 * np.linalg.norm(expected)
 
     def test_every_user_has_the_same_norm_in_both_spaces(
         self, real: tuple[Cohort, np.ndarray, np.ndarray]
@@ -383,11 +379,6 @@ class TestTheSpan:
             < 5 * sigma**2 * (2 / draws) ** 0.5 + 1e-4
         )
         assert np.trace(covariance) / m == pytest.approx(sigma**2 * d / m, rel=0.02)
-        for _ in range(20):
-            raw = generator.standard_normal(m)
-            assert np.allclose(
-                project_scores(raw, candidates, prompt=prompt), projection @ raw, atol=1e-5
-            )
 
     def test_less_noise_at_the_same_multiplier_through_the_mechanism(
         self, real: tuple[Cohort, np.ndarray, np.ndarray]
@@ -447,12 +438,6 @@ class TestTheSpan:
         candidates = (candidates + size * unit(generator, m, d)).astype(np.float32)
         basis = np.column_stack([expand_scores(row, candidates, centre="all") for row in np.eye(d)])
         assert np.linalg.norm(basis, 2) <= 1 + 1e-3
-        projection = np.column_stack(
-            [project_scores(row, candidates, centre="all") for row in np.eye(m)]
-        )
-        assert np.linalg.norm(projection, 2) <= 1 + 1e-3
-        if size in (0.0, 1e-3):
-            assert np.trace(projection) == pytest.approx(24 if size else 6, abs=0.01)
 
     def test_the_root_is_all_that_is_broadcast(self) -> None:
         generator = np.random.default_rng(20)
@@ -501,12 +486,10 @@ class TestTheSpan:
             expand_scores(np.zeros(4), candidates, prompt=prompt)
         with pytest.raises(ValueError, match="finite"):
             expand_scores(np.array([1, np.nan, 0]), candidates, prompt=prompt)
-        with pytest.raises(ValueError, match="scores must be"):
-            project_scores(np.zeros(2), candidates, prompt=prompt)
         with pytest.raises(ValueError, match="with the prompt"):
             expand_scores(np.zeros(3), candidates)
         with pytest.raises(ValueError, match="without the prompt"):
-            project_scores(np.zeros(3), candidates, prompt=prompt, centre="all")
+            expand_scores(np.zeros(3), candidates, prompt=prompt, centre="all")
 
 
 class TestTheBound:

@@ -106,7 +106,8 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_the_budget_is_stamped(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={"research": True})
+    printed = {"noise-calibration": "too-little-as-printed"}
+    run = RunDirectory.create(tmp_path / "run", config=printed)
     assert open_run(run.path).stamp == RESEARCH_STAMP
 
 

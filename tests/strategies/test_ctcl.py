@@ -451,15 +451,9 @@ class TestBadInput:
                 {"sampling": "poisson", "correlation": "banded"},
                 'correlation = "banded" needs sampling = "cyclic", got sampling = "poisson"',
             ),
-            ({"sampling": "full", "noise_buffers": 2}, "noise-buffers = 2 needs sampling = "),
             (
                 {"sampling": "full", "correlation": "tree", "tree_restart": 2},
                 'correlation = "tree" needs sampling = "cyclic"',
-            ),
-            ({"sampling": "full", "max_participations": 3}, "max-participations = 3 needs sampl"),
-            (
-                {"num_rounds": 22, "min_separation": 10, "max_participations": 2},
-                r"less than the 3 turns of a user in num-rounds = 22 \(21 of them train\)",
             ),
         ],
     )
@@ -469,7 +463,7 @@ class TestBadInput:
 
     def test_the_histogram_is_no_turn(self, config: Builder) -> None:
         """Of 21 rounds 20 train: with ten groups each user trains twice."""
-        ours = config(num_rounds=21, min_separation=10, max_participations=2)
+        ours = config(num_rounds=21, min_separation=10)
         *_, training = CTCL(ours).method.phases(40)
         assert participation_of(training.sampling, rounds=training.rounds).most == 2
 

@@ -537,21 +537,9 @@ class TestSettings:
         ("changes", "sentence"),
         [
             ({"min_separation": 0}, "min-separation must be a whole number of at least 1"),
-            (
-                {"num_rounds": 20, "min_separation": 4, "max_participations": 4},
-                "max-participations = 4 is less than the 5 turns of a user in num-rounds = 20",
-            ),
             ({"correlation": "cholesky"}, "correlation must be one of"),
             ({"sampling": "poisson"}, "sampling must be one of \"cyclic\", got 'poisson'"),
             ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
-            ({"noise_bands": 4, "correlation": "banded"}, "noise-bands = 4 must be at most"),
-            ({"noise_bands": 2}, 'noise-bands = 2 needs correlation = "banded"'),
-            ({"noise_buffers": 6}, "noise-buffers must be a whole number between 0 and 5"),
-            (
-                {"noise_buffers": 2, "correlation": "tree"},
-                'noise-buffers = 2 needs correlation = "blt"',
-            ),
-            ({"tree_restart": 2}, 'tree-restart = 2 needs correlation = "tree"'),
         ],
     )
     def test_bad_values_are_named(

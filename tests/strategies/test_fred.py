@@ -333,7 +333,6 @@ class TestTwoRounds:
             self.two_rounds(
                 config,
                 noise_calibration="too-little-as-printed",
-                research=True,
                 noise_multiplier=k,
                 unit="record",
                 max_samples=4,
@@ -508,10 +507,8 @@ class TestBadInput:
             ({"unit": "record"}, "num-records, where their number is public, or count-share"),
             ({"unit": "record", "count_share": 0.1, "max_samples": 0}, "max-samples"),
             ({"num_records": 9}, 'num-records = 9 needs unit = "record"'),
-            ({"noise_calibration": "too-little-as-printed"}, "research = true go together"),
-            ({"research": True}, "research = true go together"),
             (
-                {"noise_calibration": "too-little-as-printed", "research": True},
+                {"noise_calibration": "too-little-as-printed"},
                 'needs estimator = "two-rounds", num-rounds = 2, unit = "record", num-records, '
                 "num-users, noise-multiplier above 0",
             ),

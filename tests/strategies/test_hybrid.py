@@ -154,7 +154,7 @@ class TestTheBudget:
 
 class TestTheStudent:
     def test_rounds_go_on_from_what_the_release_made(self, config: Builder, people: Users) -> None:
-        strategy = Hybrid(config(num_rounds=2, min_separation=1, bias_comes="after"))
+        strategy = Hybrid(config(num_rounds=2, min_separation=1))
         strategy.start(training_nodes(people))
         run = strategy.run.path
         start, student, plain = (
@@ -206,11 +206,15 @@ class TestTheStudent:
         check_planned(strategy, size=model_of(run / "models" / "plain").dimension)
         # What the rounds taught is not what they teach without it.
         settings = config(
-            num_rounds=3, min_separation=1, bias_comes="after", run_dir=str(tmp_path / "after")
+            num_rounds=3,
+            min_separation=1,
+            token_bias=0.0,
+            bigram_bias=0.0,
+            run_dir=str(tmp_path / "without"),
         )
         Hybrid(settings).start(training_nodes(people))
-        assert np.array_equal(release(run, 1), release(tmp_path / "after", 1))
-        assert np.abs(release(run, 2) - release(tmp_path / "after", 2)).max() > 1e-3
+        assert np.array_equal(release(run, 1), release(tmp_path / "without", 1))
+        assert np.abs(release(run, 2) - release(tmp_path / "without", 2)).max() > 1e-3
 
     def test_no_bias_travels_where_there_is_none(self, config: Builder, people: Users) -> None:
         strategy = Hybrid(config(token_bias=0.0, bigram_bias=0.0, num_rounds=2, min_separation=1))
@@ -266,19 +270,17 @@ class TestTheStudent:
 
 
 class TestKilled:
-    @pytest.mark.parametrize("comes", ["before", "after"])
     def test_in_every_phase(
         self,
         config: Builder,
         people: Users,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        comes: str,
     ) -> None:
         """After the release, in the student's training, in a round, and while the bias is read."""
 
         def run(folder: str, *, resume: bool = False) -> Path:
-            settings = config(run_dir=str(tmp_path / folder), resume=resume, bias_comes=comes)
+            settings = config(run_dir=str(tmp_path / folder), resume=resume)
             Hybrid(settings).start(training_nodes(people))
             return tmp_path / folder
 
@@ -291,7 +293,7 @@ class TestKilled:
             (LocalModel, "save", 1),  # of the result
             ("flower_privsyn.training.bias", "save_biased", 1),
         ]
-        places.insert(2 if comes == "before" else 4, (SketchedStudent, "bias_of", 1))
+        places.insert(2, (SketchedStudent, "bias_of", 1))
         for target, name, times in places:
             module = __import__(target, fromlist=["x"]) if isinstance(target, str) else target
             original, left = getattr(module, name), [times]
@@ -337,41 +339,6 @@ class TestKilled:
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
         assert next(line["interrupted"] for line in releases(strategy.run.path))
         assert 1.99 < ledger.epsilon_release <= 2.0
-
-    def test_a_bias_may_be_changed_once_all_is_released(
-        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def die(*args: Any, **kw: Any) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalModel, "save", die)
-            with pytest.raises(Killed):
-                Hybrid(config(bias_comes="after")).start(training_nodes(people))
-        after = {"resume": True, "bias_comes": "after"}
-        with pytest.raises(ConfigError, match="select-share"):
-            Hybrid(config(select_share=0.4, **after)).start(training_nodes(people))
-        with pytest.raises(ConfigError, match="bias-comes"):
-            Hybrid(config(resume=True)).start(training_nodes(people))
-        strategy = Hybrid(config(token_bias=0.0, bigram_bias=0.0, **after))
-        strategy.start(training_nodes(people))
-        final, _ = load_pretrained(
-            strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
-        )
-        assert not final.token_bias.any()
-
-    def test_a_bias_with_which_nodes_trained_is_not_changed(
-        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def die(*args: Any, **kw: Any) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalModel, "save", die)
-            with pytest.raises(Killed):
-                Hybrid(config()).start(training_nodes(people))
-        with pytest.raises(ConfigError, match="token-bias"):
-            Hybrid(config(resume=True, token_bias=0.0)).start(training_nodes(people))
 
 
 class TestBadInput:

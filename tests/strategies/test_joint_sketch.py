@@ -77,7 +77,6 @@ def config(
             "num_nodes": 2,
             "num_bigrams": 400,
             "bigram_share": 0.5,
-            "bigram_buckets": 64,
             "public_text": str(topics),
             "select_share": 0.2,
             "least_selected": 1,
@@ -500,21 +499,7 @@ class TestSettings:
         [
             ({"num_bigrams": 0}, "num-bigrams and bigram-share go together"),
             ({"bigram_share": 0.0}, "num-bigrams and bigram-share go together"),
-            (
-                {"num_bigrams": 0, "bigram_share": 0.0},
-                "bigram-buckets = 64 needs num-bigrams above 0",
-            ),
-            ({"bigram_buckets": 401}, "bigram-buckets = 401 folds num-bigrams = 400 into more"),
-            (
-                {"bigram_share": 1.0, "token_buckets": 8},
-                "token-buckets = 8 needs bigram-share below 1",
-            ),
-            (
-                {"bigram_share": 1.0, "bigram_score_weight": 0.0},
-                "there would be nothing to choose by",
-            ),
             ({"select_share": 0.0}, "select-share must be a number above 0 and"),
-            ({"teacher": "privsyn-mlm", "teacher_weight": 2.0}, "teacher-weight must be"),
             ({"teacher_steps": 5}, 'teacher-steps = 5 needs a teacher, got teacher = ""'),
         ],
     )
@@ -531,7 +516,6 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"token_buckets": 10_000}, "token-buckets = 10000 folds the 8192 tokens"),
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"model": "MORE"}, "has 8192 tokens and predicts 8000 of them"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),

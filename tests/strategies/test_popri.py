@@ -211,21 +211,6 @@ class TestScoresAtZeroNoise:
             expected += mean / max(1.0, float(np.linalg.norm(mean)))
         assert np.abs(scores - expected).max() < 1e-5 * np.abs(expected).max()
 
-    def test_projecting_changes_nothing_without_noise(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        plain, *_ = self.run(
-            federation, config, answer_space="candidates", run_dir=str(tmp_path / "plain")
-        )
-        projected, *_ = self.run(
-            federation,
-            config,
-            answer_space="candidates",
-            project_scores=True,
-            run_dir=str(tmp_path / "projected"),
-        )
-        assert np.abs(plain - projected).max() < 1e-6 * np.abs(plain).max()
-
     def test_do_not_depend_on_how_users_are_dealt(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:

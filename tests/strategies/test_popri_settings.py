@@ -66,7 +66,6 @@ class TestSettings:
             ({"centre": "user"}, "centre"),
             ({"scale": "none"}, "scale"),
             ({"answer_space": "all"}, "answer-space"),
-            ({"project_scores": True}, "project-scores.*answer-space"),
             ({"checkpoint": "best"}, "checkpoint"),
             ({"checkpoint": "fred", "num_rounds": 1}, "num-rounds.*at least 2"),
             ({"synthetic_samples": 0}, "synthetic-samples"),
@@ -84,11 +83,10 @@ class TestSettings:
                 "epsilon": 1.0,
                 "num-prompts": 60,
                 "answer-space": "candidates",
-                "project-scores": True,
                 "data": "users.jsonl",
             }
         )
-        assert (config.num_prompts, config.project_scores) == (60, True)
+        assert (config.num_prompts, config.answer_space) == (60, "candidates")
         with pytest.raises(ConfigError, match='"num-prompt".*"num-prompts"'):
             POPriConfig.from_run_config({"epsilon": 1.0, "num-prompt": 5})
 

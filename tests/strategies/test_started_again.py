@@ -99,12 +99,11 @@ def two_populations(texts: list[str]) -> list[Users]:
     ]
 
 
-@pytest.mark.parametrize("comes", ["before", "after"])
 def test_a_student_is_of_the_run_s_own_release(
-    hybrid: Builder, texts: list[str], runs: Path, comes: str
+    hybrid: Builder, texts: list[str], runs: Path
 ) -> None:
     first, second = two_populations(texts)
-    settings = hybrid(run_dir="", bias_comes=comes)
+    settings = hybrid(run_dir="")
     alone = Hybrid(settings)
     alone.start(training_nodes(second))
     again = Hybrid(settings)

@@ -14,6 +14,4 @@ def main(grid: Grid, context: Context) -> None:
     method = context.run_config["strategy"]
     if method not in ("dp-fedavg", "dp-ftrl"):
         raise ConfigError(f'strategy must be "dp-fedavg" or "dp-ftrl", got {method!r}')
-    if method == "dp-ftrl" and context.run_config["adaptive-clipping"]:
-        raise ConfigError('adaptive-clipping = true needs strategy = "dp-fedavg"')
     strategy_of(context.run_config).start(grid)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.generator_settings import ExpandingSettings
 from flower_privsyn.generation.variation import vary
@@ -53,7 +53,6 @@ from flower_privsyn.strategies.parts.selection import (
 from flower_privsyn.strategies.parts.variation import (
     BlankFraction,
     Domain,
-    LeastWords,
     MaskFraction,
     MaskUnitSetting,
     VariationName,
@@ -101,9 +100,8 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     clip: Annotated[
         VoteClip,
         '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
-        "scaled to norm `clip_to`, with less noise.",
+        "scaled to norm sqrt(max_samples), with less noise.",
     ] = "count"
-    clip_to: Annotated[NonNegativeFloat, 'norm for `clip = "l2"`; 0 for sqrt(max_samples).'] = 0.0
     selection: SelectionName = "resample"
     threshold: Threshold = 1.0
     threshold_unit: ThresholdUnit = "noise-std"
@@ -128,7 +126,6 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     domain: Domain = "text"
     blank_fraction: BlankFraction = 0.5
     word_spread: WordSpread = 0.0
-    least_words: LeastWords = 25
     whole_sentences: WholeSentences = False
     likelihood_quantile: LikelihoodQuantile = 0.0
     likelihood_model: LikelihoodModel = "privsyn-lm"
@@ -151,9 +148,7 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""
-        return NearestNeighborHistogram(
-            max_samples=self.max_samples, clip=self.clip, clip_to=self.clip_to
-        )
+        return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
 
 
 class Evolution(Method):

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveInt
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.privacy import Plan
@@ -106,13 +106,22 @@ class FederatedTrainingConfig(PrivateSumConfig):
         str, 'patterns of parameter names separated by commas, for "layers".'
     ] = ""
     lora_rank: Annotated[LoraRank, "rank of the adapters."] = 4
-    lora_alpha: Annotated[PositiveInt, "their scale times their rank."] = 8
+    lora_alpha: Annotated[
+        PositiveInt,
+        "their scale times their rank.",
+        IN_PYTHON,
+    ] = 8
     local_precision: Annotated[
         LocalPrecision,
         '"bfloat16" is for the products of local training on CPUs that multiply it natively.',
+        IN_PYTHON,
     ] = "float32"
     local_learning_rate: Annotated[LearningRate, "of a user's stochastic gradient descent."] = 0.1
-    local_epochs: Annotated[PositiveInt, "passes over a user's samples in a round."] = 1
+    local_epochs: Annotated[
+        PositiveInt,
+        "passes over a user's samples in a round.",
+        IN_PYTHON,
+    ] = 1
     local_batch_size: Annotated[PositiveInt, "samples per local step."] = 4
     local_steps: Annotated[
         NonNegativeInt,
@@ -127,10 +136,17 @@ class FederatedTrainingConfig(PrivateSumConfig):
         "from 1 to 0.001, at which the noise of all rounds alone takes at most 0.04 nats a token "
         "of public text from the model; tried before anybody is asked.",
     ] = None
-    server_momentum: Annotated[float, Ge(0), Le(0.999999), "0 is plain averaging."] = 0.9
+    server_momentum: Annotated[
+        float,
+        Ge(0),
+        Le(0.999999),
+        "0 is plain averaging.",
+        IN_PYTHON,
+    ] = 0.9
     checkpoints: Annotated[
         Literal["last", "all"],
         '"last": only the latest model is kept; "all": that of every round.',
+        IN_PYTHON,
     ] = "last"
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ def first_then_training(
         updates: what the rounds ask that train.
     """
     training = replace(
-        config.phase(population, asks=(updates,)), name="training", rounds=config.rounds_that_train
+        config.phase(population, asks=(updates,)), name="training", rounds=config.num_rounds - 1
     )
     if config.sampling == "cyclic":
         training = config.correlated(training)

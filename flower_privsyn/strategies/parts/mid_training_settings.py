@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveInt
+from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.strategies.parts.correlated_training import (
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Weight of the teacher beside the whole loss of the text: the paper has one, and does not print
 #: it. At a tenth the text decides, and the teacher says what else might have followed.
 TEACHER_BETA: Final = 0.1
+
+#: The teacher's largest probabilities that are kept at a position, as printed.
+TEACHER_TOP_K: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +77,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
         'causal language model with the same tokens that teaches it on the public text; "" for '
         "the text alone.",
     ] = "privsyn-lm"
-    teacher_top_k: Annotated[
-        PositiveInt, "the teacher's largest probabilities kept at a position; 10 as printed."
-    ] = 10
     teacher_rest: Annotated[
         Literal["lumped", "dropped"],
         'what the other tokens are: "lumped": one class; "dropped": nothing follows but the kept '
@@ -142,7 +142,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
         """
         preset: dict[str, Any] = {
             **wang_federation(epsilon),
-            "tree_restart": 1_600,
             "least_row_tokens": 1,
             "select_share": 0.0008,
             "student_steps": 8_000,
@@ -161,6 +160,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
         return Distillation(
             located(self.teacher),
             beta=TEACHER_BETA,
-            top_k=self.teacher_top_k,
+            top_k=TEACHER_TOP_K,
             rest=self.teacher_rest,
         )

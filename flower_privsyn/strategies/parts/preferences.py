@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
@@ -91,12 +91,14 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         Literal["dpo", "ipo", "sft"],
         '"sft" is cross-entropy on the chosen responses alone, the PE+SFT baseline of the paper.',
     ] = "dpo"
-    beta: Annotated[PositiveFloat, "DPO's beta or IPO's tau; 0.01 in the authors' code."] = 0.1
+    beta: Annotated[
+        PositiveFloat, "DPO's beta or IPO's tau; 0.01 in the authors' code.", IN_PYTHON
+    ] = 0.1
     lora_rank: Annotated[
         PositiveInt, "rank of the adapter; 4 printed, 16 in the authors' code."
     ] = 4
     lora_alpha: Annotated[
-        PositiveInt, "its scale times its rank; 8 printed, 16 in the authors' code."
+        PositiveInt, "its scale times its rank; 8 printed, 16 in the authors' code.", IN_PYTHON
     ] = 8
     learning_rate: Annotated[
         PositiveFloat,
@@ -104,9 +106,13 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         "8e-7.",
     ] = 1e-3
     learning_rate_schedule: Annotated[
-        Literal["cosine", "constant"], "of the learning rate; the cosine ends at zero."
+        Literal["cosine", "constant"], "of the learning rate; the cosine ends at zero.", IN_PYTHON
     ] = "cosine"
-    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 0
+    warmup_steps: Annotated[
+        NonNegativeInt,
+        "steps of linear warm-up.",
+        IN_PYTHON,
+    ] = 0
     training_epochs: Annotated[PositiveInt, "passes over a round's pairs."] = 2
     training_batch_size: Annotated[PositiveInt, "pairs per step."] = 24
     training_micro_batch_size: Annotated[
@@ -118,11 +124,13 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         bool,
         "recompute activations in the backward pass, for large models; a resumed run may have it "
         "otherwise.",
+        IN_PYTHON,
     ] = False
     reference: Annotated[
         Literal["base", "previous"],
         'what the loss measures against: "base", the public model, or "previous", the adapter the '
         "round began with.",
+        IN_PYTHON,
     ] = "base"
     temperature: Annotated[
         PositiveFloat, "sampling temperature; 1.0 was best in the paper's ablation."

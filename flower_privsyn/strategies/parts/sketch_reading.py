@@ -12,7 +12,6 @@ estimate of r from the release is normal around it with a variance in which ever
     users          exp(theta) v / n + exp(2 theta) p^2 b, for a sample of n users; v the variance of
                    an amount, and b is 0 unless coins draw them (`SumOfUsers.sample`)
     pseudo-users   exp(2 theta) v / m, for p is an estimate too
-    folding        what else is counted in the same number, less what is expected of it
 
 theta has a scale mixture of normal laws around one value for all items (Stephens, "False discovery
 rates: a new deal", Biostatistics 2017), whose weights maximise the likelihood of all items of like
@@ -76,7 +75,7 @@ class BlockReading:
         public: (num_items,) mean amount with pseudo-users, > 0: unseen items have half an
             occurrence.
         estimate: (num_items,) mean amount with private users: unbiased, and as noisy as it came.
-        estimate_error: (num_items,) its standard deviation, folding included, users aside.
+        estimate_error: (num_items,) its standard deviation, users aside.
         rate: (num_items,) posterior mean of the amount, > 0.
         log_ratio: (num_items,) posterior mean of log(private / public), relative to what holds for
             all items alike: 0 for an item that is used as in public text.
@@ -210,8 +209,8 @@ def length_written(
         documents: public texts, for pseudo-users; at least one token.
 
     Returns:
-        Tokens per user, of `LENGTHS` or as many as count: the latter where the first block is
-        folded, for signs leave no sum, and where the noise of the sum is half of it.
+        Tokens per user, of `LENGTHS` or as many as count: the latter where the noise of the sum is
+        half of it.
 
     Raises:
         ValueError: the documents hold no token.
@@ -220,8 +219,8 @@ def length_written(
     most = query.max_tokens_per_user
     counted = released.users * block.weight
     amount = float(released.total[block.columns].sum()) / counted
-    noise = released.noise_std * math.sqrt(block.width) / counted
-    if block.hash_key is not None or amount < 2 * noise:
+    noise = released.noise_std * math.sqrt(block.num_items) / counted
+    if amount < 2 * noise:
         return most
     asked, sent = query, broadcast
     if block.keys is None:
@@ -290,7 +289,7 @@ class _Observed:
     Attributes:
         estimate: of each item's amount.
         public: p, > 0.
-        constant: variance of the estimate whatever theta is: noise and folding.
+        constant: variance of the estimate whatever theta is, of the noise.
         linear: what exp(theta) multiplies in the variance.
         quadratic: what exp(2 theta) multiplies, beside what the width of a cell adds.
     """
@@ -311,12 +310,12 @@ class _Observed:
         sample: tuple[float, float],
         noise: float,
     ) -> _Observed:
-        """Unfold a block.
+        """What a block says of each of its items.
 
         Args:
             block: which one.
             moments: of pseudo-users.
-            means: (width,) the released mean, without the block's weight.
+            means: (num_items,) the released mean, without the block's weight.
             sample: n and b, as the sum has them.
             noise: standard deviation of `means`.
         """
@@ -326,16 +325,10 @@ class _Observed:
         square = moments.square + 0.5 * once**2 / moments.num_users
         varying = np.maximum(square - public**2, 1e-6 * square)
         num_users, by_coins = sample
-        constant = np.full(block.num_items, noise**2)
-        estimate = means
-        if block.hash_key is not None:
-            sampled = varying * (1.0 / num_users + 1.0 / moments.num_users) + public**2 * by_coins
-            estimate, folded = _unfolded(block, means, public, sampled, noise**2)
-            constant += folded
         return cls(
-            estimate=estimate,
+            estimate=means,
             public=public,
-            constant=constant,
+            constant=np.full(block.num_items, noise**2),
             linear=varying / num_users,
             quadratic=varying / moments.num_users
             + public**2 * _STEP**2 / 12.0
@@ -367,47 +360,6 @@ class _Observed:
         off -= off.max(axis=1, keepdims=True)
         likelihood: Float64Array = np.exp(off, out=off)
         return likelihood
-
-
-def _unfolded(
-    block: Block, means: Float64Array, public: Float64Array, sampled: Float64Array, noise: float
-) -> tuple[Float64Array, Float64Array]:
-    """Estimates of the items of a folded block, and the variance that folding gives them.
-
-    An item's number, with its sign, less what public text expects of the others in it. Over the
-    hash it is unbiased whatever is expected; how far the others are from it is seen in all numbers
-    together: the mean square of (r - k p) / p is what is left of them after noise and sampling.
-
-    Args:
-        block: folded.
-        means: (width,).
-        public: (num_items,) p.
-        sampled: (num_items,) variance of p's and r's estimates by the choice of users.
-        noise: variance of `means`.
-
-    Returns:
-        (num_items,) estimates, and (num_items,) variances.
-    """
-    places, minus = block.places(np.arange(block.num_items, dtype=np.int64))
-    signs = np.where(minus, -1.0, 1.0)
-
-    def folded(values: Float64Array) -> Float64Array:
-        return np.bincount(places, weights=values, minlength=block.width).astype(np.float64)
-
-    expected, squares, chance = folded(signs * public), folded(public**2), folded(sampled)
-    # k, what holds for all items alike: 1 beforehand, as sure as `_CENTRE_SPREAD`.
-    known = noise + chance + 0.5 * squares
-    weights = np.where(squares > 0, 1.0 / np.where(squares > 0, known, 1.0), 0.0)
-    prior = _CENTRE_SPREAD**-2
-    scale = float((weights * means) @ expected + prior) / float(weights @ expected**2 + prior)
-    scale = max(scale, 0.0)
-    beyond = (means - scale * expected) ** 2 - noise - chance
-    # Numbers weigh by what they know: a square of variance v has variance 2 v^2.
-    spread = float((weights**2 * beyond) @ squares) / max(float(weights**2 @ squares**2), 1e-300)
-    spread = max(spread, 0.0)
-    estimate = signs * means[places] - scale * (signs * expected[places] - public)
-    others = spread * (squares[places] - public**2) + chance[places] - sampled
-    return estimate, np.maximum(others, 0.0)
 
 
 def _read_block(

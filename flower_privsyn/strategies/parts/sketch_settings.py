@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero
+from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import ExpandingSettings
@@ -21,7 +21,7 @@ from flower_privsyn.strategies.parts.student import StudentConfig
 if TYPE_CHECKING:
     from flower_privsyn.strategies.parts.token_sketch import TokenSketch
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import LogRatioScorer, Rows, Scorer, Selection
+    from flower_privsyn.training.selection import Rows, Scorer, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,6 @@ class SketchedStudentConfig(StudentConfig):
     bigram_share: Annotated[
         float, Ge(0), Le(1), "the bigrams' part of the squared norm of an answer; 0 without any."
     ] = 0.5
-    token_buckets: Annotated[
-        int, OrZero("a number for every token"), Ge(2), "numbers that the tokens are folded into."
-    ] = 0
-    bigram_buckets: Annotated[
-        int,
-        OrZero("a number for every bigram"),
-        Ge(2),
-        "numbers that the bigrams are folded into; a number is four bytes up.",
-    ] = 0
     public_text: Annotated[
         str,
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
@@ -81,47 +72,24 @@ class SketchedStudentConfig(StudentConfig):
         "rows that are chosen at least, where there are so many: a student that reads few rows "
         "again and again learns them by heart.",
     ] = 2000
-    selection: Annotated[
-        Literal["top", "resample"],
-        'the rows with the highest scores, or rows drawn by them ("resample", as DSIR).',
-    ] = "top"
     least_row_tokens: Annotated[
         int,
         Ge(1),
         "rows with fewer tokens are not chosen, and written texts are the last to be kept: their "
         "scores are the noisiest.",
     ] = 32
-    bigram_score_weight: Annotated[
-        float,
-        Ge(0),
-        Le(1),
-        "how much bigrams count in a row's score: 0 not, 1 as in a language model of bigrams.",
-    ] = 1.0
-    surprisal_power: Annotated[
-        float,
-        Ge(0),
-        "tokens count in a score by this power of their surprisal in public text: how often a row "
-        "has the frequent ones is style more than subject. 0: all alike.",
-    ] = 1.0
     most_overlap: Annotated[
         float,
         Gt(0),
         Le(1),
         "a row of whose 8-grams more than this share are in rows chosen before is left out.",
+        IN_PYTHON,
     ] = 0.5
     teacher: Annotated[
         str,
         'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
         "for none.",
     ] = "privsyn-lm"
-    teacher_weight: Annotated[
-        float, Ge(0), Le(1), "part of the loss that is the teacher's; the rest is the text's."
-    ] = 0.5
-    teacher_top_k: Annotated[
-        int,
-        Ge(1),
-        "the teacher's largest probabilities kept at a position; a draw of 16 stands for the rest.",
-    ] = 48
     teacher_steps: Annotated[
         int,
         OrZero("the teacher as it is"),
@@ -146,29 +114,9 @@ class SketchedStudentConfig(StudentConfig):
                 "num-bigrams and bigram-share go together: both 0 for tokens alone; got num-bigrams"
                 f" = {self.num_bigrams} and bigram-share = {self.bigram_share:g}"
             )
-        if not self.num_bigrams and self.bigram_buckets:
+        if self.teacher_steps and not self.teacher:
             raise ConfigError(
-                f"bigram-buckets = {self.bigram_buckets} needs num-bigrams above 0, got 0"
-            )
-        if self.bigram_buckets > self.num_bigrams:
-            raise ConfigError(
-                f"bigram-buckets = {self.bigram_buckets} folds num-bigrams = {self.num_bigrams} "
-                "into more numbers than they are: fewer, or 0 for a number each"
-            )
-        if self.bigram_share == 1 and self.token_buckets:
-            raise ConfigError(
-                f"token-buckets = {self.token_buckets} needs bigram-share below 1: tokens are not "
-                "counted"
-            )
-        if self.bigram_share == 1 and not self.bigram_score_weight:
-            raise ConfigError(
-                "bigram-share = 1 counts bigrams alone, and bigram-score-weight = 0 leaves them "
-                "out of a row's score: there would be nothing to choose by"
-            )
-        if self.teacher_steps and not (self.teacher and self.teacher_weight):
-            raise ConfigError(
-                f"teacher-steps = {self.teacher_steps} needs a teacher, got teacher = "
-                f'"{self.teacher}" and teacher-weight = {self.teacher_weight:g}'
+                f'teacher-steps = {self.teacher_steps} needs a teacher, got teacher = ""'
             )
         self.sketch_question()
 
@@ -176,9 +124,6 @@ class SketchedStudentConfig(StudentConfig):
         """The query these settings ask."""
         return JointSketchQuery(
             bigram_share=self.bigram_share,
-            token_buckets=self.token_buckets,
-            bigram_buckets=self.bigram_buckets,
-            hash_seed=self.seed,
             max_tokens_per_user=self.max_tokens_per_user,
             max_occurrences=self.max_occurrences,
         )
@@ -187,29 +132,15 @@ class SketchedStudentConfig(StudentConfig):
         """What the student is taught by; None for nothing but the text."""
         from flower_privsyn.training.distillation import Distillation
 
-        if not (self.teacher and self.teacher_weight):
-            return None
-        return Distillation(
-            located(self.teacher), weight=self.teacher_weight, top_k=self.teacher_top_k
-        )
-
-    def scorer(self, sketch: TokenSketch) -> LogRatioScorer:
-        """How much a text is like the users'.
-
-        Args:
-            sketch: what was released.
-        """
-        return sketch.scorer(
-            bigram_weight=self.bigram_score_weight, surprisal_power=self.surprisal_power
-        )
+        return Distillation(located(self.teacher)) if self.teacher else None
 
     def scorer_of_long_rows(self, sketch: TokenSketch) -> Scorer:
-        """The same, and -inf for what has fewer tokens than `least_row_tokens`.
+        """How much a text is like the users'; -inf for fewer tokens than `least_row_tokens`.
 
         Args:
             sketch: what was released.
         """
-        scorer = self.scorer(sketch)
+        scorer = sketch.scorer()
 
         def score(rows: Rows) -> npt.NDArray[np.float64]:
             short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
@@ -238,11 +169,7 @@ class SketchedStudentConfig(StudentConfig):
 
         rule = SelectionRule(
             count=max(SelectionRule.count_of(self.select_share, num_rows), self.least_selected),
-            method=self.selection,
-            # The mean log-ratio of a row of the usual length is its log importance weight over it.
-            sharpness=float(self.max_tokens) if self.selection == "resample" else 1.0,
             most_overlap=self.most_overlap,
-            seed=self.seed,
         )
         return select(chunks, self.scorer_of_long_rows(sketch), rule)
 

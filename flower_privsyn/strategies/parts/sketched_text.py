@@ -13,7 +13,6 @@ from flower_privsyn.private_path.method import Question, RecordSource, Workplace
 from flower_privsyn.strategies.parts.token_sketch import (
     PUBLIC_TOKENS,
     TokenSketch,
-    token_texts,
 )
 
 if TYPE_CHECKING:
@@ -58,12 +57,6 @@ class SketchedText:
                 setting="public-text",
             )
             self.question = Question(config.sketch_question(), self._broadcast())
-        if config.token_buckets > self.public.vocabulary:
-            raise ConfigError(
-                f"token-buckets = {config.token_buckets} folds the {self.public.vocabulary} tokens "
-                f'of model = "{config.model}" into more numbers than they are: fewer, or 0 for a '
-                "number each"
-            )
         self.source = RecordSource(
             fingerprint=fingerprint,
             dimension=self.public.vocabulary,
@@ -119,8 +112,6 @@ class SketchedText:
         Args:
             releases: at least one.
         """
-        from flower_privsyn.strategies.parts.topics import Topics
-
         with self.place.progress.stage("Read the release", total=None):
             documents = list(self.public.documents(most_tokens=PUBLIC_TOKENS))
             sketch = TokenSketch.of(
@@ -131,8 +122,7 @@ class SketchedText:
             )
             if sketch is None:
                 raise RuntimeError("a run that released nothing has no result")
-            topics = Topics.of(documents, token_texts(self.tokenizer, self.public.vocabulary))
-            sketch.save(self.place.run.path, tokenizer=self.tokenizer, topics=topics)
+            sketch.save(self.place.run.path, tokenizer=self.tokenizer)
         return sketch
 
     def select(self, sketch: TokenSketch) -> Selection:

@@ -24,7 +24,6 @@ from flower_privsyn.strategies.parts.sketch_reading import (
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.strategies.parts.topics import Topics
     from flower_privsyn.training.selection import LogRatioScorer, Scorer
 
 #: A release that tells this share of what there is to tell (`BlockReading.told`) is trusted whole.
@@ -104,19 +103,18 @@ class TokenSketch:
 
         tokens, bigrams = self.reading.tokens, self.reading.bigrams
         if tokens is not None:
-            told = tokens.told(tokens.public * surprisal_weights(_seen(tokens), power=1.0))
+            told = tokens.told(tokens.public * surprisal_weights(_seen(tokens)))
         else:
             told = 0.0 if bigrams is None else bigrams.told(bigrams.public)
         return min(1.0, told / _TOLD_ENOUGH)
 
-    def scorer(
-        self, *, bigram_weight: float, surprisal_power: float, trust: float | None = None
-    ) -> LogRatioScorer:
+    def scorer(self, *, trust: float | None = None) -> LogRatioScorer:
         """How much a row of public text is like the users' text.
 
+        Tokens weigh by their surprisal in public text: how often a row has the frequent ones is
+        style more than subject.
+
         Args:
-            bigram_weight: of the bigrams, where there are any, in [0, 1].
-            surprisal_power: tokens weigh by this power of their surprisal in public text, >= 0.
             trust: in [0, 1]; None for `trust`.
 
         Returns:
@@ -129,14 +127,13 @@ class TokenSketch:
         ratios, weights = np.zeros(self.reading.vocabulary), None
         if tokens is not None:
             ratios = tokens.ranking(trust)
-            weights = surprisal_weights(_seen(tokens), power=surprisal_power)
-        if bigrams is None or bigrams.keys is None or bigram_weight == 0:
+            weights = surprisal_weights(_seen(tokens))
+        if bigrams is None or bigrams.keys is None:
             return LogRatioScorer(tokens=ratios, weights=weights)
         return LogRatioScorer(
             tokens=ratios,
             bigram_keys=bigrams.keys,
             bigrams=bigrams.ranking(trust),
-            bigram_weight=bigram_weight,
             weights=weights,
         )
 
@@ -168,15 +165,14 @@ class TokenSketch:
             pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
 
-    def save(self, folder: Path, *, tokenizer: Any, topics: Topics | None = None) -> None:
-        """Write `sketch.parquet`: a row per token, bigram and topic, with what is said of it.
+    def save(self, folder: Path, *, tokenizer: Any) -> None:
+        """Write `sketch.parquet`: a row per token and bigram, with what is said of it.
 
         How far all of it is trusted is in the file's metadata.
 
         Args:
             folder: of the run.
             tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
-            topics: of the public text.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -201,16 +197,6 @@ class TokenSketch:
                     pa.array(np.asarray(values, dtype=np.float32))
                     for values in (block.public, block.rate, block.log_ratio, block.standard_error)
                 ),
-            )
-            tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
-        if topics is not None and self.reading.tokens is not None:
-            ratios, errors = topics.log_ratios(self.reading.tokens)
-            values = (topics.share, topics.share * np.exp(ratios), ratios, errors)
-            columns = (
-                pa.array(["topic"] * len(ratios)).dictionary_encode(),
-                pa.array(np.arange(len(ratios))),
-                pa.array(topics.names(words)),
-                *(pa.array(np.asarray(one, dtype=np.float32)) for one in values),
             )
             tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
         with replacing(folder / SKETCH_FILE) as temporary:

@@ -114,9 +114,7 @@ class TopicWriter:
         generator: what writes.
         conditions: (k,) texts that the generator goes on with.
         sampling: how it draws; its seed is that of the first batch.
-        most_repeated: texts of which one word makes up more than this share are dropped, where
-            they have twenty words or more; 1 keeps all.
-        word_filter: "released" also drops texts with a word of more than 25 characters, without a
+        word_filter: "released" drops texts with a word of more than 25 characters, without a
             word in letters, or with one word or mark more than 20 times ("the", "a", comma and
             full stop may be there as often as they like).
         source: stored with every text.
@@ -126,7 +124,6 @@ class TopicWriter:
     generator: TextGenerator
     conditions: Sequence[str]
     sampling: SamplingParameters
-    most_repeated: float = 1.0
     word_filter: WordFilter = "none"
     source: str = "topic"
     round_number: int = 1
@@ -227,9 +224,6 @@ class TopicWriter:
             return "empty or broken"
         if text in known:
             return "a duplicate"
-        words = [word.lower() for word in _WORD.findall(text)]
-        if len(words) >= 20 and max(Counter(words).values()) > self.most_repeated * len(words):
-            return "one word over and over"
         if self.word_filter == "released":
             return _by_released_filter(text)
         return ""

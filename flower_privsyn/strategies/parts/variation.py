@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import NonNegativeFloat, PositiveInt
+from flower_privsyn.checks import NonNegativeFloat
 from flower_privsyn.files import located
 from flower_privsyn.generation.variation import MaskUnit
 from flower_privsyn.private_path.needs import NeededModel
@@ -44,9 +44,6 @@ WordSpread = Annotated[
     "which is varied.",
 ]
 """The setting `word-spread`."""
-
-LeastWords = Annotated[PositiveInt, "words that a prompt asks for at least."]
-"""The setting `least-words`."""
 
 MaskFraction = Annotated[float, Gt(0), Le(1)]
 """Share of a text's tokens that are masked in one step."""
@@ -140,10 +137,6 @@ class PromptSettings(Protocol):
         """Of the number of words asked for."""
 
     @property
-    def least_words(self) -> int:
-        """Asked for at least."""
-
-    @property
     def max_new_tokens(self) -> int:
         """Of an answer."""
 
@@ -188,7 +181,6 @@ def prompting(
             domain=config.domain,
             blank_fraction=config.blank_fraction,
             word_spread=config.word_spread,
-            least_words=config.least_words,
         ),
         sampling=SamplingParameters(
             seed=0,

@@ -62,10 +62,13 @@ def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: Tok
 
 def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
     rows = Rows(tokens=[np.array([40, 60]), np.array([40, 41]), np.array([60, 61])])
-    tokens = sketch.scorer(bigram_weight=0.0, surprisal_power=0.0)(rows)
-    np.testing.assert_allclose(tokens, [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12)
-    both = sketch.scorer(bigram_weight=1.0, surprisal_power=0.0)(rows)
-    np.testing.assert_allclose(both, [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12)
+    alone = dataclasses.replace(sketch, reading=dataclasses.replace(sketch.reading, bigrams=None))
+    np.testing.assert_allclose(
+        alone.scorer()(rows), [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12
+    )
+    np.testing.assert_allclose(
+        sketch.scorer()(rows), [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12
+    )
 
 
 def test_a_text_of_few_tokens_scores_below_all_others(
@@ -73,9 +76,9 @@ def test_a_text_of_few_tokens_scores_below_all_others(
 ) -> None:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     monkeypatch.setattr(
-        JointSketchConfig,
+        TokenSketch,
         "scorer",
-        lambda self, sketch: lambda rows: np.array([-float(len(row)) for row in rows.tokens]),
+        lambda self: lambda rows: np.array([-float(len(row)) for row in rows.tokens]),
     )
     config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
     score = text_scorer(config.scorer_of_long_rows(sketch), tokenizer)
@@ -88,7 +91,7 @@ def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
     assert sketch.reading.tokens is not None
     sketch.reading.tokens.public[60] = 10.0  # frequent
     try:
-        weights = sketch.scorer(bigram_weight=0.0, surprisal_power=2.0).weights
+        weights = sketch.scorer().weights
     finally:
         sketch.reading.tokens.public[60] = 0.1
     assert weights is not None
@@ -115,7 +118,7 @@ def test_where_little_is_told_texts_rank_by_what_is_known(
         noise_std=1.0,
         tokens_per_user=8,
     )
-    scorer = told.scorer(bigram_weight=1.0, surprisal_power=0.0)
+    scorer = told.scorer()
     assert scorer.bigrams is not None
     for ratios, known in (
         (scorer.tokens, reading.tokens.log_ratio),

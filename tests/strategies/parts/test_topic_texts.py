@@ -73,13 +73,6 @@ def test_what_the_released_filter_keeps(tmp_path: Path) -> None:
     assert (kept, dropped) == ([" ".join(text.split()) for text in texts], {})
 
 
-def test_one_word_of_many(tmp_path: Path) -> None:
-    over = "good " * 11 + "one two three four five six seven eight nine ten"
-    fine = over.replace("good ", "", 1)
-    kept, dropped, _ = written([over, fine, FINE], tmp_path / "kept", most_repeated=0.5)
-    assert (kept, dropped) == ([fine, FINE], {"one word over and over": 1})
-
-
 def test_a_generator_of_which_nothing_can_be_kept(tmp_path: Path) -> None:
     sentence = (
         "the generator scripted writes nothing that can be kept: of the last 20 texts each was "
