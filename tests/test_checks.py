@@ -28,7 +28,7 @@ from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import QUERIES, TrainableModel
-from flower_privsyn.strategies import STRATEGIES
+from flower_privsyn.strategies import STRATEGIES, DPFTRLConfig
 from flower_privsyn.training import PreferenceTraining
 from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -238,7 +238,7 @@ class TestEveryClass:
     def test_both_ways_refuse_alike(self, config: type[PrivateSumConfig]) -> None:
         given = {"noise_multiplier": 1.0}
         for name, declared in config.declared.items():
-            if not declared.allowed:
+            if not declared.allowed or declared.in_python:
                 continue
             wrong: Any = "1" if declared.kind is not str else 1
             with pytest.raises(ConfigError) as direct:
@@ -247,6 +247,13 @@ class TestEveryClass:
             with pytest.raises(ConfigError) as read:
                 config.from_run_config(keys)
             assert str(direct.value) == str(read.value)
+
+    def test_a_keyword_of_python_alone_is_no_key(self) -> None:
+        assert DPFTRLConfig(epsilon=1.0, server_momentum=0.5).to_dict()["server-momentum"] == 0.5
+        keys = DPFTRLConfig.keys()
+        assert "server-momentum" not in keys
+        with pytest.raises(ConfigError, match="server-momentum"):
+            DPFTRLConfig.from_run_config({"epsilon": 1.0, "server-momentum": 0.5})
 
     def test_a_subclass_of_somebody_else_is_checked_too(self) -> None:
         @dataclass(frozen=True, kw_only=True)

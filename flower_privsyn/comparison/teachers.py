@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import located, read_json_lines
@@ -17,27 +17,25 @@ from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
 
-#: Settings of a taught student.
-_TEACHING: Final = ("teacher", "teacher-weight", "teacher-top-k")
-
 
 def teaching(values: Mapping[str, Any], *, teacher: str | Path = "") -> Distillation:
-    """How a student is taught: by `teacher`, with the weight that the settings say.
+    """How a student is taught: by `teacher`.
 
     Args:
         values: run configuration of a cell.
         teacher: a bundled short name, a folder or a hub name; "" for the one that they name.
 
     Raises:
-        ConfigError: they name none, or give it no weight.
+        ConfigError: they name none.
     """
     from flower_privsyn.training.distillation import Distillation
 
-    named, weight, top_k = (values.get(key) for key in _TEACHING)
-    if not ((teacher or named) and weight and top_k):
-        had = ", ".join(f"{key} = {values.get(key)!r}" for key in _TEACHING)
-        raise ConfigError(f"a distilled student needs a teacher: the settings have {had}")
-    return Distillation(teacher or located(str(named)), weight=float(weight), top_k=int(top_k))
+    named = values.get("teacher")
+    if not (teacher or named):
+        raise ConfigError(
+            f"a distilled student needs a teacher: the settings have teacher = {named!r}"
+        )
+    return Distillation(teacher or located(str(named)))
 
 
 def check_here(generator: str) -> None:

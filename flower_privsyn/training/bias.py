@@ -1,15 +1,9 @@
-"""A student's bias: how strong it is to be, tuned on public text, and written beside the student.
-
-What is tuned on is a public split that plays the private one: log-ratios of some public users,
-measured with the noise of a real run, and text of other users of the same kind.
-"""
+"""A student's bias: what the student lacks, and how it is written beside the student."""
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +17,12 @@ from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.fingerprint import weight_files
-from flower_privsyn.training.tokens import MOST_LOGITS, first_token, padded, text_window, token_rows
+from flower_privsyn.training.tokens import MOST_LOGITS, first_token, padded
 
 if TYPE_CHECKING:
     import torch
 
 Float64Array = npt.NDArray[np.float64]
-
-#: Weights that are tried unless others are given.
-WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 #: Occurrences beforehand that speak for a model's being right about a token.
 _SURE = 2.0
@@ -54,103 +45,7 @@ The functions, commands and settings of the package that take a model folder nee
 """
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BiasScores:
-    """What a bias is worth on some text at every pair of weights.
-
-    Attributes:
-        token_weights: (a,) weights of the tokens' numbers.
-        bigram_weights: (b,) weights of the pairs' numbers.
-        nats: (a, b) negative log-probability of the text, summed.
-        tokens: predicted.
-        bytes: of the text in UTF-8.
-    """
-
-    token_weights: tuple[float, ...]
-    bigram_weights: tuple[float, ...]
-    nats: Float64Array
-    tokens: int
-    bytes: int
-
-    @property
-    def bits_per_byte(self) -> Float64Array:
-        """(a, b)."""
-        bits: Float64Array = self.nats / math.log(2) / self.bytes
-        return bits
-
-
-def score_bias(
-    model: str | Path,
-    bias: LogitBias,
-    texts: Sequence[str],
-    *,
-    token_weights: Sequence[float] = WEIGHTS,
-    bigram_weights: Sequence[float] = WEIGHTS,
-    max_tokens: int = 64,
-    device: str | None = None,
-) -> BiasScores:
-    """Score a bias at all pairs of weights on public text; the model reads every text once.
-
-    As in `evaluate_language_model`, texts are read in windows of `max_tokens` from a fresh
-    beginning, every token is predicted once, and the end of a text is none.
-
-    Args:
-        model: a bundled short name, a folder or a hub name of a causal language model without a
-            bias.
-        bias: log-ratios, unscaled.
-        texts: public text on which weights may be chosen; at least one with a token.
-        token_weights: ascending, each >= 0.
-        bigram_weights: ascending, each >= 0; only 0 is tried where the bias has no pairs.
-        max_tokens: tokens of text in a window, >= 1.
-        device: as PyTorch names it; None chooses.
-
-    Raises:
-        ConfigError: A weight is out of range, the bias does not fit, or there is no text.
-        ModelError: The model cannot be used.
-    """
-    if bias.bigrams is None:
-        bigram_weights = (0.0,)
-    for name, weights in (("token", token_weights), ("bigram", bigram_weights)):
-        sound = all(math.isfinite(weight) and weight >= 0 for weight in weights)
-        if not weights or not sound or list(weights) != sorted(set(weights)):
-            raise ConfigError(
-                f"{name} weights of a bias must be numbers >= 0 in ascending order, got "
-                f"{', '.join(map(str, weights)) or 'none'}"
-            )
-    import torch
-
-    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
-    begin = first_token(tokenizer)
-    size = int(network.get_output_embeddings().weight.shape[0])
-    grid = _Grid(
-        bias.for_model(size, first_token=begin),
-        token_weights=token_weights,
-        bigram_weights=bigram_weights,
-        device=network.device,
-    )
-    window = text_window(network, max_tokens)
-    rows = [
-        [begin, *row[start : start + window]]
-        for row in token_rows(tokenizer, texts)
-        for start in range(0, len(row), window)
-    ]
-    if not rows:
-        raise ConfigError("there is nothing to choose weights by: no text has a token")
-    with torch.inference_mode():
-        for _, *batch in _read(network, rows, size=size):
-            grid.add(*batch)
-    return BiasScores(
-        token_weights=tuple(map(float, token_weights)),
-        bigram_weights=tuple(map(float, bigram_weights)),
-        nats=grid.nats,
-        tokens=sum(len(row) - 1 for row in rows),
-        bytes=sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
-    )
-
-
-def _read(
-    network: Any, rows: list[list[int]], *, size: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _read(network: Any, rows: list[list[int]], *, size: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Read rows in batches; sorts them, for a batch of like lengths is hardly padded.
 
     Args:
@@ -159,8 +54,7 @@ def _read(
         size: of its output.
 
     Yields:
-        How many rows there are, and of their n predictions the logits, (n, size) float32, the token
-        before each and the token itself.
+        How many rows there are, and of their n predictions the logits, (n, size) float32.
     """
     rows.sort(key=len, reverse=True)
     start = 0
@@ -170,70 +64,8 @@ def _read(
         tokens, attention = (part.to(network.device) for part in padded(batch))
         held = attention[:, 1:].bool()
         logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
-        yield len(batch), logits[held].float(), tokens[:, :-1][held], tokens[:, 1:][held]
+        yield len(batch), logits[held].float()
         start += step
-
-
-class _Grid:
-    """Sums of negative log-probabilities at all pairs of weights, from the logits without bias.
-
-    With p the model's probabilities, u the tokens' numbers and v those of the pairs, the constant
-    that normalises the biased ones is sum(p exp(a u)) + sum(p exp(a u) (exp(b v) - 1)), the second
-    sum over the few tokens with a pair: the first is one matrix product for all a.
-    """
-
-    def __init__(
-        self,
-        bias: LogitBias,
-        *,
-        token_weights: Sequence[float],
-        bigram_weights: Sequence[float],
-        device: Any,
-    ) -> None:
-        import torch
-
-        self._bias = torch.from_numpy(bias.tokens).to(device)
-        self._token_weights = torch.tensor(token_weights, dtype=torch.float32, device=device)
-        self._bigram_weights = torch.tensor(bigram_weights, dtype=torch.float32, device=device)
-        self._factors = (self._bias[:, None] * self._token_weights).exp()  # (v, a)
-        pairs = bias.bigrams
-        self._pairs = None
-        if pairs is not None and len(pairs.tokens):
-            arrays = (pairs.starts, pairs.tokens.astype(np.int64), pairs.values)
-            self._pairs = tuple(torch.from_numpy(array).to(device) for array in arrays)
-        self.nats = np.zeros((len(token_weights), len(bigram_weights)))
-
-    def add(self, logits: torch.Tensor, previous: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add the tokens of a batch.
-
-        Args:
-            logits: (n, v) float32.
-            previous: (n,) the token before each predicted one.
-            targets: (n,) the predicted one.
-        """
-        import torch
-
-        logs = torch.log_softmax(logits, dim=-1)
-        p = logs.exp()
-        mass = (p @ self._factors)[:, :, None].repeat(1, 1, len(self._bigram_weights))
-        written = self._bias[targets][:, None, None] * self._token_weights[:, None]  # (n, a, 1)
-        if self._pairs is not None:
-            from flower_privsyn.models.biased import bigram_entries
-
-            starts, tokens, values = self._pairs
-            places, entries = bigram_entries(starts, previous)
-            columns, numbers = tokens[entries], values[entries]
-            weighted = p[places, columns][:, None] * self._factors[columns]  # (m, a)
-            growth = (numbers[:, None] * self._bigram_weights).expm1()  # (m, b)
-            for index in range(len(self._bigram_weights)):
-                if float(self._bigram_weights[index]):
-                    mass[:, :, index].index_add_(0, places, weighted * growth[:, index, None])
-            came = columns == targets[places]
-            pair = torch.zeros_like(self._bias[targets])
-            pair[places[came]] = numbers[came]
-            written = written + pair[:, None, None] * self._bigram_weights  # (n, a, b)
-        chosen = logs.gather(-1, targets[:, None])[:, :, None] + written - mass.log()
-        self.nats -= chosen.double().sum(0).cpu().numpy()
 
 
 def unlearnt(
@@ -287,7 +119,7 @@ def unlearnt(
     expected = torch.zeros(size, dtype=torch.float64, device=network.device)
     begun = [[begin, *row.tolist()] for row in chosen]
     with torch.inference_mode():
-        for count, logits, _, _ in _read(network, begun, size=size):
+        for count, logits in _read(network, begun, size=size):
             expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
             if progress is not None:
                 progress(count)

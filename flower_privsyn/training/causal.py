@@ -164,7 +164,7 @@ def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int
 
 
 def training_rows(
-    tokenizer: Any, texts: Sequence[str], *, settings: CausalTraining, window: int, seed: int
+    tokenizer: Any, texts: Sequence[str], *, settings: CausalTraining, window: int
 ) -> list[list[int]]:
     """Texts as rows of tokens, each with a first token that is given and not predicted.
 
@@ -173,7 +173,6 @@ def training_rows(
         texts: (n,).
         settings: How to lay them out.
         window: Tokens of text in a row, >= 1.
-        seed: Of the order in which texts are packed.
 
     Returns:
         Rows of 2 to `window + 1` tokens.
@@ -184,16 +183,11 @@ def training_rows(
     begin, end = first_token(tokenizer), tokenizer.eos_token_id
     closing = [int(end)] if settings.learn_ends and end is not None else []
     sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]
-    if settings.layout == "pack":
-        separator = [] if closing else [begin]
-        order = np.random.default_rng([seed, 0]).permutation(len(sequences))
-        stream = [token for index in order for token in (*separator, *sequences[index])]
-        sequences = [stream]
     pieces = [
         [begin, *sequence[start : start + window]]
         for sequence in sequences
         for start in range(0, len(sequence), window)
-        if start == 0 or settings.layout == "pack" or settings.long_texts == "split"
+        if start == 0 or settings.long_texts == "split"
     ]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -241,7 +235,6 @@ def _train(
         texts,
         settings=settings,
         window=text_window(network, settings.max_tokens),
-        seed=seed,
     )
     if not rows:
         raise ConfigError("there is nothing to learn from: no text has a token")

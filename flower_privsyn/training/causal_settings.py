@@ -51,15 +51,10 @@ class CausalTraining(Settings):
         "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
         "the model's context.",
     ] = 64
-    layout: Annotated[
-        Literal["pad", "pack"],
-        '"pad": a row holds one text or a piece of it. "pack": texts follow one another and rows '
-        "are full; faster for short texts, and a row may begin inside a text.",
-    ] = "pad"
     long_texts: Annotated[
         Literal["split", "cut"],
         '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
-        'is used. For "pad".',
+        "is used.",
     ] = "split"
     learn_ends: Annotated[
         bool,
@@ -97,10 +92,10 @@ class CausalTraining(Settings):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        if self.retokenize and (self.layout, self.long_texts) != ("pad", "cut"):
+        if self.retokenize and self.long_texts != "cut":
             raise ConfigError(
-                'training setting retokenize = true needs layout = "pad" and long_texts = "cut", '
-                f'got "{self.layout}" and "{self.long_texts}"'
+                'training setting retokenize = true needs long_texts = "cut", got '
+                f'"{self.long_texts}"'
             )
         if self.retokenize and not self.learn_ends:
             raise ConfigError(

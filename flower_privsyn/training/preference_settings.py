@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
@@ -75,9 +75,6 @@ class PreferenceTraining(Settings):
     lora_alpha: Annotated[
         PositiveInt, "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."
     ] = 8
-    lora_dropout: Annotated[
-        float, Ge(0), Lt(1), "Share of the adapters' inputs zeroed in training."
-    ] = 0.0
     learning_rate: Annotated[
         PositiveFloat,
         "AdamW's peak rate; the paper searches 3e-7 to 8e-7 for an 8 B model. Small models need "
@@ -112,11 +109,6 @@ class PreferenceTraining(Settings):
         'What DPO and IPO measure against: "base", the public model (ours, so that rounds do not '
         'drift), or "previous", the adapter the round began with.',
     ] = "base"
-    precompute_reference: Annotated[
-        bool,
-        "Ask the reference once before the first epoch, not in every epoch. The same numbers; "
-        "saves time from the second epoch on.",
-    ] = False
     gradient_checkpointing: Annotated[
         bool, "Recompute activations in the backward pass: less memory, a third slower."
     ] = False

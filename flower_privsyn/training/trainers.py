@@ -130,26 +130,10 @@ class PreferenceTrainer(_LocalTrainer, trl.DPOTrainer):  # type: ignore[misc]
         # TRL would tokenize across the boundary of prompt and response, and append its own end.
         return dataset
 
-    def precompute_reference(self) -> None:
-        """Ask the reference about every pair now, instead of in every epoch."""
-        size = self.args.per_device_train_batch_size
-        examples = list(self.train_dataset)
-        scores: list[tuple[list[float], list[float]]] = []
-        for first in range(0, len(examples), size):
-            batch = self._prepare_inputs(self.data_collator(examples[first : first + size]))
-            chosen, rejected = self.reference_log_probabilities(batch)
-            scores.append((chosen.tolist(), rejected.tolist()))
-        for place, key in enumerate(("ref_chosen_logps", "ref_rejected_logps")):
-            column = [value for batch_scores in scores for value in batch_scores[place]]
-            self.train_dataset = self.train_dataset.add_column(key, column)
-        self.precompute_ref_logps = True
-
     def reference_log_probabilities(
         self, batch: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of the chosen and the rejected responses under the reference."""
-        if "ref_chosen_logps" in batch:
-            return batch["ref_chosen_logps"], batch["ref_rejected_logps"]
         if self._fused:
             chosen, rejected = self.compute_ref_log_probs(self.model, batch)
             return chosen, rejected
@@ -386,8 +370,6 @@ def _preference_trainer(
     if settings.reference == "base" and "ref" in model.peft_config:
         model.delete_adapter("ref")
     _silence_dropout(model, "ref")
-    if settings.precompute_reference:
-        trainer.precompute_reference()
     return trainer
 
 
@@ -400,7 +382,6 @@ def wrap(base: Any, settings: PreferenceTraining, *, seed: int) -> Any:
         peft.LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,
-            lora_dropout=settings.lora_dropout,
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         ),
@@ -434,7 +415,6 @@ def resume_adapter(base: Any, folder: Path, settings: PreferenceTraining) -> Any
                     f"got {asked}"
                 )
         config.inference_mode = False
-        config.lora_dropout = settings.lora_dropout
         model = peft.PeftModel(base, config)
         report = model.load_adapter(str(folder), "default", is_trainable=True)
         missing = sorted(key for key in report.missing_keys if "lora_" in key)

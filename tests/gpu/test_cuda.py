@@ -281,7 +281,7 @@ class TestPreferences:
             pairs_of_topics(8),
             adapter=tmp_path / "one",
             output=tmp_path / "two",
-            settings=quick(device="cuda", precompute_reference=True),
+            settings=quick(device="cuda"),
             seed=1,
         )
         assert report.steps == 4
@@ -307,18 +307,12 @@ class TestReading:
 
     def test_what_a_student_lacks_is_that_of_the_cpu(self) -> None:
         """The sketch's student reads the text that was chosen for it."""
-        from flower_privsyn.training.bias import score_bias, unlearnt
+        from flower_privsyn.training.bias import unlearnt
 
         model = LocalModel(TrainableModel(name="privsyn-tiny"), device="cpu")
         rows = [np.array(row[1:]) for row in model.encode(TEXTS)]
         gpu, cpu = (unlearnt("privsyn-tiny", rows, device=device) for device in ("cuda", "cpu"))
         assert np.allclose(gpu, cpu, atol=1e-3)
-        bias = some_bias(model.predicted)
-        found, expected = (
-            score_bias("privsyn-tiny", bias, TEXTS, device=device).nats
-            for device in ("cuda", "cpu")
-        )
-        assert np.allclose(found, expected, rtol=1e-3)
 
     def test_scores_of_public_rows_are_those_of_the_cpu(self) -> None:
         from flower_privsyn.training.distribution_matching import LanguageModelScorer

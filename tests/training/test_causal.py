@@ -52,9 +52,7 @@ class TestRows:
 
     def rows(self, tokenizer: Any, given: list[str], **changes: Any) -> list[list[int]]:
         settings = quick(**changes)
-        return training_rows(
-            tokenizer, given, settings=settings, window=settings.max_tokens, seed=1
-        )
+        return training_rows(tokenizer, given, settings=settings, window=settings.max_tokens)
 
     def test_a_text_stands_between_a_beginning_and_an_end(
         self, tokenizer: Any, texts: list[str]
@@ -73,9 +71,6 @@ class TestRows:
             assert [token for row in left_out for token in row[1:]] == [
                 token for token in every if token != tokenizer.eos_token_id
             ]
-        packed = self.rows(tokenizer, texts[:3], learn_ends=False, layout="pack", max_tokens=900)
-        # A beginning stands where one text stops and the next starts.
-        assert packed[0].count(tokenizer.bos_token_id) == 1 + 3
 
     def test_long_texts_are_split_or_cut(self, tokenizer: Any, texts: list[str]) -> None:
         whole = self.rows(tokenizer, texts[:1], max_tokens=200)[0][1:]
@@ -83,18 +78,6 @@ class TestRows:
         assert [token for row in split for token in row[1:]] == whole
         assert all(row[0] == tokenizer.bos_token_id and len(row) <= 6 for row in split)
         assert self.rows(tokenizer, texts[:1], max_tokens=5, long_texts="cut") == split[:1]
-
-    def test_packing_fills_rows_and_loses_nothing(self, tokenizer: Any, texts: list[str]) -> None:
-        rows = self.rows(tokenizer, texts[:20], layout="pack", max_tokens=16)
-        assert all(len(row) == 17 for row in rows[:-1])
-        stream = [token for row in rows for token in row[1:]]
-        ends = [i for i, token in enumerate(stream) if token == tokenizer.eos_token_id]
-        found = [
-            tokenizer.decode(stream[start:end])
-            for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
-        ]
-        assert sorted(found) == sorted(texts[:20])
-        assert found != texts[:20]  # in an order drawn from the seed
 
     def test_texts_without_tokens_are_left_out(self, tokenizer: Any) -> None:
         assert self.rows(tokenizer, [""]) == []
@@ -130,7 +113,7 @@ class TestSteps:
         fine_tune(llama, texts[:6], settings=settings, output=tmp_path / "out", seed=0)
         model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(llama)
-        rows = training_rows(tokenizer, texts[:6], settings=settings, window=100, seed=0)
+        rows = training_rows(tokenizer, texts[:6], settings=settings, window=100)
         total = sum(len(row) - 1 for row in rows)
         optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
         for row in rows:
@@ -365,7 +348,6 @@ class TestRefusals:
             ({"learning_rate": float("nan")}, "learning_rate must be a number"),
             ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
             ({"epochs": 1.5}, "epochs must be a whole number"),
-            ({"layout": "mix"}, 'layout must be one of "pad", "pack"'),
             ({"precision": "int8"}, "precision must be one of"),
             ({"retokenize": True}, "retokenize = true needs"),
             ({"retokenize": 1}, "retokenize must be true or false"),

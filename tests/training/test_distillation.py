@@ -189,7 +189,7 @@ class TestLoss:
 class TestTargets:
     def read(self, model: Path, texts: list[str], folder: Path, **changes: Any) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        rows = training_rows(tokenizer, texts, settings=quick(), window=64, seed=0)
+        rows = training_rows(tokenizer, texts, settings=quick(), window=64)
         settings = Distillation(model, **{"top_k": 5, **changes})
         return rows, teacher_targets(
             rows,
@@ -339,7 +339,7 @@ class TestFineTune:
         model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
         teacher = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32)
         rows = training_rows(
-            AutoTokenizer.from_pretrained(llama), texts[:6], settings=settings, window=64, seed=0
+            AutoTokenizer.from_pretrained(llama), texts[:6], settings=settings, window=64
         )
         total = sum(len(row) - 1 for row in rows)
         optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +237,7 @@ class TestFailures:
         options: dict[str, Any] = {"progress": run_out}
         if where == "at the reference":
             monkeypatch.setattr(trainers.PreferenceTrainer, "reference_log_probabilities", run_out)
-            options = {"settings": replace(quick(), precompute_reference=True)}
+            options = {}
         with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
             train(tiny, pairs_of_topics(4), tmp_path / "a", **options)
         assert not (tmp_path / "a").exists()
@@ -278,10 +277,10 @@ class TestResuming:
         [
             {},
             {"loss": "sft", "schedule": "cosine"},
-            {"lora_dropout": 0.3, "micro_batch_size": 2, "warmup_steps": 2},
-            {"reference": "previous", "precompute_reference": True, "loss": "ipo"},
+            {"micro_batch_size": 2, "warmup_steps": 2},
+            {"reference": "previous", "loss": "ipo"},
         ],
-        ids=["dpo", "sft", "dropout", "previous"],
+        ids=["dpo", "sft", "pieces", "previous"],
     )
     def test_a_killed_training_ends_at_the_same_weights(
         self, tiny: Path, first: Path, tmp_path: Path, changes: dict[str, Any]

@@ -21,7 +21,6 @@ from flower_privsyn.training import PreferencePair, PreferenceTraining
         ({"beta": float("nan")}, "beta must be a number above 0, got nan"),
         ({"lora_rank": 0}, "lora_rank must be a whole number of at least 1, got 0"),
         ({"lora_alpha": True}, "lora_alpha must be a whole number of at least 1, got True"),
-        ({"lora_dropout": 1.0}, "lora_dropout must be a number of at least 0 and below 1, got 1.0"),
         ({"learning_rate": -1e-6}, "learning_rate must be a number above 0, got -1e-06"),
         ({"schedule": "linear"}, 'schedule must be one of "cosine", "constant", got \'linear\''),
         ({"warmup_steps": -1}, "warmup_steps must be a whole number of at least 0, got -1"),
@@ -31,7 +30,6 @@ from flower_privsyn.training import PreferencePair, PreferenceTraining
         ({"max_tokens": 1}, "max_tokens must be a whole number of at least 2, got 1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
         ({"reference": "other"}, 'reference must be one of "base", "previous", got \'other\''),
-        ({"precompute_reference": 1}, "precompute_reference must be true or false, got 1"),
         ({"device": "tpu"}, 'device must be one of "auto", "cpu", "cuda", got \'tpu\''),
         (
             {"precision": "half"},
