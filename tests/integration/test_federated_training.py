@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def write_app(folder: Path, config: DPFedAvgConfig) -> Path:
     (folder / "six").mkdir(parents=True)
     (folder / "six" / "__init__.py").touch()
     (folder / "six" / "server_app.py").write_text(_SERVER)
-    values = {key: -1.0 if value is None else value for key, value in config.to_dict().items()}
+    stated = {key: value for key, value in config.to_dict().items() if key in config.keys()}  # noqa: SIM118
+    values = {key: -1.0 if value is None else value for key, value in stated.items()}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     (folder / "pyproject.toml").write_text(_HEAD + "\n".join(lines) + "\n")
     return folder
@@ -77,7 +79,6 @@ def test_simulation_of_two_nodes_with_three_users(
         local_learning_rate=0.5,
         local_batch_size=1,
         clip_norm=0.05,
-        adaptive_clipping=True,
         max_tokens=32,
     )
     app = write_app(tmp_path / "app", config)
@@ -98,8 +99,7 @@ def test_simulation_of_two_nodes_with_three_users(
     def load(context: Context) -> Users:
         return users.deal(partition_id=int(context.node_config["partition-id"]), num_partitions=6)
 
-    values = {**config.to_dict(), "num-nodes": 6, "run-dir": str(tmp_path / "loopback")}
-    alone = DPFedAvg(DPFedAvgConfig.from_run_config(values))
+    alone = DPFedAvg(replace(config, num_nodes=6, run_dir=str(tmp_path / "loopback")))
     alone.start(LoopbackGrid(create_training_app(load), num_nodes=6))
     for number in (1, 2):
         one, three = (

@@ -452,7 +452,7 @@ class TestBadInput:
                 'correlation = "banded" needs sampling = "cyclic", got sampling = "poisson"',
             ),
             (
-                {"sampling": "full", "correlation": "tree", "tree_restart": 2},
+                {"sampling": "full", "correlation": "tree"},
                 'correlation = "tree" needs sampling = "cyclic"',
             ),
         ],

@@ -558,13 +558,12 @@ class TestSettings:
                 "epsilon": 2.0,
                 "min-separation": 5,
                 "correlation": "tree",
-                "tree-restart": 2,
                 "num-rounds": 40,
             }
         )
-        assert (config.min_separation, config.tree_restart) == (5, 2)
-        keys = {**config.to_dict(), "noise-multiplier": -1}
-        assert DPFTRLConfig.from_run_config(keys) == config
+        assert (config.min_separation, config.correlation) == (5, "tree")
+        stated = {key: config.to_dict()[key] for key in DPFTRLConfig.keys()}  # noqa: SIM118
+        assert DPFTRLConfig.from_run_config({**stated, "noise-multiplier": -1}) == config
         assert "samplings" not in config.to_dict()
         with pytest.raises(ConfigError, match='unknown key "samplings"'):
             DPFTRLConfig.from_run_config({"epsilon": 1.0, "samplings": "full"})
