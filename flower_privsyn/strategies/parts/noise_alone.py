@@ -99,7 +99,7 @@ class NoiseAlone:
         raise ConfigError(
             f"{self.describe()}, and no model that lost more than {MOST_LOST:g} was seen to "
             "recover: take more users, a larger epsilon or fewer rounds, train fewer parameters "
-            f"(trainable, lora-rank), lower clip-norm or server-momentum{shorter}, or set "
+            f"(trainable, lora-rank), lower clip-norm{shorter}, or set "
             f"accept-noise = true to run all the same; {spent}"
         )
 
