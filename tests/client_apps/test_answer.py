@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -229,16 +227,6 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     assert not (tmp_path / "fine" / "quarantine.log").exists()
 
 
-def test_half_a_surrogate_pair_in_a_file(tmp_path: Path, empty: dict[str, Any]) -> None:
-    path = tmp_path / "users.jsonl"
-    lines = [{"client_id": user, "text": text} for user, text in rows(["\ud800"])]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
-    context = where(data=str(path))
-    assert wire.unpack_roster(prepare(app, context)) == empty["roster"]
-    assert facts(ask(app, *QUESTIONS[0], context)) == empty["answers"][0]
-
-
 def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> None:
     """What was found to: a day of the year 12099, the only date, the only text, nesting."""
     where_it_is = where(data="")
@@ -267,17 +255,6 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
             app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
             rosters.append(wire.unpack_roster(prepare(app, where_it_is, newer_than=newer_than)))
         assert all(roster == rosters[0] for roster in rosters)
-
-
-def test_a_day_beyond_the_calendar_removes_nobody(tmp_path: Path) -> None:
-    days = pa.array([20_000] * 19 + [3_700_000], pa.int32()).cast(pa.date32())
-    names = [f"u{n}" for n in range(20)]
-    table = pa.table({"client_id": names, "text": ["court judge"] * 20, "date": days})
-    pq.write_table(table, tmp_path / "u.parquet")
-    app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
-    context = where(data=str(tmp_path / "u.parquet"))
-    reply = prepare(app, context, newer_than="2024-01-01")
-    assert wire.unpack_roster(reply).num_users == 18  # two are held out
 
 
 @pytest.fixture
@@ -320,18 +297,6 @@ class TestAddAnswer:
         answer = sum_of(query, spoilt, broadcast)
         np.testing.assert_array_equal(answer, query.answer(without, broadcast))
         assert answer.sum() > 10
-
-    def test_one_call_where_nothing_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls: list[int] = []
-        inner: Callable[..., Any] = NearestNeighborHistogram.answer
-
-        def counted(self: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
-            calls.append(cohort.num_users)
-            return inner(self, cohort, broadcast)
-
-        monkeypatch.setattr(NearestNeighborHistogram, "answer", counted)
-        sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
-        assert calls == [30]
 
     def test_one_more_user_moves_the_sum_by_that_users_own(
         self, monkeypatch: pytest.MonkeyPatch

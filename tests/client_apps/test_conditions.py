@@ -25,7 +25,6 @@ from flower_privsyn.queries import (
     TrainableModel,
     conditioned_fingerprint,
     pack_conditions,
-    unpack_conditions,
 )
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
@@ -223,9 +222,3 @@ def test_the_owner_allows_both_models(data: wire.DataRequest, llama: Path, tmp_p
             NodeGuard.of(node).check_model("embedding", data.embedding_model)
         reply = app(message, context)
     assert wire.ClientErrorCode(reply.error.code).name == "NOT_ALLOWED"
-
-
-def test_a_condition_holds_no_separator() -> None:
-    assert unpack_conditions(pack_conditions(["a", "", "b\n"])) == ["a", "", "b\n"]
-    with pytest.raises(ValueError, match="must not hold the character of code 0"):
-        pack_conditions(["a\0b"])

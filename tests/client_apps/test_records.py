@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing
 from dataclasses import replace
@@ -11,21 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import (
     create_client_app,
-    node_users,
-    recipe,
     records,
     users_of_node,
 )
-from flower_privsyn.client_apps.node_users import NodeUsers
-from flower_privsyn.data import Gathered, Users
-from flower_privsyn.embedding import RecordStore, StoredRecords
+from flower_privsyn.data import Users
+from flower_privsyn.embedding import RecordStore
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard
 from flower_privsyn.privacy import (
     FullParticipation,
     PoissonSampling,
@@ -52,13 +47,6 @@ def other_users(where: Context) -> Users:
 
 def prepare(app: ClientApp, where: Context, data: wire.DataRequest = REQUEST) -> Message:
     return app(Message(wire.pack_prepare(data), where.node_id, wire.PREPARE), where)
-
-
-def app_records(directory: Path) -> list[int]:
-    """How many records each entry of a node's store has."""
-    store = RecordStore(directory)
-    found = [store.find(path.stem) for path in (directory / "records").glob("*.arrow")]
-    return [len(entry.records) for entry in found if entry is not None]
 
 
 def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
@@ -173,23 +161,6 @@ class TestTickets:
         prepare(app, context(population, **other))
         assert self.tickets(cache) == 2
 
-    def test_of_another_node_that_is_told_the_same(self, population: Path, tmp_path: Path) -> None:
-        cache = tmp_path / "cache"
-        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
-        for number in (7, 8):
-            where = context(population)
-            prepare(
-                app,
-                Context(
-                    run_id=where.run_id,
-                    node_id=number,
-                    node_config=where.node_config,
-                    state=RecordDict(),
-                    run_config=where.run_config,
-                ),
-            )
-        assert self.tickets(cache) == 2
-
     def test_of_other_settings_of_the_run(self, population: Path, tmp_path: Path) -> None:
         cache, other = tmp_path / "cache", tmp_path / "other.jsonl"
         other.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
@@ -242,31 +213,6 @@ class TestTickets:
         assert heads == [2, 3]
         assert self.tickets(tmp_path) == 0
 
-    def test_not_for_a_recipe_under_a_borrowed_name(self, tmp_path: Path) -> None:
-        heads = []
-        for number in (2, 3):
-            users = Users.from_rows([(f"u{n}", "court tax") for n in range(number)])
-
-            @functools.wraps(users_of_node)
-            def load(where: Context, users: Users = users) -> Users:
-                return users
-
-            app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
-            heads.append(wire.unpack_roster(prepare(app, context(tmp_path))).num_users)
-        assert heads == [2, 3]
-        assert self.tickets(tmp_path) == 0
-
-    def test_nor_kept_in_memory_for_other_data(self, population: Path, tmp_path: Path) -> None:
-        """One app, asked twice under a run id that somebody wrote down."""
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
-        other = tmp_path / "other.jsonl"
-        other.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
-        rosters = [
-            wire.unpack_roster(prepare(app, context(data, nodes=1, run=1)))
-            for data in (population, other)
-        ]
-        assert [roster.num_users for roster in rosters] == [40, 3]
-
     def test_nor_kept_in_memory_for_what_a_file_was(self, population: Path, tmp_path: Path) -> None:
         """Who was taken out of it between two runs of one number is in the first alone."""
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
@@ -286,94 +232,18 @@ class TestTickets:
         assert self.tickets(cache) == 0
 
 
-def node_users_in(directory: Path) -> NodeUsers:
-    return NodeUsers(
-        load=users_of_node,
-        load_embedder=hash_embedder,
-        cache_directory=directory,
-        trainer=None,
-    )
-
-
 class TestMemory:
-    def test_what_is_mapped_is_not_counted(
-        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        node = node_users_in(tmp_path)
-        mapped = node.prepared(REQUEST, context(population), NodeGuard(None, {}))
-        assert 0 < mapped.nbytes < 1000
-        monkeypatch.setattr(node_users, "_KEPT_BYTES", 2500)
-        for number in range(4):
-            node.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
-        assert len(node._kept) == 4
-        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
-        plain = node_users_in(tmp_path)
-        for number in range(4):
-            plain.prepared(REQUEST, context(population, number), NodeGuard(None, {}))
-        assert len(plain._kept) == 1
-
-    def test_what_runs_before_the_last_two_asked_for_is_let_go(
-        self, population: Path, tmp_path: Path
-    ) -> None:
-        """A node lives for months, and what it keeps of a run refers to the run's model."""
-        node = node_users_in(tmp_path)
-        for run in (7, 8, 7, 9):
-            for number in range(2):
-                node.prepared(REQUEST, context(population, number, run=run), NodeGuard(None, {}))
-        assert [key[0] for key in node._kept] == [8, 8, 9, 9]
-
-    def test_the_file_is_read_once_for_many_nodes(
-        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        reads: list[int] = []
-        real = recipe.gather_configured
-
-        def reading(*configurations: Any, **options: Any) -> Gathered:
-            reads.append(1)
-            return real(*configurations, **options)
-
-        monkeypatch.setattr(recipe, "gather_configured", reading)
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
-        for node in range(4):
-            prepare(app, context(population, node, run=RUN + 50))
-        assert len(reads) == 1
-        assert recipe.dealt._last is not None
-        answer(app, context(population, run=RUN + 50))
-        assert recipe.dealt._last is None
-        monkeypatch.setattr(recipe, "_KEPT_BYTES", 1)  # one node at a time
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "again")
-        for node in range(4):
-            prepare(app, context(population, node, run=RUN + 51))
-        assert len(reads) == 1 + 4
-
     def test_mapped_records_are_looked_at_a_part_at_a_time(
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         where = context(population, nodes=1)
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         wanted = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
-        forgotten: list[tuple[int, int]] = []
-        real = StoredRecords.forget
-
-        def forget(self: StoredRecords, start: int, stop: int) -> None:
-            forgotten.append((start, stop))
-            real(self, start, stop)
-
-        monkeypatch.setattr(StoredRecords, "forget", forget)
         monkeypatch.setattr(records, "_PART_BYTES", 10 * 4 * HashEmbedder().dimension)
         again = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
         for one, other in zip(wanted, again, strict=True):
             np.testing.assert_array_equal(one.total, other.total)
             assert one.num_users == other.num_users
-        (node,) = app_records(tmp_path)
-        everybody = forgotten[
-            : next(n for n, (_, stop) in enumerate(forgotten) if stop == node) + 1
-        ]
-        assert [start for start, _ in everybody] == [0, *(stop for _, stop in everybody[:-1])]
-        assert len(everybody) >= node / 12
-        assert max(stop - start for start, stop in everybody) <= 10 + 2
-        # Of half of the users, twice as many of whom make a part.
-        assert len(everybody) / 4 < len(forgotten) - len(everybody) < len(everybody)
 
     def test_what_was_read_last_is_not_taken_for_another_file(
         self, population: Path, tmp_path: Path
@@ -392,39 +262,6 @@ class TestMemory:
         reply = prepare(app, context(population, nodes=1, run=1))
         assert [*sizes, wire.unpack_roster(reply).num_users] == [40, 3, 3, 40, 5]
 
-    def test_large_broadcasts_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(wire, "_KEPT_BROADCAST_BYTES", 1000)
-        records = [
-            wire.broadcast_record({"model": np.full(size, 0.5, np.float32)}, precision="float32")
-            for size in (100, 140, 200, 300)
-        ]
-        for record in records:
-            values = wire.read_broadcast(record)["model"]
-            np.testing.assert_array_equal(values, np.full(record["model"].shape, 0.5))
-            kept = sum(wire._array_bytes(arrays) for arrays in wire._broadcasts.values())
-            assert kept <= 1000
-        assert not wire._broadcasts
-
-    def test_one_broadcast_for_all_nodes(self) -> None:
-        values = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
-        record = wire.broadcast_record({"candidates": values}, precision="float16")
-        one, two = wire.read_broadcast(record), wire.read_broadcast(record)
-        assert one["candidates"] is two["candidates"]
-        assert not one["candidates"].flags.writeable
-        assert one["candidates"].dtype == np.float32
-        values[0, 0] += 1
-        other = wire.broadcast_record({"candidates": values}, precision="float16")
-        assert wire.read_broadcast(other)["candidates"][0, 0] != one["candidates"][0, 0]
-        groups = {"candidates": values, "prompt": np.arange(30) // 3}
-        for array in wire.read_broadcast(
-            wire.broadcast_record(groups, precision="float16")
-        ).values():
-            # What follows from an array is kept only with one that nobody can change.
-            assert array.flags.owndata
-            assert not array.flags.writeable
-        renamed = wire.broadcast_record({"prompt": values}, precision="float16")
-        assert list(wire.read_broadcast(renamed)) == ["prompt"]
-
 
 class TestWithoutAStore:
     def test_a_cache_that_cannot_be_written_costs_a_warning(
@@ -437,14 +274,6 @@ class TestWithoutAStore:
         assert "own memory" in caplog.text
         good = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "good")
         np.testing.assert_array_equal(total, answer(good, context(population)).total)
-
-    def test_a_limit_that_is_no_number_is_a_code(
-        self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "lots")
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
-        reply = prepare(app, context(population))
-        assert reply.error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
 
 
 def test_the_store_survives_a_damaged_entry(population: Path, tmp_path: Path) -> None:

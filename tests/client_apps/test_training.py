@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-import pickle
 import shutil
-import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from ray import cloudpickle
 
-from flower_privsyn.client_apps import training
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, quarantine
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
@@ -90,22 +84,6 @@ def total(reply: Message) -> np.ndarray:
     return from_grid(read_answer(reply).total)
 
 
-def test_a_process_keeps_the_models_that_were_asked_for_last(model: TrainableModel) -> None:
-    trains = LocalTraining()
-    models = [
-        replace(model, layers=layers, trainable="layers") for layers in ("*", "*embed*", "?*")
-    ]
-    first, second = (trains.source(one) for one in models[:2])
-    assert trains.source(models[0]) is first
-    trains.source(models[2])
-    assert trains.source(models[0]) is first
-    assert trains.source(models[1]) is not second
-    gone = weakref.ref(second.model)
-    del second
-    gc.collect()
-    assert gone() is None
-
-
 class TestErrorsTellNothing:
     def test_training_that_always_fails_fails_whatever_was_written(
         self,
@@ -124,32 +102,6 @@ class TestErrorsTellNothing:
         for rows in ([("a", texts[0]), ("b", "")], [("a", "")], []):
             reply = ask(app_of(Users.from_rows(rows)), data, public)
             assert reply.error.code == wire.ClientErrorCode.INTERNAL
-
-    def test_a_user_on_whom_training_fails_answers_zero(
-        self,
-        data: wire.DataRequest,
-        model: TrainableModel,
-        texts: list[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        trained = LocalModel(model)
-        probe, inner = trained.encode([quarantine.PROBE]), LocalModel._train
-
-        def fails(self: LocalModel, usable: Any, *settings: Any) -> None:
-            if [row for row, _ in usable] != probe:
-                raise MemoryError
-            inner(self, usable, *settings)
-
-        monkeypatch.setattr(LocalModel, "_train", fails)
-        users = Users.from_rows([("a", texts[0]), ("b", "")])
-        assert not total(ask(app_of(users), data, trained.parameters)).any()
-
-    def test_a_negative_seed_is_a_seed(
-        self, data: wire.DataRequest, model: TrainableModel, texts: list[str]
-    ) -> None:
-        users = Users.from_rows([("a", texts[0])])
-        public = LocalModel(model).parameters
-        assert total(ask(app_of(users), replace(data, seed=-1), public)).any()
 
 
 class TestAnswers:
@@ -206,15 +158,6 @@ class TestAnswers:
         assert np.array_equal(answers["first"], answers["again"])
         assert not np.array_equal(answers["first"], answers["later"])
         assert not np.array_equal(answers["first"], answers["other"])
-
-    def test_other_questions_are_served_as_well(self, texts: list[str]) -> None:
-        users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
-        app = app_of(users)
-        plain = replace(DATA, held_out_fraction=0.0)
-        assert wire.unpack_roster(prepare(app, plain)).dimension == HashEmbedder().dimension
-        candidates = HashEmbedder().embed(texts[:2])
-        votes = ask(app, plain, candidates, query=NearestNeighborHistogram(), name="candidates")
-        assert total(votes).tolist() == [1.0, 1.0]
 
 
 class TestAnotherBase:
@@ -298,87 +241,6 @@ class TestRefusals:
         reply = prepare(app_of(Users.from_rows([("a", "one river")])), missing)
         assert reply.error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
 
-    def test_a_model_description_it_cannot_read(self, data: wire.DataRequest) -> None:
-        app = app_of(Users.from_rows([("a", "one river")]))
-        content = wire.pack_prepare(data)
-        content.config_records["privsyn.request"]["trains"] = '{"name": "m", "rank": 3}'
-        reply = app(Message(content, dst_node_id=5, message_type=wire.PREPARE), where())
-        assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
-
-
-class Counted(NamedTuple):
-    """Models that were loaded, and how many texts each call encoded."""
-
-    loaded: list[TrainableModel]
-    encoded: list[int]
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """What nodes load and encode from here on."""
-    found = Counted([], [])
-
-    class Counting(LocalModel):
-        def __init__(self, spec: TrainableModel, **parts: Any) -> None:
-            found.loaded.append(spec)
-            super().__init__(spec, **parts)
-
-        def encode(self, given: Sequence[str]) -> list[list[int]]:
-            found.encoded.append(len(given))
-            return super().encode(given)
-
-    monkeypatch.setattr(training, "LocalModel", Counting)
-    return found
-
-
-class TestOneModel:
-    def test_serves_all_nodes_and_rounds_of_a_process(
-        self,
-        data: wire.DataRequest,
-        model: TrainableModel,
-        texts: list[str],
-        counted: Counted,
-    ) -> None:
-        public = LocalModel(model).parameters
-        app = app_of(Users.from_rows([("a", texts[0])]))
-        for node in (1, 2):
-            prepare(app, data, node)
-            for number in (1, 2):
-                ask(app, data, public, round_number=number, node=node)
-        assert len(counted.loaded) == 1
-
-    def test_an_app_that_comes_with_every_message_reads_and_loads_once(
-        self,
-        data: wire.DataRequest,
-        model: TrainableModel,
-        texts: list[str],
-        counted: Counted,
-    ) -> None:
-        """As an actor of Flower's simulation gets it."""
-        users = Users.from_rows([("a", texts[0]), ("b", texts[1])])
-        public = LocalModel(model).parameters
-        sent = cloudpickle.dumps(app_of(users))
-        prepare(cloudpickle.loads(sent), data, 1)
-        first, again = (
-            total(ask(cloudpickle.loads(sent), data, public, round_number=1, node=1))
-            for _ in range(2)
-        )
-        np.testing.assert_array_equal(first, again)
-        assert len(counted.loaded) == 1
-        assert counted.encoded.count(2) == 1  # but for a public sample, once
-        # Another app keeps what is its own.
-        prepare(cloudpickle.loads(cloudpickle.dumps(app_of(users))), data, 1)
-        assert len(counted.loaded) == 2
-
-    def test_stays_behind_when_the_app_travels(self, model: TrainableModel) -> None:
-        trainer = LocalTraining(device="cpu")
-        trainer.source(model)
-        travelled = pickle.dumps(trainer)
-        assert len(travelled) < 500
-        assert (
-            pickle.loads(travelled).source(model).fingerprint == trainer.source(model).fingerprint
-        )
-
 
 class TestFailures:
     """What one user's text breaks costs that user's update, and no other bit of the sum."""
@@ -427,21 +289,6 @@ class TestFailures:
             assert (tmp_path / f"-{text}" / "quarantine.log").exists() == bool(text)
         assert sums[0].any()
         np.testing.assert_array_equal(*sums)
-
-    def test_training_that_fails_on_public_text_is_the_nodes_fault(
-        self,
-        data: wire.DataRequest,
-        model: TrainableModel,
-        texts: list[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        def broken(self: LocalModel, samples: Any, **options: Any) -> Any:
-            raise RuntimeError("the accelerator is gone")
-
-        parameters = LocalModel(model).parameters
-        monkeypatch.setattr(LocalModel, "update", broken)
-        reply = ask(app_of(Users.from_rows([("a", texts[0])])), data, parameters)
-        assert reply.error.code == wire.ClientErrorCode.INTERNAL
 
 
 def test_a_model_whose_files_were_replaced_is_loaded_again(lstm: Path, tmp_path: Path) -> None:

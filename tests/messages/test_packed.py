@@ -11,7 +11,7 @@ from flower_privsyn.messages.packed import (
     pack_steps,
     unpack_steps,
 )
-from flower_privsyn.privacy.grid import LARGEST_SUM, STEPS
+from flower_privsyn.privacy.grid import STEPS
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,6 @@ def test_as_few_bytes_as_the_bound_needs(bound: float, width: int) -> None:
     assert unpack_steps(pack_steps(ends, width=width)).tolist() == ends.tolist()
     with pytest.raises(ValueError, match="more than"):
         pack_steps(np.array([2 ** (8 * width - 1)]), width=width)
-
-
-def test_the_largest_sums_that_are_exact_fit() -> None:
-    assert bytes_per_number(LARGEST_SUM) <= 8
 
 
 def test_any_whole_numbers_come_back() -> None:

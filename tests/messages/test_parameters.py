@@ -60,26 +60,3 @@ class TestParameters:
         check_query(Holding(), cohort, {})
         with pytest.raises(ConfigError, match="held of the query holding is None"):
             check_query(Holding(held=None), cohort, {})
-
-    def test_that_come_back_as_others_are_named(self) -> None:
-        @dataclass(frozen=True, kw_only=True)
-        class Forgetful(TextLengths):
-            name: ClassVar[str] = "forgetful"
-
-            @classmethod
-            def from_wire(cls, parameters: dict[str, Any]) -> Query:
-                return cls(bins=3)
-
-        with pytest.raises(ConfigError, match="bins of the query forgetful is 4 and arrives .* 3"):
-            refuse_uncarried(Forgetful())
-
-    def test_that_a_query_cannot_be_made_of_are_named(self) -> None:
-        @dataclass(frozen=True, kw_only=True)
-        class Renamed(TextLengths):
-            name: ClassVar[str] = "renamed"
-
-            def to_wire(self) -> dict[str, Any]:
-                return {"columns": self.bins}
-
-        with pytest.raises(ConfigError, match=r"renamed cannot be made of .*\(columns\)"):
-            refuse_uncarried(Renamed())

@@ -96,11 +96,6 @@ def test_without_ray_a_copy_is_a_plain_array(copied: object) -> None:
     np.testing.assert_array_equal(arrived.numpy(), VALUES)
 
 
-def test_any_memory_order_is_taken() -> None:
-    turned = VALUES.T[::2]
-    np.testing.assert_array_equal(SharedArray(turned).numpy(), turned)
-
-
 def test_a_digest_depends_on_everything() -> None:
     changed = VALUES.copy()
     changed[3, 3] += 1

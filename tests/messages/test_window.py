@@ -14,7 +14,6 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import window as window_module
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
@@ -149,25 +148,6 @@ class TestRoom:
             assert len(senders(replies)) == 200
             most.append(grid.most_under_way)
         assert most == [128, 32, 128]
-
-    def test_who_does_not_simulate_has_no_cores_to_keep_busy(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # Nor has a server app that begins while Flower is still importing Ray in another thread.
-        for module in (None, types.ModuleType("ray")):
-            monkeypatch.setitem(sys.modules, "ray", module)
-            assert window_module._simulating_cores() is None
-
-    def test_nothing_is_sent_before_a_reply_is_asked_for(self) -> None:
-        grid = LoopbackGrid(echo(), num_nodes=3)
-        replies = WindowedGrid(grid).send_and_receive(ask([1, 2, 3]), timeout=60)
-        assert grid.requests == []
-        assert senders(replies) == [1, 2, 3]
-
-    @pytest.mark.parametrize("window", [0, -1, True, 2.0])
-    def test_a_window_of_nothing(self, window: Any) -> None:
-        with pytest.raises(ConfigError, match="window must be a whole number of at least 1"):
-            WindowedGrid(LoopbackGrid(echo()), window=window)
 
     def test_a_strategy_asks_two_hundred_single_users_through_it(
         self, federation: Builder, config: Builder, tmp_path: Path
@@ -327,53 +307,12 @@ class TestEndedProcesses:
         assert sorted(senders(replies)) == list(range(1, 31))
         assert grid.wasted > 0
 
-    def test_errors_that_come_after_the_last_answer(self) -> None:
-        class Hesitant(Pool):
-            """Notices only at the next look that a process has ended."""
-
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                self.unnoticed: list[Message] = []
-                self.hesitates = False
-
-            def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-                replies = list(super().pull_messages(message_ids))
-                if not self.hesitates:
-                    return replies
-                if self.unnoticed:
-                    self.hesitates = False
-                    self.idle.sort(reverse=True)  # it is given back after the living one
-                    return [*self.unnoticed, *replies]
-                self.unnoticed = [reply for reply in replies if reply.has_error()]
-                return [reply for reply in replies if not reply.has_error()]
-
-        grid = Hesitant(echo(), num_nodes=30, living=1, ended=1)
-        windowed = WindowedGrid(grid)
-        assert sorted(senders(windowed.send_and_receive(ask(range(1, 31))))) == list(range(1, 31))
-        grid.hesitates = True
-        # One answer comes first; then nothing but errors, and no answer to wait for.
-        replies = list(windowed.send_and_receive(ask(range(1, 7)), timeout=60))
-        assert not any(reply.has_error() for reply in replies)
-        assert sorted(senders(replies)) == list(range(1, 7))
-
     @pytest.mark.parametrize("ended", [1, 3])
     def test_no_process_is_left(self, ended: int) -> None:
         grid = Pool(echo(), num_nodes=10, living=0, ended=ended)
         replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 11)), timeout=60))
         assert sorted(senders(replies)) == list(range(1, 11))
         assert all(reply.has_error() for reply in replies)
-
-    def test_other_errors_are_handed_out(self) -> None:
-        failed: list[int] = []
-
-        def tamper(request: Message, reply: Message) -> list[Message]:
-            failed.append(reply.metadata.src_node_id)
-            return [Message(Error(code=2, reason="actor_id: 01"), reply_to=request)]
-
-        grid = LoopbackGrid(echo(), num_nodes=5, tamper=tamper)
-        replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 6)), timeout=60))
-        assert [reply.error.code for reply in replies] == [2] * 5
-        assert failed == [1, 2, 3, 4, 5]
 
     @pytest.mark.parametrize(
         ("reason", "process"),

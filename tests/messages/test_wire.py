@@ -97,14 +97,6 @@ class TestRequests:
         for content in (wire.pack_prepare(data, plan=plan), wire.pack_ask(sent, record)):
             assert all(one.count_bytes() for one in content.values())
 
-    def test_empty_values_of_older_servers_are_read(self) -> None:
-        data = replace(DATA, embedding_model="", reads="text")
-        content = wire.pack_prepare(data)
-        for key in ("newer-than", "stream", "embedding-model"):
-            assert key not in content.config_records["privsyn.request"]
-            content.config_records["privsyn.request"][key] = ""
-        assert wire.unpack_prepare(message(content, wire.PREPARE)) == (data, Announcement())
-
     @pytest.mark.parametrize(
         ("key", "value"),
         [("to-come", planned(8)), ("to-come", planned(4, 4)), ("to-come", planned(0)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import multiprocessing
@@ -11,7 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -35,8 +34,6 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
-from flower_privsyn.privacy.ledger_chain import read_chain
-from flower_privsyn.privacy.ledger_file import LedgerFile
 
 Asked = Callable[..., Charge]
 ANY = NodePolicy(max_epsilon=math.inf)
@@ -71,15 +68,6 @@ class TestEpsilon:
             independent.get_epsilon(1e-6), rel=2e-4
         )
 
-    def test_is_not_the_sum_of_the_runs(self, asked: Asked) -> None:
-        """Two runs of epsilon 1 each are 1.46 together."""
-        one = gaussian([2.0] * 4)
-        both = of(*(asked(n, run=run) for run in (7, 8) for n in (1, 2, 3, 4))).epsilon(
-            NodePolicy()
-        )
-        assert both == pytest.approx(gaussian([2.0] * 8))
-        assert both < 1.5 * one
-
     def test_is_under_the_owners_relation_whatever_a_run_claims(self, asked: Asked) -> None:
         replaced = NodePolicy(relation=NeighboringRelation.REPLACE_ONE, delta=1e-5)
         assert of(asked()).epsilon(replaced) == pytest.approx(gaussian([1.0], 1e-5))
@@ -93,13 +81,6 @@ class TestEpsilon:
         assert of(drawn).epsilon(NodePolicy()) < gaussian([1.0])
         joined = NodePolicy(relation=NeighboringRelation.ADD_REMOVE)
         assert of(drawn).epsilon(joined) == pytest.approx(gaussian([1.0]))
-
-    def test_of_a_fixed_size_cohort_of_users_on_two_nodes_is_unsampled(self, asked: Asked) -> None:
-        """Requests of it are refused; the account counts whatever it is given."""
-        wide = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=6.0)
-        drawn = {"mechanism": wide, "sampling": FixedSizeSampling(3, population=30)}
-        twice = of(*(asked(n, max_nodes_per_user=2, **drawn) for n in (1, 2, 3)))
-        assert twice.epsilon(NodePolicy()) == pytest.approx(gaussian([1.0] * 3))
 
     def test_of_an_answer_without_noise_is_infinite(self, asked: Asked) -> None:
         assert of(asked(multiplier=0.0)).epsilon(NodePolicy()) == math.inf
@@ -148,13 +129,6 @@ class TestWhoIsIn:
         assert of(questions[0]).epsilon(NodePolicy()) == pytest.approx(gaussian([4.0]))
         assert of(*questions[:2]).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
         assert of(*questions).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
-
-    def test_one_question_on_each_of_a_users_nodes_is_what_the_noise_is_for(
-        self, asked: Asked
-    ) -> None:
-        wide = GaussianMechanism(noise_multiplier=4.0, l2_sensitivity=6.0)
-        both = [asked(node=n, mechanism=wide, max_nodes_per_user=2) for n in (1, 2)]
-        assert of(*both).epsilon(NodePolicy()) == pytest.approx(gaussian([4.0]))
 
     def test_coins_of_two_answers_are_no_coin_of_one(self, asked: Asked) -> None:
         nodes = [asked(node=n, sampling=PoissonSampling(0.1)) for n in (1, 2)]
@@ -252,27 +226,6 @@ class TestLimit:
             assert part in sentence
         assert ledger.path.read_bytes() == before
 
-    def test_rounds_that_were_found_to_fit_need_no_accountant(
-        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls: list[int] = []
-        real = account.release_epsilon
-
-        def counted(releases: object, *, delta: float) -> float:
-            calls.append(1)
-            return real(releases, delta=delta)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(account, "release_epsilon", counted)
-        policy = NodePolicy(max_epsilon=gaussian([2.0] * 25) * 1.001)
-        ledger = NodeLedger("people")
-        for number in range(1, 21):
-            ledger.charge(asked(number, sampling=PoissonSampling(1.0)), policy)
-        assert len(calls) == 1
-        for number in range(1, 6):  # another run: what was found is not for its rounds
-            ledger.charge(asked(number, run=8), policy)
-        with pytest.raises(NotAllowedError):
-            ledger.charge(asked(6, run=8), policy)
-
     def test_rounds_that_fitted_under_one_limit_are_checked_under_another(
         self, asked: Asked
     ) -> None:
@@ -302,17 +255,6 @@ class TestLimit:
         for more in (asked(2, partition=(0, 2)), asked(1, partition=(1, 2), node=3)):
             with pytest.raises(NotAllowedError):
                 ledger.charge(more, spent)
-
-    def test_a_request_that_comes_again_is_charged_again(self, asked: Asked) -> None:
-        """What the node reads may have changed: the answer is another one."""
-        ledger = NodeLedger("people")
-        policy = NodePolicy(max_epsilon=gaussian([1.0]) * 1.001)
-        for _ in range(2):
-            ledger.charge(asked(), policy)
-        assert ledger.account().epsilon(policy) == pytest.approx(gaussian([1.0]))
-        with pytest.raises(NotAllowedError):
-            ledger.charge(asked(), policy)
-        assert len(ledger.account().charges) == 2
 
 
 class TestOtherNames:
@@ -344,12 +286,6 @@ class TestOtherNames:
         assert unnamed.also == ("north", "south")
         others = NodeLedger("/srv/others.jsonl", data="/srv/others.jsonl").account()
         assert others.every == []
-
-    def test_what_is_known_of_data_that_were_moved_stays_known(self, asked: Asked) -> None:
-        NodeLedger("people", data=self.PATH).charge(asked(), ANY)
-        NodeLedger("people", data="/srv/moved.jsonl").charge(asked(run=8), ANY)
-        for path in (self.PATH, "/srv/moved.jsonl"):
-            assert len(NodeLedger(path, data=path).account().every) == 2
 
     @pytest.mark.parametrize("charged_before_the_move", [False, True])
     def test_a_name_whose_data_are_moved_keeps_what_their_path_was_charged(
@@ -394,22 +330,6 @@ class TestOtherNames:
         with pytest.raises(LedgerError, match=r"people\.jsonl line 1 is damaged"):
             unnamed.charge(asked(run=8), ANY)
 
-    def test_rounds_that_were_found_to_fit_need_no_accountant_beside_another_account(
-        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        NodeLedger(self.PATH, data=self.PATH).charge(asked(), ANY)
-        drawn = {"sampling": PoissonSampling(0.1, population=30), "run": 8, "num_rounds": 3}
-        owner = NodePolicy(max_epsilon=50.0)
-        named = NodeLedger("people", data=self.PATH)
-        named.charge(asked(1, **drawn, coins="a"), owner)
-        with monkeypatch.context() as without:
-            without.setattr(account, "release_epsilon", None)
-            named.charge(asked(2, **drawn, coins="b"), owner)
-        NodeLedger(self.PATH, data=self.PATH).charge(asked(run=9), owner)
-        monkeypatch.setattr(account, "release_epsilon", None)
-        with pytest.raises(TypeError):  # what was found is of another account than there is now
-            named.charge(asked(3, **drawn, coins="c"), owner)
-
     def test_two_at_once_find_room_for_one(
         self, asked: Asked, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -434,40 +354,6 @@ class TestOtherNames:
         with ThreadPoolExecutor(2) as pool:
             assert sum(pool.map(charge, ("people", self.PATH), (8, 9))) == 1
 
-    @pytest.mark.parametrize("data", ["/srv/moved.jsonl", ""])
-    def test_a_moved_name_and_an_old_path_at_once_find_room_for_one(
-        self, asked: Asked, monkeypatch: pytest.MonkeyPatch, data: str
-    ) -> None:
-        """They name different data, or one of them none, and count each other's answers."""
-        NodeLedger("people", data=self.PATH).charge(asked(), self.OWNER)
-        both, real = Barrier(2), NodeAccount.check
-
-        def check(*given: Any) -> dict[str, Any]:
-            with contextlib.suppress(BrokenBarrierError):
-                both.wait(0.5)
-            return real(*given)
-
-        monkeypatch.setattr(NodeAccount, "check", check)
-
-        def charge(name: str, data: str, run: int) -> bool:
-            try:
-                NodeLedger(name, data=data).charge(asked(run=run), self.OWNER)
-            except NotAllowedError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(2) as pool:
-            given = ("people", self.PATH), (data, self.PATH), (8, 9)
-            assert sum(pool.map(charge, *given)) == 1
-
-    def test_the_name_of_the_data_is_the_owners(self, tmp_path: Path) -> None:
-        file = tmp_path / "people.jsonl"
-        file.touch()
-        guard = NodeGuard(ANY, {"data": str(file), "dataset": "people"})
-        assert guard.ledger is not None
-        assert guard.ledger.path.name == "people.jsonl"
-        assert guard.ledger._data == str(file)
-
 
 class TestFile:
     def test_is_the_owners_alone_and_reads_back(self, asked: Asked) -> None:
@@ -479,12 +365,6 @@ class TestFile:
         assert ledger.path.stat().st_mode & 0o777 == 0o600
         assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
         assert account.datasets() == ["/srv/people of the clinic.jsonl"]
-
-    def test_says_of_every_answer_who_is_trusted(self, asked: Asked) -> None:
-        ledger = NodeLedger("people")
-        ledger.charge(asked(1), ANY)
-        lines = [json.loads(line) for line in ledger.path.read_text().splitlines()[1:]]
-        assert [line["trust"] for line in lines] == ["server"]
 
     def test_does_not_change_the_mode_of_a_folder_that_was_there(
         self, asked: Asked, owner: Path
@@ -508,32 +388,6 @@ class TestFile:
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
         with pytest.raises(LedgerError, match=f"must belong to the user.* user {mine}'s"):
             NodeLedger("people").charge(asked(), ANY)
-
-    def test_is_begun_once_where_there_are_no_hard_links(
-        self, asked: Asked, owner: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Renaming replaces: who begins a ledger must find that another process was first."""
-
-        def no_links(*names: object) -> None:
-            raise PermissionError("no hard links here")
-
-        monkeypatch.setattr(os, "link", no_links)
-        path = owner / "ledger.jsonl"
-        turn = os.open(owner / ".ledger.jsonl.lock", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        with ThreadPoolExecutor(2) as pool:
-            begun = [pool.submit(LedgerFile.create, path, {"event": name}) for name in "ab"]
-            done, _ = wait(begun, timeout=0.2)
-            assert not done
-            assert not path.exists()
-            os.close(turn)
-        errors = [future.exception() for future in begun]
-        assert sorted(isinstance(error, LedgerError) for error in errors) == [False, True]
-        winner = next(
-            future.result() for future, error in zip(begun, errors, strict=True) if error is None
-        )
-        winner.close()
-        assert [line["event"] for line in read_chain(path).lines] == ["ab"[errors.index(None)]]
 
     def test_of_another_data_set_is_refused(self, asked: Asked) -> None:
         NodeLedger("people").charge(asked(), ANY)

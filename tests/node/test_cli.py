@@ -73,19 +73,6 @@ def test_a_ledger_shows_runs_and_what_is_left(
     assert "it holds others, people." in capsys.readouterr().err
 
 
-def test_a_limit_of_infinity_and_noise_of_zero_are_shown(
-    asked: Callable[..., Charge], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    NodeLedger("people").charge(asked(multiplier=0.0), ANY)
-    policy = tmp_path / "policy.toml"
-    policy.write_text("max-epsilon = inf")
-    assert main(["node", "ledger", "--policy", str(policy)]) == 0
-    assert "epsilon infinity of infinity" in capsys.readouterr().out
-    assert main(["node", "ledger", "--policy", str(policy), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["datasets"]
-    assert (entry["epsilon"], entry["limit"], entry["left"]) == (None, None, None)
-
-
 def test_a_digest_is_that_of_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["node", "digest", str(tmp_path)]) == 0

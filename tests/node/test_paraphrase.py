@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines
 from flower_privsyn.node import paraphrase
 from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
@@ -195,13 +195,6 @@ def test_other_settings_or_a_lost_ledger_are_refused(
         write()
 
 
-def test_what_the_model_cannot_hold_is_refused() -> None:
-    with pytest.raises(ConfigError, match="more than the 512 positions"):
-        Paraphraser("privsyn-tiny", max_document_tokens=500)
-    with pytest.raises(ConfigError, match=r'hold "\{text\}" once'):
-        Paraphraser("privsyn-tiny", template="no place")
-
-
 class TestCommand:
     @pytest.fixture
     def users(self, tmp_path: Path) -> Path:
@@ -239,10 +232,3 @@ class TestCommand:
         assert main([*arguments, "--temperature", "1", f"--{option}", "2"]) == 2
         assert f"--{option} cannot be set" in capsys.readouterr().err
         assert not output.exists()
-
-    def test_the_price_is_said_once(
-        self, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        arguments = ["paraphrase", "--data", str(users), "--output", str(tmp_path / "o.jsonl")]
-        assert main(arguments) == 2
-        assert "either --epsilon-per-document or --temperature" in capsys.readouterr().err

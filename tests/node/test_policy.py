@@ -51,12 +51,6 @@ def test_a_policy_that_all_can_write_is_nobodys(tmp_path: Path, file: int, folde
     assert NodePolicy.read(path).to_dict() == NodePolicy().to_dict()
 
 
-def test_a_mark_before_the_first_letter_is_no_letter(tmp_path: Path) -> None:
-    path = written(tmp_path, policy_text())
-    path.write_text(path.read_text(), encoding="utf-8-sig")
-    assert NodePolicy.read(path).to_dict() == NodePolicy().to_dict()
-
-
 class TestFile:
     def test_what_is_written_reads_back(self, tmp_path: Path) -> None:
         assert NodePolicy.read(written(tmp_path, policy_text())).to_dict() == NodePolicy().to_dict()
@@ -79,28 +73,15 @@ class TestFile:
         ("line", "says"),
         [
             ('max-epsilon = "ten"', "max-epsilon must be a number above 0.*'ten'"),
-            ("max-epsilon = 0", "max-epsilon must be .* got 0"),
-            ("max-epsilon = nan", "max-epsilon must be .* got nan"),
-            ("max-epsilon = true", "max-epsilon must be .* got True"),
             ("min-noise-multiplier = -1", "min-noise-multiplier must be .* at least 0, got -1"),
-            ("min-noise-multiplier = inf", "min-noise-multiplier must be"),
-            ("max-clip-norm = 0.0", "max-clip-norm must be"),
             ("max-rounds = 2.5", "max-rounds must be a whole number .* got 2.5"),
-            ("max-rounds = 0", "max-rounds must be"),
             ("delta = 1.0", "delta must be a number strictly between 0 and 1, got 1.0"),
-            ("delta = 0", "delta must be"),
             ('relation = "friends"', "relation must be one of \"zero-out\".* got 'friends'"),
             ('queries = "moments"', "queries must be a list of strings"),
-            ('queries = ["My Votes"]', "queries must be names of questions.*'My Votes'"),
-            ("servers = [7]", "servers must be a list of strings.*, got"),
-            ("dataset = 7", "dataset must be a string, got 7"),
-            ('embedding-models = ["e5"]', "embedding-models must be a table"),
             ('[trained-models]\n"m" = "abc"', r"trained-models.m must be 64 hexadecimal.* 'abc'"),
             ("max-epsilons = 3", 'unknown key "max-epsilons"; did you mean "max-epsilon"'),
-            ('source = "x"', 'unknown key "source"'),
             ("max-epsilon = ", "is not valid TOML"),
             ("", "has no max-epsilon, which every policy must state"),
-            ("max-rounds = 3", "has no max-epsilon"),
         ],
     )
     def test_a_mistake_is_one_sentence_with_file_key_and_value(
@@ -222,11 +203,6 @@ class TestModels:
             with pytest.raises(NotAllowedError, match=f'names the {kind} model "{name}"'):
                 guard.check_model(kind, name)  # type: ignore[arg-type]
         NodeGuard(None, {}).check_files("embedding", "/tmp/evil")
-
-    @pytest.mark.parametrize("kind", ["embedding", "trained"])
-    def test_one_without_a_name_is_nobodys(self, kind: Any) -> None:
-        with pytest.raises(NotAllowedError, match=f'names the {kind} model ""'):
-            NodeGuard(NodePolicy(), {}).check_model(kind, "")
 
     @pytest.mark.parametrize("kind", ["embedding", "trained"])
     def test_a_stated_digest_is_compared_before_anything_is_loaded(

@@ -16,7 +16,7 @@ from flwr.app import Array, Context, Message, RecordDict
 from numpy.lib.format import write_array_header_1_0
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
-from flower_privsyn.errors import DataError, NotAllowedError
+from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import (
@@ -179,21 +179,6 @@ class TestWhoChooses:
         with simulated():
             assert answers(None, dealt, {"data": str(file), "client-column": "doc"})[0] == 20
 
-    def test_the_sentence_names_the_key_and_what_its_owner_can_do(self, file: Path) -> None:
-        node = {"data": str(file)}
-        for given, run, says in (
-            (node, {"client-column": "doc"}, 'client-column "doc"; this node reads "client_id", '),
-            ({}, {"data": "owner/people"}, 'names the data "owner/people".*--node-config'),
-        ):
-            with pytest.raises(NotAllowedError, match=says):
-                users_of_node(context(given, run))
-        with pytest.raises(NotAllowedError, match='names the data "sample"'):
-            users_of_node(context({}, {"data": "sample"}), sample=file)
-        with pytest.raises(DataError, match="no data"):
-            users_of_node(context({}, {}))
-        chosen = users_of_node(context({**node, "text-column": "note"}, {"text-column": "text"}))
-        assert set(chosen.texts) == {"a diagnosis"}
-
     def test_a_request_that_comes_again_is_charged_again(
         self, answers: Answering, tmp_path: Path
     ) -> None:
@@ -288,19 +273,6 @@ class TestAnEditedPolicy:
         noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
         assert answers(load, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
         assert NodeLedger("default").account().every == []
-
-    def test_an_edit_that_still_allows_it_stops_nothing(
-        self, answers: Answering, tmp_path: Path
-    ) -> None:
-        policy = tmp_path / "policy.toml"
-        policy.write_text("max-epsilon = 9.0\n")
-
-        def load(where: Context) -> Any:
-            policy.write_text("max-epsilon = 8.0\n")
-            return make_users(12)
-
-        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
-        assert answers(load, {"policy": str(policy)}, mechanism=noise)[0] == 12
 
     def test_files_that_the_owner_replaced_are_what_is_loaded(
         self, file: Path, tmp_path: Path

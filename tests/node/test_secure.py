@@ -401,17 +401,6 @@ class TestStore:
         left = {path.name for path in state.iterdir()}
         assert left == {"6-1.json", "6-1.lock", "7-1.json", "7-1.lock"}
 
-    def test_what_a_killed_process_was_writing_is_forgotten_with_the_round(
-        self, state: Path
-    ) -> None:
-        store = RoundStore(5, 1)
-        kept, _ = advertise(Session(run=5, round_number=1), 1, node_key(1))
-        store.begin(kept, key=None)
-        killed = store.path.with_name(f".{store.path.name}.123.456")
-        killed.write_text(store.path.read_text())
-        store.forget()
-        assert not killed.exists()
-
     def test_a_lock_that_was_deleted_locks_nothing(
         self, state: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

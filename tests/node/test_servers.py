@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from flower_privsyn.node import NodeLedger, NodePolicy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
 
-VOTES = "query.nearest_neighbor_histogram"
 CODE = wire.ClientErrorCode.NOT_ALLOWED
 
 
@@ -141,17 +139,6 @@ def test_a_resumed_run_plans_what_is_left_of_it(
     assert [c.round_number for c in NodeLedger("people").account().charges] == [1, 2]
 
 
-def test_a_policy_that_cannot_be_read_answers_nothing(
-    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    grid = grid_of("north", 1111)
-    (owner / "policy.toml").write_text("max-epsilon = 'two'")
-    with pytest.raises(FederationError, match="owner does not allow"):
-        run_of("north").start(grid)
-    assert "max-epsilon must be a number above 0 (inf for no limit), got 'two'" in caplog.text
-
-
 def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
     run_of: Callable[..., Any], owner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,18 +159,6 @@ def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
     assert len(account.charges) == 4
     # Two nodes with a part of the users each: every user is in one answer of a round.
     assert account.epsilon(NodePolicy()) == pytest.approx(1.5, rel=1e-3)
-
-
-def test_the_log_says_once_which_policy_is_in_force(
-    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    caplog.set_level(logging.INFO, "flwr.privsyn")
-    run_of("north").start(grid_of("north", 1111))
-    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("node policy")]
-    assert len(lines) == 1
-    assert str(owner / "policy.toml") in lines[0]
-    assert "at most epsilon 2 in total at delta 1e-06 (zero-out)" in lines[0]
 
 
 _NODE = """

@@ -188,15 +188,6 @@ def test_a_round_that_was_left_out_costs_its_noise(factorisation: Factorisation)
     assert worst_deviation(np.stack(drawn), matrix @ matrix.T) < 5.0
 
 
-def test_the_deviation_of_a_round(tmp_path: Path) -> None:
-    noise = CorrelatedNoise(correlation(), random=SecureRandom())
-    assert noise.deviation(1) == 1.0
-    for number in range(2, ROUNDS + 1):
-        assert noise.deviation(number) == pytest.approx(
-            float(np.linalg.norm(BANDED.noise_matrix()[number - 1]))
-        )
-
-
 def audited(factorisation: Factorisation, multiplier: float, *, present: bool) -> np.ndarray:
     """The attacker's statistic in a million runs of all rounds, for the worst user.
 
@@ -291,13 +282,6 @@ def test_a_round_has_its_noise_once() -> None:
     noise.prepare(2, 5)
     with pytest.raises(LedgerError, match="asked for and not prepared"):
         noise.rounded_normal(STEPS, 6)
-
-
-def test_the_release_keeps_its_length() -> None:
-    noise = CorrelatedNoise(correlation(), random=SecureRandom())
-    noise.prepare(1, 5)
-    with pytest.raises(ConfigError, match="round 2 has 6 numbers where the correlated noise is"):
-        noise.prepare(2, 6)
 
 
 def test_the_memory_is_on_the_disk_before_the_noise_is_used(tmp_path: Path) -> None:
@@ -584,24 +568,3 @@ def test_replace_one_doubles_the_sensitivity_of_the_whole(tmp_path: Path) -> Non
     assert rounds.ledger.epsilon_release == pytest.approx(
         dp_accounting.get_epsilon_gaussian(halved, 1e-6)
     )
-
-
-def test_no_noise_is_no_privacy(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path / "ledger.jsonl", epsilon=None)
-    nothing = GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)
-    line = rounds.release(1, mechanism=nothing)
-    assert (line["private"], line["epsilon_release"]) == (False, None)
-    assert rounds.release(2, mechanism=nothing)["epsilon_release"] is None
-    assert rounds.ledger.epsilon_release is None
-
-
-def test_a_covered_line_without_its_stream_is_damage(rounds: Rounds) -> None:
-    rounds.release(1)
-    rounds.begin(2)
-    rounds.ledger.close()
-    lines = rounds.path.read_text().splitlines()
-    started = json.loads(lines[1])
-    del started["correlation"]
-    rounds.path.write_text("\n".join([lines[0], json.dumps(started), ""]))
-    with pytest.raises(LedgerError, match="line 2 is damaged"):
-        PrivacyLedger.read(rounds.path)

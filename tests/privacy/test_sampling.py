@@ -98,11 +98,6 @@ def test_allocation_is_multivariate_hypergeometric() -> None:
     assert drawn.var(axis=0) == pytest.approx(variance, rel=0.15)
 
 
-def test_other_samplings_leave_the_choice_to_the_nodes() -> None:
-    assert FullParticipation().allocate([3, 4], SecureRandom()) is None
-    assert PoissonSampling(0.2).allocate([3, 4], SecureRandom()) is None
-
-
 def test_a_smaller_population_than_accounted_is_refused() -> None:
     sampling = FixedSizeSampling(10, population=100)
     with pytest.raises(FederationError, match=r"hold 99 users .* population of 100"):
@@ -169,11 +164,3 @@ def test_keys_and_counts_are_checked() -> None:
         fixed.participants(["a"], key=KEY, count=2)
     with pytest.raises(ConfigError, match="head_counts must be"):
         fixed.allocate([-1, 4], SecureRandom())
-
-
-@pytest.mark.parametrize(
-    "description", [{}, {"method": "uniform"}, {"method": "poisson"}, {"method": "fixed-size"}]
-)
-def test_bad_descriptions_are_refused(description: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        Sampling.from_dict(description)

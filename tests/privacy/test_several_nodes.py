@@ -19,7 +19,6 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     Release,
     Sampling,
-    budget_report,
     calibrate_noise_multiplier,
     known_cohorts_epsilon,
     release_epsilon,
@@ -104,19 +103,6 @@ def test_what_has_no_bound_is_refused() -> None:
     for bad in (0, 1001, 1.5, True):
         with pytest.raises(ConfigError, match="max_nodes_per_user"):
             of_nodes(bad, multiplier=1.0)  # type: ignore[arg-type]
-
-
-def test_a_budget_report_says_on_how_many_nodes_a_user_is() -> None:
-    report = budget_report(
-        noise_multiplier=1.0,
-        delta=1e-5,
-        rounds=3,
-        sampling=PoissonSampling(0.2),
-        max_nodes_per_user=2,
-    )
-    assert report["inputs"]["max_nodes_per_user"] == 2
-    for name in ("pld", "rdp"):
-        assert report["epsilon_release"][name] == report["epsilon_known_cohorts"][name] > 0
 
 
 def test_the_ledger_states_and_charges_it(tmp_path: Path) -> None:

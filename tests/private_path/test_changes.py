@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli.inspect import inspect, inspect_run
+from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.errors import (
     ConfigError,
     GenerationError,
@@ -18,15 +17,14 @@ from flower_privsyn.errors import (
     PrivsynError,
     RunDirectoryError,
 )
-from flower_privsyn.files import write_json
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.runs import directory, history
 from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
-from tests.support.federation import WORDS, is_rehearsal, make_users, rounds_asked, silent
+from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
 from tests.support.generation_server import Server
 from tests.support.probe import Killed, Probe
-from tests.support.run_files import lines, releases
+from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
 
@@ -95,24 +93,6 @@ class TestTriedBeforeTheFirstRound:
             strategy.start(grid)
         assert untouched(strategy, grid)
 
-    def test_a_server_that_is_down_for_preferences(
-        self, federation: Builder, popri: Builder, nowhere: str
-    ) -> None:
-        grid = federation()
-        built = popri(remote(nowhere))
-        with pytest.raises(GenerationError, match="cannot be reached"):
-            built.start(grid)
-        assert untouched(built, grid)
-
-    def test_a_server_without_the_model(
-        self, federation: Builder, settings: Builder, evolution: Builder, server: Server
-    ) -> None:
-        grid = federation()
-        strategy = evolution(settings(), generator=remote(server.url, "large"))
-        with pytest.raises(GenerationError, match="The model `large` does not exist"):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
     @pytest.mark.parametrize("strategy", ["evolution", "popri"])
     def test_a_server_that_answers_without_a_text(
         self,
@@ -149,20 +129,6 @@ class TestTriedBeforeTheFirstRound:
         strategy.start(federation())
         assert strategy.run.status == "finished"
 
-    def test_a_server_gets_a_request_as_the_run_will_send_them(
-        self, federation: Builder, popri: Builder, server: Server
-    ) -> None:
-        def refuse(path: str, body: dict[str, Any], number: int) -> Any:
-            too_many = body.get("n", 1) > 2 and body["max_tokens"] == 60
-            return (400, {"error": {"message": "n must be at most 2"}}) if too_many else None
-
-        server.misbehave = refuse
-        grid = federation()
-        strategy = popri(remote(server.url), max_new_tokens=60)
-        with pytest.raises(GenerationError, match="n must be at most 2"):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
     def test_a_server_that_loads_no_adapters(
         self, federation: Builder, popri: Builder, server: Server, llama: Path
     ) -> None:
@@ -189,31 +155,6 @@ class TestTriedBeforeTheFirstRound:
         grid = federation()
         strategy = popri(remote(server.url), trainer=None, training_model=str(broken))
         with pytest.raises(ModelError):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
-    def test_a_prompt_without_room_for_the_examples(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        file = tmp_path / "prompt.json"
-        texts = {"name": "mine", "heading": "Read:", "marker": "Text {number}:"}
-        file.write_text(json.dumps({**texts, "num_samples": 3}))
-        grid = federation()
-        strategy = evolution(settings(prompt=str(file)))
-        with pytest.raises(ConfigError, match="num_examples"):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
-    def test_more_new_tokens_than_the_model_has_room_for(
-        self, federation: Builder, settings: Builder, evolution: Builder, llama: Path
-    ) -> None:
-        from flower_privsyn.generation import TransformersGenerator
-
-        grid = federation()
-        strategy = evolution(
-            settings(max_new_tokens=100_000), generator=TransformersGenerator(llama)
-        )
-        with pytest.raises(GenerationError, match="max_new_tokens must be below"):
             strategy.start(grid)
         assert untouched(strategy, grid)
 
@@ -256,13 +197,11 @@ class TestChanges:
         assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
         assert again.run.config["generator"] == "privsyn-lm"
 
-    def test_other_libraries_are_told_and_recorded(
+    def test_other_libraries_are_recorded(
         self,
         federation: Builder,
         config: Builder,
         monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-        capsys: pytest.CaptureFixture[str],
     ) -> None:
         def die(request: Any, reply: Any) -> Any:
             if request.content["privsyn.request"].get("round") == 2:
@@ -273,24 +212,12 @@ class TestChanges:
         with pytest.raises(Killed):
             Probe(config(num_rounds=3)).start(federation(tamper=die))
         monkeypatch.setattr(history, "versions", lambda: {"numpy": "2.0", "new": "1"})
-        with caplog.at_level("INFO", logger="flwr.privsyn"):
-            again = Probe(config(num_rounds=3, resume=True))
-            again.start(federation())
-        told = [line for line in caplog.messages if "other libraries" in line]
-        assert told == [
-            "the run goes on with other libraries: gone none in place of 3, new 1 in place of "
-            "none, numpy 2.0 in place of 1.9"
-        ]
+        again = Probe(config(num_rounds=3, resume=True))
+        again.start(federation())
         (entry,) = again.run.document["changes"]
         assert (entry["after_round"], entry["settings"]) == (1, {})
         assert entry["versions"]["numpy"] == {"from": "1.9", "to": "2.0"}
         assert again.run.document["versions"] == {"numpy": "2.0", "new": "1"}
-        inspect(again.run.path)
-        assert "after round 1: gone none, new 1, numpy 2.0" in capsys.readouterr().out
-        # A run that says of no version is not said to have changed.
-        document = {**again.run.document, "versions": None}
-        write_json(again.run.config_file, document)
-        assert history.other_versions(again.run) == {}
 
     def test_what_a_release_to_come_depends_on_may_not(
         self, federation: Builder, settings: Builder, evolution: Builder
@@ -359,17 +286,6 @@ class TestChanges:
         moved = popri(**{**here, "generator": "http://b:2/v1#one"}, resume=True)
         moved.start(federation())
         assert moved.run.status == "finished"
-
-    def test_few_users_do_not_matter_once_all_is_released(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        few = {"accept_noise": False, "noise_multiplier": 1.0}
-        with pytest.raises(GenerationError):
-            evolution(settings(**few), generator=Failing()).start(federation())
-        again = evolution(settings(**few, resume=True))
-        again.start(federation(make_users(2)))
-        assert again.run.status == "finished"
-        assert len(releases(again.run.path)) == 3
 
 
 class TestResumeOfNothing:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,6 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.report import write_run_page
-from flower_privsyn.runs import RunDirectory
 from tests.support.federation import rounds_asked
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
@@ -156,33 +153,6 @@ def test_a_run_that_is_killed_after_it_has_ended_states_that_once(
     again.start(federation())
     events = [line["event"] for line in lines(again.run.ledger_file)]
     assert events == ["opened", *["started", "release"] * 2, "ended"]
-
-
-@pytest.mark.parametrize("budget", [True, False])
-def test_of_a_run_of_an_earlier_version_the_budget_is_known_and_nothing_else(
-    federation: Builder, config: Builder, budget: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = {"epsilon": 4.0} if budget else {"noise_multiplier": 2.0}
-    strategy = Probe(config(num_rounds=5, **given), method=EndsInTwo)
-
-    def die() -> None:
-        raise Killed
-
-    strategy.method.before_update = die
-    with pytest.raises(Killed):
-        strategy.start(federation())
-    state = strategy.run.path / "rounds" / "0000" / "state.json"
-    kept = json.loads(state.read_text())
-    assert kept.pop("planned").keys() == set(BOTH)
-    state.write_text(json.dumps(kept))
-    with caplog.at_level(logging.WARNING, logger="flwr.privsyn"):
-        Probe(config(num_rounds=5, resume=True, **given), method=EndsInTwo).start(federation())
-    last = lines(RunDirectory.open(strategy.run.path).ledger_file)[-1]
-    if budget:
-        assert (last["epsilon_release"], last["epsilon_known_cohorts"]) == (4.0, None)
-    else:
-        assert last["event"] == "release"
-        assert "hold for an end that was fixed beforehand" in caplog.text
 
 
 def test_after_the_end_nothing_begins(tmp_path: Path) -> None:

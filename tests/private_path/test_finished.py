@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from tests.support.federation import rounds_asked, silent, training_nodes
 from tests.support.probe import Killed, Probe
@@ -90,15 +90,6 @@ def test_another_run_s_settings_are_refused_and_those_that_come_too_late_are_tol
     assert "round-timeout = 60.0 changes nothing: the run finished with 3600.0" in caplog.text
 
 
-def test_a_cut_ledger_is_refused(federation: Builder, config: Builder) -> None:
-    strategy = Probe(config(resume="auto"))
-    strategy.start(federation())
-    ledger = strategy.run.ledger_file
-    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(LedgerError):
-        Probe(config(resume="auto")).start(federation())
-
-
 def test_true_and_false_are_what_they_were(federation: Builder, config: Builder) -> None:
     with pytest.raises(RunDirectoryError, match="There is no run directory"):
         Probe(config(resume=True)).start(federation())
@@ -107,13 +98,6 @@ def test_true_and_false_are_what_they_were(federation: Builder, config: Builder)
         Probe(config(resume=False)).start(federation())
     with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
         Probe(config(resume=True)).start(federation())
-
-
-def test_nothing_else_is_allowed_and_a_folder_is_needed(config: Builder) -> None:
-    with pytest.raises(ConfigError, match="resume must be true, false or \"auto\", got 'yes'"):
-        config(resume="yes")
-    with pytest.raises(ConfigError, match='resume = "auto" needs run-dir'):
-        config(resume="auto", run_dir="")
 
 
 def test_a_folder_that_depends_on_where_flower_was_started_is_refused(

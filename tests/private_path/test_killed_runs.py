@@ -261,19 +261,6 @@ class TestResume:
             start(resume=True)
         assert (path.read_bytes() if path.exists() else None) == before
 
-    def test_a_finished_run_is_not_resumed(self, start: Builder) -> None:
-        from flower_privsyn.errors import RunDirectoryError
-
-        start()
-        with pytest.raises(RunDirectoryError, match="finished"):
-            start(resume=True)
-
-    def test_changed_settings_are_refused(self, start: Builder, tmp_path: Path) -> None:
-        with pytest.raises(FederationError):
-            start(num_nodes=5)
-        with pytest.raises(ConfigError, match="epsilon = 9.0 differs from the 4.0"):
-            start(resume=True, num_nodes=5, epsilon=9.0)
-
     def test_another_strategy_does_not_go_on(
         self, config: Builder, federation: Builder, tmp_path: Path
     ) -> None:

@@ -20,7 +20,6 @@ from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     GenerationError,
-    LedgerError,
     PrivsynError,
 )
 from flower_privsyn.files import full_disk, is_disk_full
@@ -33,12 +32,12 @@ from flower_privsyn.privacy import (
     Release,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.private_path.resume import nothing_spent, rounds_behind
+from flower_privsyn.private_path.resume import rounds_behind
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.runs import RunDirectory, how_to_resume
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.surroundings import sentence_of
-from flower_privsyn.strategies import DPFTRLConfig, HybridConfig, PrivateSumConfig
+from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
@@ -69,12 +68,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of half a megabyte."""
     with disk_of("512k", tmp_path / "disk") as folder:
         yield folder
-
-
-def test_an_array_that_finds_no_room_is_a_full_disk(small_disk: Path) -> None:
-    with pytest.raises(OSError, match="requested") as caught:
-        np.zeros(2**17).tofile(small_disk / "release")
-    assert is_disk_full(caught.value)
 
 
 def test_a_run_without_room_goes_on_once_there_is_some(
@@ -186,51 +179,18 @@ class TestResultWithoutNodes:
         assert gone.requests == []
         assert strategy.run.status == "finished"
 
-    def test_while_rounds_are_left_the_sentence_says_that_some_are_paid_for(
+    def test_while_rounds_are_left_nodes_are_needed(
         self, federation: Builder, config: Builder
     ) -> None:
         strategy = killed_in(Probe(config()), 2)
         with pytest.raises(Killed):
             strategy.start(federation())
-        with pytest.raises(FederationError) as caught:
+        with pytest.raises(FederationError, match="num-nodes"):
             Probe(config(resume=True)).start(federation(num_nodes=1))
-        assert str(caught.value) == (
-            "1 nodes are connected after 0.2 s, 2 were planned (num-nodes); to go on without those "
-            f"that are gone for good: {how_to_resume(strategy.run.path, num_nodes=1)}; nothing "
-            "more was spent; to end with what was released: "
-            f"{how_to_resume(strategy.run.path, num_rounds=2)}"
-        )
-        # `privsyn resume` is for what `privsyn run` has started, and is not advised for others.
-        keys = f'the command that began it, and `run-dir="{strategy.run.path}" resume=true'
-        assert keys in str(caught.value)
-        launched(strategy.run)
-        # Of its runs no node is ever gone: fewer of them are dealt the same users.
-        said = r"\(num-nodes\); nothing more .*`privsyn resume .* --set num-rounds=2`$"
-        with pytest.raises(FederationError, match=said):
-            Probe(config(resume=True)).start(federation(num_nodes=1))
-        with pytest.raises(ConfigError, match="result is noise.*; nothing more was spent; to end"):
-            Probe(config(resume=True, accept_noise=False)).start(federation(make_users(2)))
 
 
 class TestEndingEarly:
     """Where nodes do not come back, a run ends with what was released."""
-
-    def test_as_few_rounds_as_a_method_has_no_result_of_are_not_advised(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = Probe(config(num_rounds=3))
-
-        def stop(number: int, arrays: Any) -> None:
-            if number == 1:
-                raise Killed
-
-        with pytest.raises(Killed):
-            strategy.start(federation(), evaluate_fn=stop)
-        end = how_to_resume(strategy.run.path, num_rounds=1)
-        said = f"nothing more was spent; to end with what was released: {end}"
-        assert nothing_spent(strategy.run, config(num_rounds=3)) == said
-        hybrid = HybridConfig(epsilon=1.0, num_rounds=21, min_separation=10)
-        assert nothing_spent(strategy.run, hybrid) == "nothing more was spent"
 
     def test_the_last_round_is_then_done_as_the_last(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
@@ -323,33 +283,6 @@ class TestReleases:
         again.start(federation(make_users(5)))
         assert again.method.seen == [[12.0, 5.0], [12.0, 5.0, 5.0], [12.0, 5.0, 5.0, 5.0]]
 
-    def test_all_of_a_run_are_read_with_one_look_at_the_ledger_for_each_of_its_lines(
-        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        looks: list[int] = []
-        lines_of = RunDirectory.ledger_lines
-
-        def noted(run: RunDirectory) -> Any:
-            looks.append(1)
-            return lines_of(run)
-
-        strategy = Probe(config(num_rounds=8), method=Reading)
-        monkeypatch.setattr(RunDirectory, "ledger_lines", noted)
-        strategy.start(federation())
-        # After every round there is a line more, read once for all 2 + 3 + ... + 9 releases that
-        # are asked for; after the last one there is none, and its 8 take no further look.
-        assert len(looks) == 8
-
-    def test_a_ledger_that_lost_a_line_is_refused(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        strategy = Probe(config(), method=Reading)
-        strategy.start(federation())
-        path = tmp_path / "run/ledger.jsonl"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-        with pytest.raises(LedgerError, match="lacks|cut|missing"):
-            strategy.method.place.released(1)
-
 
 class TestNodesThatAreGoneForGood:
     """A deployed run goes on without them where nothing depends on how many nodes there are."""
@@ -406,22 +339,6 @@ class TestNodesThatAreGoneForGood:
         assert noise[0] == noise[1] < noise[2] == noise[3]
         assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
 
-    def test_where_its_noise_is_stated_the_ledger_says_what_it_costs(
-        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        """The figures of docs/deployment.md."""
-        settings = {
-            "sampling": "fixed-size",
-            "sample_size": 2,
-            "noise_multiplier": 2.0,
-            "num_rounds": 4,
-        }
-        Probe(config(**settings, run_dir=str(tmp_path / "whole"))).start(federation())
-        self.pay(federation, Probe(config(**settings)))
-        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
-        cost = [releases(tmp_path / run)[-1]["epsilon_release"] for run in ("whole", "run")]
-        assert cost == pytest.approx([4.43, 4.89], abs=0.005)
-
     def test_not_with_fewer_users_than_were_planned(
         self, federation: Builder, left: Builder, config: Builder
     ) -> None:
@@ -430,13 +347,6 @@ class TestNodesThatAreGoneForGood:
         with pytest.raises(FederationError, match="6 users are ready on 1 of 1 nodes, 7 were"):
             Probe(config(num_users=7, num_nodes=1, resume=True)).start(grid)
         assert rounds_asked(grid) == []
-
-    def test_more_nodes_than_there_were_are_not_planned(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        self.pay(federation, Probe(config()))
-        with pytest.raises(ConfigError, match="num-nodes = 3 differs from the 2"):
-            Probe(config(num_nodes=3, resume=True)).start(federation(num_nodes=3))
 
     def test_not_where_they_would_be_dealt_the_users_anew(
         self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
@@ -514,12 +424,6 @@ class TestUnitOfPrivacy:
             Probe(self.settings(tmp_path, resume=True, **{key: "doc"})).start(grid)
         assert grid.requests == []
 
-    def test_where_the_cluster_is_may_change(self, federation: Builder, tmp_path: Path) -> None:
-        self.begin(tmp_path, federation())
-        moved = self.settings(tmp_path, resume=True, ray_address="10.0.0.1:6379")
-        Probe(moved).start(federation())
-        assert "ray-address" not in RunDirectory.open(tmp_path / "run").config
-
     def test_they_are_free_when_nobody_is_asked_any_more(
         self, federation: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -528,20 +432,6 @@ class TestUnitOfPrivacy:
         run = RunDirectory.open(tmp_path / "run")
         assert run.owner.own["settings"]["data"] == "gone.jsonl"
         assert "gone.jsonl" not in run.config_file.read_text()
-
-    def test_a_run_that_does_not_know_them_goes_on(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(Killed):
-            killed_in(Probe(config()), 2).start(federation())
-        assert "data" not in RunDirectory.open(tmp_path / "run").owner.own["settings"]
-        Probe(self.settings(tmp_path, resume=True)).start(federation())
-
-    def test_settings_made_in_code_do_not_know_them(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        self.begin(tmp_path, federation())
-        Probe(config(resume=True)).start(federation())
 
 
 class TestFewerUsers:

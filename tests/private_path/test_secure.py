@@ -15,18 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import Array, Context, Error, Message
-from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import message_size_mod
 
-from flower_privsyn.client_apps import add_handlers, create_client_app
+from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import packed_bytes
-from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy.grid import STEPS
-from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session, Terms
+from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Probe
@@ -139,22 +136,6 @@ class TestSums:
         assert released.noise_std == pytest.approx(2.0 * (6 / 3) ** 0.5)
         assert released.values.std() == pytest.approx(released.noise_std, rel=4 / 100_000**0.5)
         assert abs(released.values.mean()) < 4 * released.noise_std / 50_000**0.5
-
-    def test_a_mod_of_flower_counts_the_bytes_of_every_message(
-        self, probe: Builder, tmp_path: Path
-    ) -> None:
-        """Flower's own fails on empty values, and the step that it fails in costs a round."""
-        app = ClientApp(mods=[message_size_mod])
-        users = make_users(18)
-        add_handlers(
-            app,
-            lambda where: users.deal(partition_id=where.node_id - 1, num_partitions=NODES),
-            embedder=hash_embedder,
-            cache_directory=tmp_path,
-        )
-        strategy = probe(num_rounds=1)
-        strategy.start(LoopbackGrid(app, num_nodes=NODES))
-        assert [line["answers"] for line in strategy.run.metrics()] == [NODES]
 
     def test_nothing_but_keys_seals_masks_and_shares_reaches_the_server(
         self, federation: Builder, probe: Builder
@@ -557,28 +538,6 @@ class TestSettings:
         with pytest.raises(ConfigError, match="correlated over its rounds, and under secure"):
             strategy.start(grid)
         assert grid.requests == []
-
-    def test_terms_of_a_run_are_those_of_its_nodes(self, probe: Builder) -> None:
-        assert probe().config.secure_terms(NODES) == Terms(least_nodes=5, colluding=2)
-        assert probe().config.noise_times == pytest.approx((6 / 3) ** 0.5)
-
-
-def test_a_timeout_of_start_holds_for_every_exchange(
-    federation: Builder, probe: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The roll call, the question and the four exchanges around it; Flower's of no evaluation."""
-    waited: list[float | None] = []
-    exchange = WindowedGrid.send_and_receive
-
-    def noted(grid: WindowedGrid, messages: Any, *, timeout: float | None = None) -> Any:
-        waited.append(timeout)
-        return exchange(grid, messages, timeout=timeout)
-
-    monkeypatch.setattr(WindowedGrid, "send_and_receive", noted)
-    strategy = probe(num_rounds=1)
-    strategy.start(federation(num_nodes=NODES), timeout=60)
-    assert len(strategy.released) == 1
-    assert waited == [60] * 7
 
 
 @pytest.fixture

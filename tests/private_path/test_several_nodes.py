@@ -55,25 +55,8 @@ def test_coins_on_several_nodes_are_accounted_as_everybody(
     assert 1.998 < spent <= 2.0  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"max_nodes_per_user": 0},
-            "max-nodes-per-user must be a whole number between 1 and 1000, got 0",
-        ),
-        (
-            {"max_nodes_per_user": 1001},
-            "max-nodes-per-user must be a whole number between 1 and 1000, got 1001",
-        ),
-        (
-            {"sampling": "fixed-size", "sample_size": 3},
-            'max-nodes-per-user = 2 needs another sampling than "fixed-size"',
-        ),
-    ],
-)
-def test_what_has_no_bound_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        PrivateSumConfig(**{"epsilon": 1.0, "max_nodes_per_user": 2, **changes})
-    if "sampling" in changes:
-        PrivateSumConfig(**{"epsilon": 1.0, **changes})
+def test_what_has_no_bound_is_refused() -> None:
+    drawn = {"epsilon": 1.0, "sampling": "fixed-size", "sample_size": 3}
+    with pytest.raises(ConfigError, match="max-nodes-per-user"):
+        PrivateSumConfig(**drawn, max_nodes_per_user=2)
+    PrivateSumConfig(**drawn)

@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import StoppedError
-from flower_privsyn.runs import RunDirectory, how_to_resume
+from flower_privsyn.runs import RunDirectory
 from tests.support.federation import rounds_asked
 from tests.support.probe import CorrelatedProbe, Killed, Probe
 from tests.support.run_files import lines, release, releases
@@ -39,10 +39,6 @@ def test_a_run_ends_before_its_next_round_and_goes_on(
     run = RunDirectory.open(strategy.run.path)
     assert str(caught.value) == run.error
     total = strategy.config.num_rounds
-    assert str(caught.value) == (
-        f"Stopped before round 2 of {total}, as was asked: nothing is lost; go on with "
-        f"{how_to_resume(run.path)}"
-    )
     assert (run.status, run.standing) == ("failed", "interrupted")
     assert rounds_asked(grid) == [1]
     # Nothing says that a second round has begun.

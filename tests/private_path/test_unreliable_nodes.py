@@ -23,7 +23,6 @@ from flwr.app import (
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import pack_steps
 from flower_privsyn.node import NodeLedger
@@ -246,18 +245,3 @@ class TestMisbehavingNodes:
         strategy.start(federation(num_nodes=5, tamper=tamper))
         # Twelve users on five nodes: nodes 1 and 5 have three and two of them.
         assert strategy.released[0].num_users == 5
-
-    def test_too_few_users_discard_the_round_at_no_charge(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        def tamper(request: Message, reply: Message) -> list[Message]:
-            return [reply] if request.metadata.message_type == wire.PREPARE else []
-
-        strategy = Probe(config(min_users=5))
-        with pytest.raises(
-            FederationError, match="rounds 1 and 2 were lost: 0 users on 0 of 2 nodes"
-        ):
-            strategy.start(federation(tamper=tamper))
-        events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
-        assert events == ["opened", "started", "discarded", "started", "discarded"]
-        assert strategy.released == []

@@ -64,16 +64,6 @@ def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
     run.unlock()
 
 
-def test_the_one_that_writes_now_stands_last(settings: Settings, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    mine, named = EvolutionByVotes(settings(), generator=Mine()), EvolutionByVotes(settings())
-    for method, last in ((mine, "mine"), (named, None), (mine, "mine")):
-        record_generators(run, method)
-        assert object_of_the_app(run) == last
-    assert list(run.document["generators"]) == ["privsyn-lm", "mine"]
-    run.unlock()
-
-
 def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
     federation: Callable[..., Any], settings: Settings
 ) -> None:

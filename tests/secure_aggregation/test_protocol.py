@@ -93,25 +93,6 @@ def shared(begun: Protocol) -> tuple[Protocol, ServerRound]:
 
 
 class TestAHundredNodes:
-    def test_in_the_first_step(self, begun: Protocol, lost: set[int]) -> None:
-        left = [name for name in begun.values if name not in lost]
-        protocol = Protocol(begun.values, HUNDRED, states=dict(begun.states))
-        protocol.cards = {name: begun.cards[name] for name in left}
-        server = protocol.give_shares(left)
-        protocol.answer(server, left)
-        protocol.sign(server, left)
-        protocol.uncover(server, left)
-        assert np.array_equal(server.total(), self.sum_of(begun, left))
-
-    def test_with_their_shares(self, begun: Protocol, lost: set[int]) -> None:
-        left = [name for name in begun.values if name not in lost]
-        protocol = replace(begun, states=dict(begun.states))
-        server = protocol.give_shares(left)
-        protocol.answer(server, left)
-        protocol.sign(server, left)
-        protocol.uncover(server, left)
-        assert np.array_equal(server.total(), self.sum_of(begun, left))
-
     def test_with_their_answers(self, shared: tuple[Protocol, ServerRound], lost: set[int]) -> None:
         protocol, server = branched(shared)
         left = [name for name in protocol.values if name not in lost]
