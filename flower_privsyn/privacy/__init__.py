@@ -5,12 +5,7 @@ Knows no messages, no models and no text. The accountant library is imported on 
 
 from flower_privsyn.privacy.accounting import (
     MOST_NODES_PER_USER,
-    Accountant,
-    PLDAccountant,
-    RDPAccountant,
     Release,
-    accountant,
-    by_participations,
     known_cohorts_epsilon,
     release_epsilon,
 )
@@ -41,7 +36,6 @@ from flower_privsyn.privacy.turns import CyclicSampling, participation_of
 
 __all__ = [
     "MOST_NODES_PER_USER",
-    "Accountant",
     "BandedToeplitz",
     "BufferedLinearToeplitz",
     "CorrelatedNoise",
@@ -53,21 +47,17 @@ __all__ = [
     "GaussianMechanism",
     "InsecureRandom",
     "NeighboringRelation",
-    "PLDAccountant",
     "Participation",
     "Phase",
     "Plan",
     "PoissonSampling",
     "PrivacyLedger",
-    "RDPAccountant",
     "RandomSource",
     "Release",
     "Sampling",
     "SecureRandom",
     "TreeAggregation",
-    "accountant",
     "budget_report",
-    "by_participations",
     "calibrate_noise_multiplier",
     "clip_rows",
     "known_cohorts_epsilon",

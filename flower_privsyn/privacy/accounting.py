@@ -12,11 +12,11 @@ Two epsilons are computed from the same releases, because two observers differ:
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
@@ -101,205 +101,61 @@ def accounted(noise_multiplier: float) -> float:
 Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
 
-class Accountant(ABC):
-    """Turns releases into epsilon at a delta.
-
-    Formal guarantee:
-        Unit: one user. The union of all releases is (epsilon, delta)-differentially private under
-        the relation of the releases, for an observer who does not know the cohorts; an upper bound,
-        never an estimate from below. All releases of one composition must state the same relation.
-    """
-
-    name: ClassVar[str]
-
-    def epsilon(self, releases: Releases, *, delta: float) -> float:
-        """Return the epsilon of all releases together.
-
-        Args:
-            releases: The releases in any order, or each with its count of at least 0.
-            delta: Between 0 and 1, exclusive.
-
-        Returns:
-            At least 0; 0 without any release; infinity when one of them adds no noise.
-
-        Raises:
-            ConfigError: A value is out of range, the relations differ, or this accountant has no
-                bound for a release.
-        """
-        delta = check_number("delta", delta, gt=0, lt=1)
-        costs = _grouped(releases)
-        if not costs:
-            return 0.0
-        if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
-            return math.inf
-        amplified = self._epsilon(costs, delta)
-        # Nobody learns more without the cohorts than with them. Matters for large fixed-size
-        # cohorts, where the doubled sensitivity outweighs the sampling.
-        return min(amplified, self._epsilon(_grouped(_with_known_cohorts(releases)), delta))
-
-    @abstractmethod
-    def _epsilon(self, costs: Costs, delta: float) -> float: ...
+#: By their names: privacy loss distributions, the tightest here and the default everywhere, and
+#: Renyi divergences, which published noise multipliers were computed with.
+ACCOUNTANTS: Mapping[str, Callable[[Costs, float], float]] = {
+    "pld": loss_distributions.epsilon,
+    "rdp": renyi.epsilon,
+}
 
 
-class PLDAccountant(Accountant):
-    """Composes privacy loss distributions; the tightest bound of this package and the default.
-
-    Unsampled releases use the exact Gaussian closed form. Sampled ones are discretised at 1e-4
-    with pessimistic rounding, as ``dp_accounting`` does by default; where epsilon exceeds 20 or the
-    noise multiplier is below 0.14, the interval grows with the losses, to bound the memory.
-
-    Fixed-size cohorts: given the other members, the sum is that of a target drawn with
-    probability n/N over a stand-in drawn otherwise, both of norm at most C. Relative to the
-    stand-in the target's two versions lie within 2 C, so the pair of mixtures is dominated by the
-    Poisson-sampled pair (+2 C, -2 C) at rate n/N: replace-one at half the noise multiplier. This
-    is ``dp_accounting``'s truncated Poisson event with sampling probability 1.
-
-    References:
-        Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy", theorem
-        8. Doroshenko et al. 2022, "Connect the Dots", algorithm 1. Lebeda et al. 2024, "Avoiding
-        Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition".
-    """
-
-    name = "pld"
-
-    def _epsilon(self, costs: Costs, delta: float) -> float:
-        return loss_distributions.epsilon(costs, delta)
-
-
-class _RoughPLDAccountant(PLDAccountant):
-    def _epsilon(self, costs: Costs, delta: float) -> float:
-        return loss_distributions.epsilon(costs, delta, coarser=10.0)
-
-
-class RDPAccountant(Accountant):
-    """Composes Renyi divergences; what the published noise multipliers were computed with.
-
-    Uses the default orders of ``dp_accounting``. For Poisson sampling the values at fractional
-    orders are checked against those at whole ones, and replaced by a bound where they fail: the
-    series behind them breaks down for large noise, in ``dp_accounting`` towards epsilons that are
-    too large and in other libraries towards negative ones.
-
-    Fixed-size cohorts use the bound for sampling without replacement under replace-one at half
-    the noise multiplier. ``dp_accounting`` does not double the sensitivity under that relation by
-    itself. Zero-out is the special case in which the replaced value is zero.
-
-    References:
-        Mironov 2017, "Renyi Differential Privacy". Mironov, Talwar and Zhang 2019, "Renyi
-        Differential Privacy of the Sampled Gaussian Mechanism". Wang, Balle and Kasiviswanathan
-        2019, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", theorem
-        27. Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy",
-        proposition 12, for the conversion.
-    """
-
-    name = "rdp"
-
-    def _epsilon(self, costs: Costs, delta: float) -> float:
-        return renyi.epsilon(costs, delta)
-
-
-def accountant(name: str) -> Accountant:
-    """Return the accountant of that name.
-
-    Args:
-        name: "pld" (the default everywhere) or "rdp".
+def check_accountant(name: object) -> None:
+    """Refuse a name that is no accountant's.
 
     Raises:
-        ConfigError: The name is neither.
+        ConfigError: It is neither "pld" nor "rdp".
     """
-    if name == PLDAccountant.name:
-        return PLDAccountant()
-    if name == RDPAccountant.name:
-        return RDPAccountant()
-    raise ConfigError(f'accountant must be "pld" or "rdp", got {name!r}.')
-
-
-def supports(
-    sampling: Sampling,
-    relation: NeighboringRelation,
-    *,
-    accountant: str,
-    max_nodes_per_user: int = 1,
-) -> bool:
-    """Say whether an accountant has a bound for a sampling under a relation.
-
-    Args:
-        sampling: How the cohort is drawn.
-        relation: Which collections of users are neighbours.
-        accountant: "pld" or "rdp".
-        max_nodes_per_user: On how many nodes one user may be, at least 1.
-
-    Returns:
-        False with "rdp" for Poisson sampling of users on one node under replace-one; else True.
-
-    Raises:
-        ConfigError: The name is neither, or the sampling has no meaning under the relation.
-    """
-    chosen = _accountant(accountant)
-    release = Release(
-        noise_multiplier=1.0,
-        sampling=sampling,
-        relation=relation,
-        max_nodes_per_user=max_nodes_per_user,
-    )
-    return not (isinstance(chosen, RDPAccountant) and _cost(release)[0] == "poisson-replace")
+    if name not in ACCOUNTANTS:
+        raise ConfigError(f'accountant must be "pld" or "rdp", got {name!r}.')
 
 
 def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
     """Return the epsilon against somebody who does not know the cohorts.
 
+    Formal guarantee:
+        Unit: one user. The union of all releases is (epsilon, delta)-differentially private under
+        the relation of the releases, for an observer who does not know the cohorts; an upper bound,
+        never an estimate from below. All releases of one composition must state the same relation.
+
     Args:
-        releases: As for `Accountant.epsilon`.
+        releases: The releases in any order, or each with its count of at least 0.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
+    Returns:
+        At least 0; 0 without any release; infinity when one of them adds no noise.
+
     Raises:
-        ConfigError: As for `Accountant.epsilon`.
+        ConfigError: A value is out of range, the relations differ, or this accountant has no bound
+            for a release.
     """
-    return _accountant(accountant).epsilon(releases, delta=delta)
+    check_accountant(accountant)
+    return _epsilon(releases, delta, ACCOUNTANTS[accountant])
 
 
 def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
     """Return the epsilon of a user in every cohort against somebody who knows the cohorts.
 
     Args:
-        releases: As for `Accountant.epsilon`. Where the observer sees less noise than a release
+        releases: As for `release_epsilon`. Where the observer sees less noise than a release
             carries, state the smaller noise multiplier.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: As for `Accountant.epsilon`.
+        ConfigError: As for `release_epsilon`.
     """
-    return _accountant(accountant).epsilon(_with_known_cohorts(releases), delta=delta)
-
-
-def by_participations(
-    release: Release,
-    *,
-    delta: float,
-    accountant: str = "pld",
-    participations: Iterable[int] = (1, 2, 3),
-) -> dict[int, float]:
-    """Return the epsilon of known cohorts by the number of rounds a user took part in.
-
-    Args:
-        release: What one round releases.
-        delta: Between 0 and 1, exclusive.
-        accountant: "pld" or "rdp".
-        participations: Numbers of rounds, each at least 1.
-
-    Returns:
-        Epsilon for each number of rounds, in the order given.
-
-    Raises:
-        ConfigError: As for `Accountant.epsilon`.
-    """
-    known = _with_known_cohort(release)
-    chosen = _accountant(accountant)
-    return {
-        rounds: chosen.epsilon({known: check_whole("participations", rounds, ge=1)}, delta=delta)
-        for rounds in participations
-    }
+    return release_epsilon(_with_known_cohorts(releases), delta=delta, accountant=accountant)
 
 
 def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
@@ -308,21 +164,28 @@ def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") 
     For searches that ask the accountant itself about their result.
 
     Args:
-        releases: As for `Accountant.epsilon`.
+        releases: As for `release_epsilon`.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp"; the same as `release_epsilon` for "rdp".
 
     Raises:
-        ConfigError: As for `Accountant.epsilon`.
+        ConfigError: As for `release_epsilon`.
     """
-    chosen = _accountant(accountant)
-    if isinstance(chosen, PLDAccountant):
-        chosen = _RoughPLDAccountant()
-    return chosen.epsilon(releases, delta=delta)
+    if accountant == "pld":
+        return _epsilon(releases, delta, partial(loss_distributions.epsilon, coarser=10.0))
+    return release_epsilon(releases, delta=delta, accountant=accountant)
 
 
-# Some functions take the name of the accountant as a keyword called `accountant`.
-_accountant = accountant
+def _epsilon(releases: Releases, delta: float, bound: Callable[[Costs, float], float]) -> float:
+    delta = check_number("delta", delta, gt=0, lt=1)
+    costs = _grouped(releases)
+    if not costs:
+        return 0.0
+    if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
+        return math.inf
+    # Nobody learns more without the cohorts than with them. Matters for large fixed-size
+    # cohorts, where the doubled sensitivity outweighs the sampling.
+    return min(bound(costs, delta), bound(_grouped(_with_known_cohorts(releases)), delta))
 
 
 def _with_known_cohort(release: Release) -> Release:
@@ -351,7 +214,7 @@ def _grouped(releases: Releases) -> Costs:
     relations = set()
     for release, count in _counted(releases):
         if count:
-            costs[_cost(release)] += count
+            costs[cost(release)] += count
             relations.add(release.relation.value)
     if len(relations) > 1:
         raise ConfigError(
@@ -361,7 +224,8 @@ def _grouped(releases: Releases) -> Costs:
     return tuple(sorted(costs.items()))
 
 
-def _cost(release: Release) -> Cost:
+def cost(release: Release) -> Cost:
+    """Return what a release costs, in the few kinds that accountants tell apart."""
     sampling, multiplier = release.sampling, release.noise_multiplier
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public; or a user flips

@@ -10,12 +10,10 @@ from typing import Any
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
-from flower_privsyn.privacy.accounting import PLDAccountant, RDPAccountant, Release
+from flower_privsyn.privacy.accounting import ACCOUNTANTS, Release
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
-
-_ACCOUNTANTS = (PLDAccountant.name, RDPAccountant.name)
 
 
 def budget_report(
@@ -67,7 +65,7 @@ def budget_report(
     released: dict[str, float | None] = {}
     seen: dict[str, Any] = {}
     by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
-    for name in _ACCOUNTANTS:
+    for name in ACCOUNTANTS:
         multipliers[name] = plan.multiplier(name, epsilon, noise_multiplier)
         released[name], per_count = plan.epsilons(name, multipliers[name], counts)
         for count, value in per_count.items():
@@ -101,10 +99,15 @@ class _Plan:
 
     def supported_by(self, accountant: str) -> bool:
         """Whether the accountant knows what such releases cost."""
-        return accounting.supports(
-            self.sampling,
-            self.relation,
-            accountant=accountant,
+        kind, *_ = accounting.cost(self.release(1.0))
+        return accountant == "pld" or kind != "poisson-replace"
+
+    def release(self, multiplier: float) -> Release:
+        """What a round releases."""
+        return Release(
+            noise_multiplier=multiplier,
+            sampling=self.sampling,
+            relation=self.relation,
             max_nodes_per_user=self.max_nodes_per_user,
         )
 
@@ -130,20 +133,18 @@ class _Plan:
         """Epsilon of the releases, and of a user who is known to be in so many of them."""
         if multiplier is None:
             return None, dict.fromkeys(counts)
-        release = Release(
-            noise_multiplier=multiplier,
-            sampling=self.sampling,
-            relation=self.relation,
-            max_nodes_per_user=self.max_nodes_per_user,
-        )
+        release = self.release(multiplier)
         released = None
         if self.supported_by(accountant):
             released = accounting.release_epsilon(
                 {release: self.rounds}, delta=self.delta, accountant=accountant
             )
-        per_count = accounting.by_participations(
-            release, delta=self.delta, accountant=accountant, participations=counts
-        )
+        per_count = {
+            count: accounting.known_cohorts_epsilon(
+                {release: count}, delta=self.delta, accountant=accountant
+            )
+            for count in counts
+        }
         return (
             None if released is None else _finite(released),
             {count: _finite(value) for count, value in per_count.items()},

@@ -106,8 +106,10 @@ def calibrate_open_releases(
     """
     epsilon = check_number("epsilon", epsilon, gt=0)
     delta = check_number("delta", delta, gt=0, lt=1)
-    chosen = accounting.accountant(accountant)
-    if settled and not chosen.epsilon(settled, delta=delta) < epsilon:
+    if (
+        settled
+        and not accounting.release_epsilon(settled, delta=delta, accountant=accountant) < epsilon
+    ):
         raise ConfigError(
             f"epsilon {epsilon:g} is spent by the releases whose noise is settled: give them more "
             "noise, or choose a larger epsilon."
@@ -117,7 +119,7 @@ def calibrate_open_releases(
         return Counter(settled) + Counter(released(multiplier))
 
     def spent(multiplier: float) -> float:
-        return chosen.epsilon(all_at(multiplier), delta=delta)
+        return accounting.release_epsilon(all_at(multiplier), delta=delta, accountant=accountant)
 
     def roughly_spent(multiplier: float) -> float:
         return accounting.rough_epsilon(all_at(multiplier), delta=delta, accountant=accountant)

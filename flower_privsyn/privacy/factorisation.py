@@ -43,7 +43,7 @@ Vector: TypeAlias = NDArray[np.float64]
 #: Draws one innovation vector, standard normal in every coordinate.
 Draw: TypeAlias = Callable[[], Vector]
 
-#: Dense matrices are for tests and for bounds; beyond this many rounds they are refused.
+#: Dense matrices are for bounds; beyond this many rounds they are refused.
 _MOST_DENSE_ROUNDS = 2048
 
 #: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
@@ -86,23 +86,10 @@ class Factorisation(ABC):
     name: ClassVar[str]
     rounds: int
 
-    @abstractmethod
-    def strategy_matrix(self) -> NDArray[np.float64]:
-        """Return C, (innovations, rounds)."""
-
-    @abstractmethod
-    def noise_matrix(self) -> NDArray[np.float64]:
-        """Return D, (rounds, innovations), with D C = I."""
-
     @cached_property
     @abstractmethod
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
-
-    @cached_property
-    @abstractmethod
-    def prefix_std(self) -> Vector:
-        """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
 
     @abstractmethod
     def _squared_sensitivity(self, participation: Participation) -> float: ...
@@ -143,11 +130,6 @@ class Factorisation(ABC):
         self.check_rounds(participation)
         return math.sqrt(self._squared_sensitivity(participation))
 
-    @property
-    def prefix_rmse(self) -> float:
-        """Root mean square over the rounds of `prefix_std`."""
-        return float(np.sqrt(np.mean(self.prefix_std**2)))
-
     def check_rounds(self, participation: Participation) -> None:
         """Refuse a pattern over another number of rounds.
 
@@ -158,13 +140,6 @@ class Factorisation(ABC):
             raise ConfigError(
                 f"participation must be over the {self.rounds} rounds of the factorisation, got "
                 f"{participation.rounds}."
-            )
-
-    def _refuse_dense(self) -> None:
-        if self.rounds > _MOST_DENSE_ROUNDS:
-            raise ConfigError(
-                f"rounds must be at most {_MOST_DENSE_ROUNDS} for a dense matrix, got "
-                f"{self.rounds}."
             )
 
 
@@ -183,23 +158,18 @@ class _Toeplitz(Factorisation):
 
     def strategy_matrix(self) -> NDArray[np.float64]:
         """Return C, (rounds, rounds), lower triangular."""
-        self._refuse_dense()
-        return _lower_toeplitz(self.series)
-
-    def noise_matrix(self) -> NDArray[np.float64]:
-        """Return the inverse of C, (rounds, rounds)."""
-        self._refuse_dense()
-        return _lower_toeplitz(self._divide(impulse(self.rounds)))
+        if self.rounds > _MOST_DENSE_ROUNDS:
+            raise ConfigError(
+                f"rounds must be at most {_MOST_DENSE_ROUNDS} for a dense matrix, got "
+                f"{self.rounds}."
+            )
+        lags = np.subtract.outer(np.arange(self.rounds), np.arange(self.rounds))
+        return np.where(lags >= 0, self.series[lags], 0.0)
 
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
         return np.sqrt(np.cumsum(self._divide(impulse(self.rounds)) ** 2))
-
-    @cached_property
-    def prefix_std(self) -> Vector:
-        """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
-        return np.sqrt(np.cumsum(self._divide(np.ones(self.rounds)) ** 2))
 
     @property
     def _steps(self) -> int:
@@ -219,7 +189,6 @@ class _Toeplitz(Factorisation):
             for first in range(0, min(participation.most * gap, self.rounds), gap):
                 encoded[first:] += series[: self.rounds - first]
             return float(encoded @ encoded)
-        self._refuse_dense()
         strategy = self.strategy_matrix()
         return squared_sensitivity(strategy.T @ strategy, participation)
 
@@ -463,8 +432,3 @@ class _BufferRecurrence(Recurrence):
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._sums = np.array(arrays["sums"], dtype=np.float64)
-
-
-def _lower_toeplitz(series: Vector) -> NDArray[np.float64]:
-    lags = np.subtract.outer(np.arange(len(series)), np.arange(len(series)))
-    return np.where(lags >= 0, series[lags], 0.0)

@@ -94,13 +94,14 @@ class PrivacyLedger(LedgerBook):
             LedgerError: The file exists or cannot be written.
         """
         path = Path(path)
+        accounting.check_accountant(accountant)
         budget = None if epsilon_budget is None else check_number("epsilon", epsilon_budget, gt=0)
         header = {
             "event": "opened",
             "version": VERSION,
             "delta": check_number("delta", delta, gt=0, lt=1),
             "epsilon_budget": budget,
-            "accountant": accounting.accountant(accountant).name,
+            "accountant": accountant,
         }
         return cls(LedgerFile.create(path, header), header)
 
@@ -569,7 +570,7 @@ def _checked_header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, An
         check_number("delta", header["delta"], gt=0, lt=1)
         if header["epsilon_budget"] is not None:
             check_number("epsilon_budget", header["epsilon_budget"], gt=0)
-        accounting.accountant(header["accountant"])
+        accounting.check_accountant(header["accountant"])
     except (KeyError, ConfigError) as error:
         raise damaged(path, 1, "a field is missing or out of range") from error
     return header

@@ -3,6 +3,21 @@
 Discretised ones are composed by Fourier transforms, whose rounding errors are absolute: they grow
 with the number of releases, and may be all there is of a probability of 1e-12. So they are counted
 against delta, and where they would take most of it Renyi divergences bound epsilon.
+
+Unsampled releases use the exact Gaussian closed form. Sampled ones are discretised at 1e-4 with
+pessimistic rounding, as ``dp_accounting`` does by default; where epsilon exceeds 20 or the noise
+multiplier is below 0.14, the interval grows with the losses, to bound the memory.
+
+Fixed-size cohorts: given the other members, the sum is that of a target drawn with probability n/N
+over a stand-in drawn otherwise, both of norm at most C. Relative to the stand-in the target's two
+versions lie within 2 C, so the pair of mixtures is dominated by the Poisson-sampled pair (+2 C,
+-2 C) at rate n/N: replace-one at half the noise multiplier. This is ``dp_accounting``'s truncated
+Poisson event with sampling probability 1.
+
+References:
+    Balle and Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy", theorem 8.
+    Doroshenko et al. 2022, "Connect the Dots", algorithm 1. Lebeda et al. 2024, "Avoiding Pitfalls
+    for Privacy Accounting of Subsampled Mechanisms under Composition".
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""Renyi divergences of releases, at the orders of ``dp_accounting``."""
+"""Renyi divergences of releases, at the orders of ``dp_accounting``.
+
+For Poisson sampling the values at fractional orders are checked against those at whole ones, and
+replaced by a bound where they fail: the series behind them breaks down for large noise, in
+``dp_accounting`` towards epsilons that are too large and in other libraries towards negative ones.
+
+Fixed-size cohorts use the bound for sampling without replacement under replace-one at half the
+noise multiplier. ``dp_accounting`` does not double the sensitivity under that relation by itself.
+Zero-out is the special case in which the replaced value is zero.
+
+References:
+    Mironov 2017, "Renyi Differential Privacy". Mironov, Talwar and Zhang 2019, "Renyi Differential
+    Privacy of the Sampled Gaussian Mechanism". Wang, Balle and Kasiviswanathan 2019, "Subsampled
+    Renyi Differential Privacy and Analytical Moments Accountant", theorem 27. Canonne, Kamath and
+    Steinke 2020, "The Discrete Gaussian for Differential Privacy", proposition 12, for the
+    conversion.
+"""
 
 from __future__ import annotations
 

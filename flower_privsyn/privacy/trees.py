@@ -63,51 +63,11 @@ class TreeAggregation(Factorisation):
         """One vector per level of the largest tree."""
         return max(self.trees).bit_length()
 
-    def strategy_matrix(self) -> NDArray[np.float64]:
-        """Return C, (nodes, rounds): which rounds each node sums up, level by level."""
-        self._refuse_dense()
-        blocks, first = [], 0
-        for leaves in self.trees:
-            for level in range(leaves.bit_length()):
-                nodes = np.zeros((leaves >> level, self.rounds))
-                covered = np.arange((leaves >> level) << level)
-                nodes[covered >> level, first + covered] = 1.0
-                blocks.append(nodes)
-            first += leaves
-        return np.concatenate(blocks)
-
-    def noise_matrix(self) -> NDArray[np.float64]:
-        """Return D, (rounds, nodes)."""
-        self._refuse_dense()
-        matrix = np.zeros((self.rounds, len(self.strategy_matrix())))
-        first = base = 0
-        for leaves in self.trees:
-            sizes = [leaves >> level for level in range(leaves.bit_length())]
-            offsets = base + np.cumsum([0, *sizes])
-            for number in range(1, leaves + 1):
-                row = matrix[first + number - 1]
-                # The largest node that the round completes takes the place of the lower ones.
-                for sign, total in ((1.0, number), (-1.0, number - 1)):
-                    for level in _ones(total):
-                        row[offsets[level] + (total >> level) - 1] += sign
-            first += leaves
-            base = offsets[-1]
-        return matrix
-
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
         # The node that a round completes, and those below it that leave the total.
         nodes = [1 + next(_ones(number)) for size in self.trees for number in range(1, size + 1)]
-        return np.sqrt(np.array(nodes, dtype=np.float64))
-
-    @cached_property
-    def prefix_std(self) -> Vector:
-        """(rounds,) the standard deviation of the noise in the sum of the rounds so far."""
-        nodes, below = [], 0
-        for size in self.trees:
-            nodes += [below + number.bit_count() for number in range(1, size + 1)]
-            below += size.bit_count()
         return np.sqrt(np.array(nodes, dtype=np.float64))
 
     def _squared_sensitivity(self, participation: Participation) -> float:

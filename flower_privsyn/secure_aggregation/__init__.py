@@ -24,7 +24,6 @@ from flower_privsyn.secure_aggregation.node import (
 )
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound
-from flower_privsyn.secure_aggregation.simulated import Step, simulated_sum
 from flower_privsyn.secure_aggregation.state import State, pack_state, session_of, unpack_state
 from flower_privsyn.secure_aggregation.terms import Graph, Terms, graph_of
 
@@ -42,7 +41,6 @@ __all__ = [
     "Session",
     "Shared",
     "State",
-    "Step",
     "Terms",
     "Unmasking",
     "advertise",
@@ -53,7 +51,6 @@ __all__ = [
     "receive",
     "session_of",
     "share",
-    "simulated_sum",
     "unmask",
     "unpack_state",
 ]

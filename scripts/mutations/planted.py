@@ -108,7 +108,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="coins on several nodes accounted as one coin",
             guards="coins on several nodes hide nobody",
-            where="privacy/accounting.py::_cost",
+            where="privacy/accounting.py::cost",
             before="release.max_nodes_per_user > 1",
             after="False",
             tests=(
@@ -120,7 +120,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="fixed-size sampling accounted as Poisson",
             guards="epsilon_release is that of how users are drawn",
-            where="privacy/accounting.py::_cost",
+            where="privacy/accounting.py::cost",
             before='return ("fixed", multiplier / 2.0, sampling.rate)',
             after='return ("poisson", multiplier, sampling.rate)',
             tests=(
@@ -148,7 +148,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="replace-one does not double the sensitivity",
             guards="a replaced user moves a sum twice as far",
-            where="privacy/accounting.py::_cost",
+            where="privacy/accounting.py::cost",
             before='return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)',
             after='return ("gaussian", multiplier, 1.0)',
             tests=(

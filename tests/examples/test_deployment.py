@@ -30,11 +30,11 @@ from flower_privsyn.node import NodeAccount, NodeLedger, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import Terms
-from flower_privsyn.secure_aggregation.simulated import simulated_sum
 from flower_privsyn.strategies import PrivateSumStrategy
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, ShuffleWords
 from tests.support.federation import make_users
 from tests.support.run_files import lines, releases
+from tests.support.simulated_sum import simulated_sum
 from tests.support.simulation import SCRIPTS, sums
 
 ROOT = Path(__file__).parents[2]

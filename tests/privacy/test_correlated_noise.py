@@ -33,7 +33,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.privacy.turns import participation_of
 from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
-from tests.support.correlated import worst_deviation
+from tests.support.correlated import noise_matrix, worst_deviation
 
 ROUNDS, GROUPS = 12, 4
 PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS)
@@ -136,7 +136,7 @@ LAWS: dict[str, Factorisation] = {
 def test_the_covariance_of_200000_runs(factorisation: Factorisation, tmp_path: Path) -> None:
     noise = simulated(factorisation, tmp_path / "noise.npz")
     sample = noise @ noise.T / RUNS
-    matrix = factorisation.noise_matrix()
+    matrix = noise_matrix(factorisation)
     covariance = matrix @ matrix.T
     assert excess(sample, covariance) <= 1.0
     # One run says nothing of the next.
@@ -170,7 +170,7 @@ def test_a_coefficient_that_is_2_percent_off_is_noticed(
             rounds=ROUNDS, scales=tuple(scale * s for s in right.scales), decays=right.decays
         )
     noise = simulated(wrong, tmp_path / "noise.npz")
-    matrix = right.noise_matrix()
+    matrix = noise_matrix(right)
     assert excess(noise @ noise.T / RUNS, matrix @ matrix.T) > 1.0
 
 
@@ -184,7 +184,7 @@ def test_a_round_that_was_left_out_costs_its_noise(factorisation: Factorisation)
     for number in released:
         noise.prepare(number, runs)
         drawn.append(noise.rounded_normal(STEPS, runs) * GRID)
-    matrix = factorisation.noise_matrix()[np.array(released) - 1]
+    matrix = noise_matrix(factorisation)[np.array(released) - 1]
     assert worst_deviation(np.stack(drawn), matrix @ matrix.T) < 5.0
 
 
@@ -214,7 +214,7 @@ def audited(factorisation: Factorisation, multiplier: float, *, present: bool) -
 
 def attack(factorisation: Factorisation, mechanism: GaussianMechanism) -> tuple[np.ndarray, float]:
     """Weights of the best test against the first group, and the distance that it sees."""
-    matrix = mechanism.standard_deviation * factorisation.noise_matrix()
+    matrix = mechanism.standard_deviation * noise_matrix(factorisation)
     shift = np.where(np.arange(ROUNDS) % GROUPS == 0, mechanism.l2_sensitivity, 0.0)
     weights = np.linalg.solve(matrix @ matrix.T, shift)
     return weights, float(shift @ weights)
@@ -250,7 +250,7 @@ def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
 
 @pytest.mark.parametrize("factorisation", KINDS, ids=NAMES)
 def test_no_group_is_told_apart_better_than_is_accounted_for(factorisation: Factorisation) -> None:
-    matrix = factorisation.noise_matrix()
+    matrix = noise_matrix(factorisation)
     inverse = np.linalg.inv(matrix @ matrix.T)
     distances = []
     for group in range(GROUPS):

@@ -21,6 +21,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy._toeplitz import momentum_workload
 from flower_privsyn.privacy.correlated_noise import factorisation_from_dict
+from tests.support.correlated import noise_matrix, prefix_std, strategy_matrix
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
 
@@ -71,7 +72,7 @@ def test_the_stream_is_the_dense_factorisation(rounds: int) -> None:
 
 
 def check_stream(factorisation: Factorisation) -> None:
-    strategy, noise = factorisation.strategy_matrix(), factorisation.noise_matrix()
+    strategy, noise = strategy_matrix(factorisation), noise_matrix(factorisation)
     rounds = factorisation.rounds
     # The releases are read off the encoded rounds plus noise: D (C x + z) = x + D z.
     assert noise @ strategy == pytest.approx(np.eye(rounds), abs=1e-12)
@@ -79,11 +80,6 @@ def check_stream(factorisation: Factorisation) -> None:
     streamed = linear_map(factorisation)
     assert streamed @ streamed.T == pytest.approx(covariance, abs=1e-12)
     assert factorisation.round_std == pytest.approx(np.sqrt(np.diag(covariance)))
-    total = np.tril(np.ones((rounds, rounds))) @ noise
-    assert factorisation.prefix_std == pytest.approx(np.linalg.norm(total, axis=1))
-    assert factorisation.prefix_rmse == pytest.approx(
-        math.sqrt(np.sum(total**2) / rounds), rel=1e-12
-    )
 
 
 def test_a_stream_continues_from_its_memory() -> None:
@@ -134,7 +130,7 @@ def test_sensitivity_of_turns(gap: int) -> None:
     pattern = Participation(rounds=9, min_separation=gap)
     turns = [tuple(range(first, 9, gap)) for first in range(min(gap, 9))]
     for factorisation in (FALLING, WAVY, RISING, *(f for f in EVERY if f.rounds == 9)):
-        expected = largest_norm(factorisation.strategy_matrix(), turns)
+        expected = largest_norm(strategy_matrix(factorisation), turns)
         found = factorisation.sensitivity(pattern)
         assert found >= expected * (1 - 1e-12)
         # A bound only where signs and overlaps meet, or more bands than the rounds are apart.
@@ -145,7 +141,7 @@ def test_sensitivity_of_turns(gap: int) -> None:
 @pytest.mark.parametrize("factorisation", [FALLING, WAVY, TreeAggregation(rounds=9)], ids=named)
 def test_no_contributions_of_any_directions_go_beyond(factorisation: Factorisation) -> None:
     generator = np.random.default_rng(3)
-    strategy = factorisation.strategy_matrix()
+    strategy = strategy_matrix(factorisation)
     pattern = Participation(rounds=9, min_separation=3)
     limit = factorisation.sensitivity(pattern)
     for chosen in pattern.patterns():
@@ -164,11 +160,16 @@ def multiplier(epsilon: float) -> float:
     return float(dp_accounting.get_sigma_gaussian(epsilon, 3e-6))
 
 
+def rmse(factorisation: Factorisation) -> float:
+    """Root mean square over the rounds of the noise in the running total."""
+    return float(np.sqrt(np.mean(prefix_std(factorisation) ** 2)))
+
+
 def noise_at_equal_privacy(
     factorisation: Factorisation, *, gap: int, epsilon: float = 1.0
 ) -> float:
     pattern = Participation(rounds=factorisation.rounds, min_separation=gap)
-    return factorisation.prefix_rmse * factorisation.sensitivity(pattern) * multiplier(epsilon)
+    return rmse(factorisation) * factorisation.sensitivity(pattern) * multiplier(epsilon)
 
 
 # Computed with other code: root mean square of the prefix noise at epsilon 1, delta 3e-6, in clip
@@ -207,23 +208,23 @@ def test_sixteen_hundred_rounds_need_three_buffers() -> None:
     once = Participation(rounds=1600, min_separation=1600)
     found = BufferedLinearToeplitz.optimal(once, buffers=3)
     scale = 4.454 / found.sensitivity(once)  # epsilon 1.77 at delta 1e-6
-    assert found.prefix_rmse * scale * found.sensitivity(once) == pytest.approx(7.99, abs=5e-3)
+    assert rmse(found) * scale * found.sensitivity(once) == pytest.approx(7.99, abs=5e-3)
     tree = TreeAggregation(rounds=1600)
-    assert tree.prefix_rmse * tree.sensitivity(once) * scale == pytest.approx(18.80, abs=6e-3)
+    assert rmse(tree) * tree.sensitivity(once) * scale == pytest.approx(18.80, abs=6e-3)
 
 
 def test_buffers_are_the_series_they_name() -> None:
     series = FALLING.series
     expected = [1.0, *(0.5 * 0.8**i + 0.3 * 0.3**i for i in range(8))]
     assert series == pytest.approx(expected)
-    assert FALLING.noise_matrix() == pytest.approx(np.linalg.inv(FALLING.strategy_matrix()))
+    assert noise_matrix(FALLING) == pytest.approx(np.linalg.inv(strategy_matrix(FALLING)))
 
 
 def with_momentum(one: BandedToeplitz | BufferedLinearToeplitz, workload: Any) -> float:
     """Root mean square noise of running totals in which a round weighs less as it ages."""
     rounds = one.rounds
     total = [[workload[t - s] if s <= t else 0.0 for s in range(rounds)] for t in range(rounds)]
-    return float(np.linalg.norm(np.array(total) @ one.noise_matrix()) / rounds**0.5)
+    return float(np.linalg.norm(np.array(total) @ noise_matrix(one)) / rounds**0.5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -280,10 +281,10 @@ def test_bad_values_are_named(build: Any, named: str) -> None:
 @pytest.mark.parametrize("rounds", LENGTHS)
 def test_a_plain_total_is_one_node_per_binary_one(rounds: int) -> None:
     tree = TreeAggregation(rounds=rounds)
-    total = np.tril(np.ones((rounds, rounds))) @ tree.noise_matrix()
+    total = np.tril(np.ones((rounds, rounds))) @ noise_matrix(tree)
     for number, row in enumerate(total, start=1):
         assert sorted(row[row != 0]) == [1.0] * number.bit_count()
-    assert tree.prefix_std**2 == pytest.approx([t.bit_count() for t in range(1, rounds + 1)])
+    assert prefix_std(tree) ** 2 == pytest.approx([t.bit_count() for t in range(1, rounds + 1)])
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 1600])
@@ -296,15 +297,15 @@ def test_one_participation_visits_every_level(rounds: int) -> None:
 def test_trees_of_one_round_are_independent_noise() -> None:
     """DP-FTRL that restarts after every round, as at full participation, is DP-FedAvg."""
     tree = TreeAggregation(rounds=7, restart_every=1)
-    assert (tree.noise_matrix() == np.eye(7)).all()
-    assert (tree.strategy_matrix() == np.eye(7)).all()
+    assert (noise_matrix(tree) == np.eye(7)).all()
+    assert (strategy_matrix(tree) == np.eye(7)).all()
     assert tree.sensitivity(Participation(rounds=7)) ** 2 == pytest.approx(7)
 
 
 @pytest.mark.parametrize(("restart", "rounds"), [(3, 10), (4, 9), (5, 15), (7, 8), (8, 16)])
 def test_a_restart_builds_on_the_total_of_the_tree_before(restart: int, rounds: int) -> None:
-    variances = TreeAggregation(rounds=rounds, restart_every=restart).prefix_std ** 2
-    alone = TreeAggregation(rounds=restart).prefix_std ** 2
+    variances = prefix_std(TreeAggregation(rounds=rounds, restart_every=restart)) ** 2
+    alone = prefix_std(TreeAggregation(rounds=restart)) ** 2
     for number in range(rounds):
         before, inside = divmod(number, restart)
         assert variances[number] == pytest.approx(before * alone[-1] + alone[inside])

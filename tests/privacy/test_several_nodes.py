@@ -23,7 +23,6 @@ from flower_privsyn.privacy import (
     known_cohorts_epsilon,
     release_epsilon,
 )
-from flower_privsyn.privacy.accounting import supports
 from tests.support.lower_bounds import epsilon_lower_bound
 
 
@@ -66,7 +65,6 @@ def test_a_coin_on_each_of_several_nodes_hides_nobody(
 
     everybody = costs(1, FullParticipation())
     assert costs(2, PoissonSampling(0.1)) == costs(2, FullParticipation()) == everybody
-    assert supports(PoissonSampling(0.1), relation, accountant=name, max_nodes_per_user=2)
 
 
 def test_several_rounds_lie_above_what_an_attack_shows() -> None:

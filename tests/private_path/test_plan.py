@@ -41,6 +41,7 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.strategies.by_name import STRATEGIES, built
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
+from tests.support.correlated import noise_matrix
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import releases
@@ -153,7 +154,7 @@ class TestThreePhases:
         turns = strategy.plan.phases[2]
         assert turns.factorisation is not None
         assert turns.noise_multiplier is not None
-        rows = np.linalg.norm(turns.factorisation.noise_matrix(), axis=1)
+        rows = np.linalg.norm(noise_matrix(turns.factorisation), axis=1)
         assert stds[:2] == [FIRST, 3 * SECOND]
         assert stds[2:] == pytest.approx(3 * turns.noise_multiplier * rows)
         for release in strategy.released:

@@ -12,15 +12,14 @@ import pytest
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.secure_aggregation import (
     ServerRound,
-    Step,
     Terms,
     mask,
     receive,
-    simulated_sum,
 )
 from flower_privsyn.secure_aggregation import roster as roster_module
 from flower_privsyn.secure_aggregation.terms import Graph
 from tests.support.secure import QUESTION, Protocol, answers, chi_square, node_key, run
+from tests.support.simulated_sum import Step, simulated_sum
 
 STEPS: tuple[Step | None, ...] = (None, *Step)
 

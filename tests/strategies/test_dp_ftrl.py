@@ -37,7 +37,7 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
 from flower_privsyn.training.local import LocalModel
-from tests.support.correlated import worst_deviation
+from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
 from tests.support.run_files import lines, release, releases
@@ -61,13 +61,13 @@ class TestNoise:
         noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
         factorisation = strategy.plan.phases[0].factorisation
         assert factorisation is not None
-        matrix = factorisation.noise_matrix()
+        matrix = noise_matrix(factorisation)
         assert worst_deviation(noise, matrix @ matrix.T) < 5.0
         assert worst_deviation(noise, np.eye(ROUNDS)) > 5.0
         for one, row in zip(strategy.released, matrix, strict=True):
             assert one.noise_std == pytest.approx(1.5 * 3 * np.linalg.norm(row))
         total = noise.sum(axis=0)
-        expected = factorisation.prefix_std[-1]
+        expected = prefix_std(factorisation)[-1]
         assert total.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * WIDTH))
 
     def test_a_run_in_pieces_has_the_law_of_a_whole_one(
@@ -114,7 +114,7 @@ class TestNoise:
         assert sorted(released) == [1, 3, 4, 5, 6, 7, 8]
         noise = np.stack([released[number] for number in sorted(released)]) / (1.5 * 3)
         [correlation] = PrivacyLedger.read(tmp_path / "run" / "ledger.jsonl").correlations
-        matrix = correlation.factorisation.noise_matrix()[np.array(sorted(released)) - 1]
+        matrix = noise_matrix(correlation.factorisation)[np.array(sorted(released)) - 1]
         assert worst_deviation(noise, matrix @ matrix.T) < 5.0
 
     def test_the_budget_pays_for_all_rounds_at_once(
@@ -438,7 +438,7 @@ class TestTraining:
                 )
             factorisation = ftrl.plan.phases[0].factorisation
             assert factorisation is not None
-            assert (factorisation.noise_matrix() == np.eye(3)).all()
+            assert (noise_matrix(factorisation) == np.eye(3)).all()
         spent = []
         for strategy, more, name in (
             (DPFedAvg, {}, "a"),

@@ -27,6 +27,7 @@ from flower_privsyn.strategies.hybrid import SketchThenTraining
 from flower_privsyn.strategies.parts.sketched_student import SketchedStudent
 from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
+from tests.support.correlated import strategy_matrix
 from tests.support.federation import asked, rounds_asked, silent, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import contents, lines, release, releases
@@ -96,7 +97,7 @@ class TestTheBudget:
         assert charged(run) == [(1, "joint_sketch"), *((n, "model_delta") for n in (2, 3, 4, 5))]
         ledger = PrivacyLedger.read(run / "ledger.jsonl")
         ((correlation, fresh),) = ledger.correlations.items()
-        matrix = correlation.factorisation.strategy_matrix()
+        matrix = strategy_matrix(correlation.factorisation)
         norms = [
             float(np.linalg.norm(matrix[:, list(turn)].sum(axis=1)))
             for turn in correlation.participation.patterns()

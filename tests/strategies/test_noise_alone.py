@@ -34,6 +34,7 @@ from flower_privsyn.strategies.parts.noise_alone import (
     noise_alone,
 )
 from flower_privsyn.training.local import LocalModel
+from tests.support.correlated import noise_matrix
 from tests.support.federation import asked, training_nodes
 from tests.support.run_files import releases
 from tests.support.small_runs import small_training
@@ -90,7 +91,7 @@ class TestSpread:
         (phase,) = DPFTRL(settings).method.phases(8)
         assert phase.factorisation is not None
         weights = [sum(momentum**k for k in range(6 - t)) for t in range(6)]
-        exact = np.linalg.norm(np.array(weights) @ phase.factorisation.noise_matrix())
+        exact = np.linalg.norm(np.array(weights) @ noise_matrix(phase.factorisation))
         found = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
         assert found is not None
         assert found.spread == pytest.approx(exact * 0.5 * 3.0 * 0.01 / 4, rel=0.04)
@@ -152,7 +153,7 @@ class TestSpread:
         assert phase.factorisation is not None
         # How often the noise of each round is in the sum of all steps.
         weights = np.array([sum(0.9**k for k in range(n - t)) for n in (6, 10) for t in range(n)])
-        moved = np.linalg.norm(weights @ phase.factorisation.noise_matrix())
+        moved = np.linalg.norm(weights @ noise_matrix(phase.factorisation))
         users = phase.sampling.expected_users
         exact = moved * 0.5 * float(phase.noise_multiplier or 0.0) * 0.01 / users
         found = noise_alone(

@@ -17,7 +17,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     Sampling,
 )
-from flower_privsyn.privacy.accounting import Release, accountant
+from flower_privsyn.privacy.accounting import Release, release_epsilon
 from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.strategies.popri import PRINTED_NOISE_MULTIPLIERS
 from flower_privsyn.testing import HashEmbedder, WordGenerator
@@ -42,7 +42,9 @@ def rdp_epsilon(config: POPriConfig, sampling: Sampling) -> float:
         sampling=sampling,
         relation=NeighboringRelation.ZERO_OUT,
     )
-    return accountant(config.accountant).epsilon({release: config.num_rounds}, delta=config.delta)
+    return release_epsilon(
+        {release: config.num_rounds}, delta=config.delta, accountant=config.accountant
+    )
 
 
 class TestSettings:

@@ -13,7 +13,6 @@ from flower_privsyn.secure_aggregation import (
     Roster,
     ServerRound,
     Session,
-    Step,
     Terms,
     Unmasking,
     advertise,
@@ -25,6 +24,7 @@ from flower_privsyn.secure_aggregation import (
     unmask,
     unpack_state,
 )
+from tests.support.simulated_sum import Step
 
 SESSION = Session(run=2**63 + 5, round_number=3)
 QUESTION = b"q" * 32

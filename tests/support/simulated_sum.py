@@ -1,4 +1,4 @@
-"""The sum that the protocol gives, without any of it: the same integers, for tests and planning."""
+"""The sum that the protocol gives, without any of it: the same integers."""
 
 from __future__ import annotations
 
