@@ -68,7 +68,8 @@ class Correlation:
         first_round: The number of the first round, at least 0.
 
     Raises:
-        ConfigError: A value is out of range, or the numbers of rounds differ.
+        ConfigError: A value is out of range, the numbers of rounds differ, or the sensitivity is
+            not known.
     """
 
     factorisation: Factorisation
@@ -80,7 +81,7 @@ class Correlation:
         if not isinstance(self.stream, str) or not _STREAM.fullmatch(self.stream):
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
         check_whole("first_round", self.first_round, ge=0)
-        self.factorisation.check_rounds(self.participation)
+        self.factorisation.check(self.participation)
 
     @classmethod
     def create(

@@ -16,6 +16,7 @@ deviation, and who may see what, is the business of `flower_privsyn.privacy.corr
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -37,14 +38,11 @@ from flower_privsyn.privacy._toeplitz import (
     optimal_bands,
     optimal_buffers,
 )
-from flower_privsyn.privacy.participation import Participation, squared_sensitivity
+from flower_privsyn.privacy.participation import Participation
 
 Vector: TypeAlias = NDArray[np.float64]
 #: Draws one innovation vector, standard normal in every coordinate.
 Draw: TypeAlias = Callable[[], Vector]
-
-#: Dense matrices are for bounds; beyond this many rounds they are refused.
-_MOST_DENSE_ROUNDS = 2048
 
 #: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
 _MOST_BUFFERS = 16
@@ -121,20 +119,20 @@ class Factorisation(ABC):
             participation: The allowed sets, for the same number of rounds.
 
         Raises:
-            ConfigError: The numbers of rounds differ.
+            ConfigError: The numbers of rounds differ, or nothing is known of such a matrix.
 
         References:
             Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
             Operators on Adaptive Streams", for releases that depend on earlier ones.
         """
-        self.check_rounds(participation)
+        self.check(participation)
         return math.sqrt(self._squared_sensitivity(participation))
 
-    def check_rounds(self, participation: Participation) -> None:
-        """Refuse a pattern over another number of rounds.
+    def check(self, participation: Participation) -> None:
+        """Refuse a pattern whose sensitivity is not known.
 
         Raises:
-            ConfigError: The numbers of rounds differ.
+            ConfigError: The numbers of rounds differ, or nothing is known of such a matrix.
         """
         if participation.rounds != self.rounds:
             raise ConfigError(
@@ -156,41 +154,21 @@ class _Toeplitz(Factorisation):
     def _divide(self, numerator: Vector) -> Vector:
         """Return the first coefficients of the power series ``numerator`` / c, (rounds,)."""
 
-    def strategy_matrix(self) -> NDArray[np.float64]:
-        """Return C, (rounds, rounds), lower triangular."""
-        if self.rounds > _MOST_DENSE_ROUNDS:
-            raise ConfigError(
-                f"rounds must be at most {_MOST_DENSE_ROUNDS} for a dense matrix, got "
-                f"{self.rounds}."
-            )
-        lags = np.subtract.outer(np.arange(self.rounds), np.arange(self.rounds))
-        return np.where(lags >= 0, self.series[lags], 0.0)
-
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
         return np.sqrt(np.cumsum(self._divide(impulse(self.rounds)) ** 2))
 
-    @property
-    def _steps(self) -> int:
-        """How many leading coefficients are not zero."""
-        return self.rounds
-
     def _squared_sensitivity(self, participation: Participation) -> float:
+        # The worst set of rounds starts at once and comes back as soon as it may. Columns that do
+        # not overlap only lose by moving to the right. Falling entries: the product of columns s
+        # <= t, the sum of c_m c_(m+t-s) over m < T - t, falls with t and with t - s, and the i-th
+        # round of any other set and its distance from the j-th are no smaller.
         series, gap = self.series, participation.min_separation
-        apart = self._steps <= gap or participation.most == 1
-        falling = bool((series >= 0.0).all() and (np.diff(series) <= 0.0).all())
-        if apart or falling:
-            # In both cases the worst set starts at once and comes back as soon as it may. Columns
-            # that do not overlap only lose by moving to the right. Falling entries: the product of
-            # columns s <= t, the sum of c_m c_(m+t-s) over m < T - t, falls with t and with t - s,
-            # and the i-th round of any other set and its distance from the j-th are no smaller.
-            encoded = np.zeros(self.rounds)
-            for first in range(0, min(participation.most * gap, self.rounds), gap):
-                encoded[first:] += series[: self.rounds - first]
-            return float(encoded @ encoded)
-        strategy = self.strategy_matrix()
-        return squared_sensitivity(strategy.T @ strategy, participation)
+        encoded = np.zeros(self.rounds)
+        for first in range(0, self.rounds, gap):
+            encoded[first:] += series[: self.rounds - first]
+        return float(encoded @ encoded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +182,7 @@ class BandedToeplitz(_Toeplitz):
         With no more bands than the rounds of a user are apart, the columns of these rounds do not
         overlap, and the sensitivity is exact for coefficients of any sign: the root of the sum of
         the squared column norms of rounds 0, b, 2 b, ... Also exact with more bands, where the
-        coefficients are nonnegative and fall. Otherwise a bound.
+        coefficients are nonnegative and fall. Any other is refused.
 
     Args:
         rounds: Rounds T, at least 1.
@@ -248,6 +226,17 @@ class BandedToeplitz(_Toeplitz):
         workload = momentum_workload(rounds, momentum)
         return cls(rounds=rounds, coefficients=optimal_bands(workload, bands))
 
+    def check(self, participation: Participation) -> None:
+        """Refuse a pattern whose sensitivity is not known; see `Factorisation.check`."""
+        super().check(participation)
+        overlap = self.bands > participation.min_separation and participation.most > 1
+        falling = all(a >= b >= 0.0 for a, b in itertools.pairwise(self.coefficients))
+        if overlap and not falling:
+            raise ConfigError(
+                f"coefficients of {self.bands} bands must be nonnegative and fall where the rounds "
+                f"of a user are {participation.min_separation} apart."
+            )
+
     @property
     def bands(self) -> int:
         """The number of bands."""
@@ -262,10 +251,6 @@ class BandedToeplitz(_Toeplitz):
     def series(self) -> Vector:
         """(rounds,) the coefficients, and zeros."""
         return np.pad(np.asarray(self.coefficients), (0, self.rounds - self.bands))
-
-    @property
-    def _steps(self) -> int:
-        return self.bands
 
     def _divide(self, numerator: Vector) -> Vector:
         return filtered(np.ones(1), np.asarray(self.coefficients), numerator)

@@ -9,15 +9,11 @@ a round that would break it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +47,6 @@ class Participation:
         """Rounds that one user can take part in."""
         return math.ceil(self.rounds / self.min_separation)
 
-    def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Yield sets of rounds, increasing and from 0, so that every allowed set lies in one."""
-        for first in range(min(self.min_separation, self.rounds)):
-            yield tuple(range(first, self.rounds, self.min_separation))
-
     def to_dict(self) -> dict[str, Any]:
         """The pattern as it stands in the ledger."""
         return {"rounds": self.rounds, "min_separation": self.min_separation}
@@ -70,28 +61,3 @@ class Participation:
         return Participation(
             rounds=description["rounds"], min_separation=description["min_separation"]
         )
-
-
-def squared_sensitivity(gram: NDArray[np.float64], participation: Participation) -> float:
-    """Return a bound on the squared norm that one user can have behind an encoding matrix.
-
-    With C the matrix and unit vectors x_t in the rounds of the user, that is the maximum over the
-    allowed sets of sum over s, t of (C^T C)_st <x_s, x_t>, which for entries of one sign is
-    reached by equal vectors.
-
-    Args:
-        gram: (T, T) C^T C. Negative entries count by their size: the maximum where there is none.
-        participation: Which sets of rounds are allowed.
-
-    Raises:
-        ConfigError: ``gram`` has another size than the pattern has rounds.
-
-    References:
-        Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", equation 5.
-    """
-    if gram.shape != (participation.rounds, participation.rounds):
-        raise ConfigError(
-            f"gram must be {participation.rounds} by {participation.rounds}, got {gram.shape}."
-        )
-    sizes = np.abs(gram)
-    return max(float(sizes[np.ix_(rounds, rounds)].sum()) for rounds in participation.patterns())

@@ -103,7 +103,10 @@ def simulated(factorisation: Factorisation, path: Path) -> np.ndarray:
     Released by the mechanism itself, with the stream rebuilt from its file after every round, as
     a server does that is restarted between any two rounds.
     """
-    rounds = Correlation.create(factorisation, Participation(rounds=factorisation.rounds))
+    rounds = Correlation.create(
+        factorisation,
+        Participation(rounds=factorisation.rounds, min_separation=factorisation.rounds),
+    )
     mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0)
     random = InsecureRandom(2)
     released = []

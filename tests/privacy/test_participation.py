@@ -19,7 +19,7 @@ from flower_privsyn.privacy import (
     participation_of,
     release_epsilon,
 )
-from flower_privsyn.privacy.participation import squared_sensitivity
+from tests.support.correlated import turns
 
 SALT = "0123456789abcdef" * 2
 
@@ -27,32 +27,15 @@ SALT = "0123456789abcdef" * 2
 @pytest.mark.parametrize(("rounds", "gap"), [(1, 1), (5, 1), (5, 2), (8, 3), (8, 8), (8, 9)])
 def test_a_pattern_has_the_rounds_of_one_group_and_nothing_else(rounds: int, gap: int) -> None:
     pattern = Participation(rounds=rounds, min_separation=gap)
-    listed = list(pattern.patterns())
+    listed = turns(pattern)
     assert sorted(itertools.chain(*listed)) == list(range(rounds))
     assert all(len({number % gap for number in one}) == 1 for one in listed)
     assert max(map(len, listed)) == pattern.most
 
 
-@pytest.mark.parametrize(("rounds", "gap"), [(1, 1), (5, 1), (5, 2), (8, 3), (8, 8)])
-def test_the_sensitivity_of_any_matrix(rounds: int, gap: int) -> None:
-    matrix = np.tril(np.random.default_rng(gap).random((rounds, rounds)))
-    expected = max(
-        float(np.sum(matrix[:, first::gap].sum(axis=1) ** 2)) for first in range(min(gap, rounds))
-    )
-    pattern = Participation(rounds=rounds, min_separation=gap)
-    assert squared_sensitivity(matrix.T @ matrix, pattern) == pytest.approx(expected)
-
-
-def test_negative_entries_count_by_their_size() -> None:
-    gram = np.array([[1.0, -0.5], [-0.5, 1.0]])
-    assert squared_sensitivity(gram, Participation(rounds=2)) == 3.0
-    # Opposite contributions reach it.
-    assert np.array([1.0, -1.0]) @ gram @ np.array([1.0, -1.0]) == 3.0
-
-
 def allows(pattern: Participation, rounds: list[int]) -> bool:
     """Whether one user may take part in these rounds, counted from 1."""
-    return any({number - 1 for number in rounds} <= set(one) for one in pattern.patterns())
+    return any({number - 1 for number in rounds} <= set(one) for one in turns(pattern))
 
 
 @pytest.mark.parametrize(("groups", "rounds"), [(1, 5), (3, 10), (7, 7), (10, 20), (30, 20)])

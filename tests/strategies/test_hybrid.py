@@ -27,7 +27,7 @@ from flower_privsyn.strategies.hybrid import SketchThenTraining
 from flower_privsyn.strategies.parts.sketched_student import SketchedStudent
 from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
-from tests.support.correlated import strategy_matrix
+from tests.support.correlated import strategy_matrix, turns
 from tests.support.federation import asked, rounds_asked, silent, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import contents, lines, release, releases
@@ -100,7 +100,7 @@ class TestTheBudget:
         matrix = strategy_matrix(correlation.factorisation)
         norms = [
             float(np.linalg.norm(matrix[:, list(turn)].sum(axis=1)))
-            for turn in correlation.participation.patterns()
+            for turn in turns(correlation.participation)
         ]
         sketch, together = releases(run)[0]["noise_multiplier"], fresh / max(norms)
         assert correlation.first_round == 2

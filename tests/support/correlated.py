@@ -8,6 +8,7 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
     Factorisation,
+    Participation,
     TreeAggregation,
 )
 
@@ -21,11 +22,18 @@ def worst_deviation(noise: np.ndarray, covariance: np.ndarray) -> float:
     return float(np.abs((sample - covariance) / errors).max())
 
 
+def turns(participation: Participation) -> list[tuple[int, ...]]:
+    """The sets of rounds, from 0, that users may take part in: those of each group."""
+    rounds, gap = participation.rounds, participation.min_separation
+    return [tuple(range(first, rounds, gap)) for first in range(min(gap, rounds))]
+
+
 def strategy_matrix(factorisation: Factorisation) -> np.ndarray:
     """C, (innovations, rounds): of trees which rounds each node sums up, level by level."""
     if not isinstance(factorisation, TreeAggregation):
         assert isinstance(factorisation, BandedToeplitz | BufferedLinearToeplitz)
-        return factorisation.strategy_matrix()
+        lags = np.subtract.outer(np.arange(factorisation.rounds), np.arange(factorisation.rounds))
+        return np.where(lags >= 0, factorisation.series[lags], 0.0)
     blocks, first = [], 0
     for leaves in factorisation.trees:
         for level in range(leaves.bit_length()):
