@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
@@ -22,13 +22,6 @@ from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
 from flower_privsyn.privacy.turns import participation_of
-
-
-class _Unset:
-    pass
-
-
-_UNSET: Final = _Unset()
 
 
 class PrivacyLedger(LedgerBook):
@@ -133,9 +126,7 @@ class PrivacyLedger(LedgerBook):
         cls,
         path: str | os.PathLike[str],
         *,
-        delta: float | None = None,
-        epsilon_budget: float | _Unset | None = _UNSET,
-        accountant: str | None = None,
+        expected: Mapping[str, Any] | None = None,
         stated: Mapping[str, str] | None = None,
     ) -> PrivacyLedger:
         """Continue a ledger.
@@ -146,29 +137,21 @@ class PrivacyLedger(LedgerBook):
 
         Args:
             path: A file made by `create`.
-            delta: When given, what the ledger must state.
-            epsilon_budget: When given, what the ledger must state; None for no limit.
-            accountant: When given, what the ledger must state.
+            expected: What the ledger must state of ``delta``, ``epsilon_budget`` and
+                ``accountant``.
             stated: Digests of its lines that stand in other files of the run, and for each the
                 name of such a file.
 
         Raises:
             LedgerError: The file is missing, in use, of another version, damaged before its last
-                line, states other values than the arguments, or lacks a stated line. Nothing was
+                line, states other values than are expected, or lacks a stated line. Nothing was
                 written.
         """
         path = Path(path)
         file, lines, torn = LedgerFile.open(path)
         try:
             header = _checked_header(path, lines)
-            expected = {
-                "delta": delta,
-                "epsilon_budget": epsilon_budget,
-                "accountant": accountant,
-            }
-            for key, value in expected.items():
-                if value is _UNSET or (value is None and key != "epsilon_budget"):
-                    continue
+            for key, value in (expected or {}).items():
                 if header[key] != value:
                     raise LedgerError(
                         f"{path} was opened with {key} {header[key]}; it cannot continue with "

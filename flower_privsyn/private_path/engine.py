@@ -534,7 +534,7 @@ class PrivateSumStrategy(Strategy):
             "accountant": settings.accountant,
         }
         if path.exists():
-            ledger = PrivacyLedger.open(path, **expected, stated=run.stated_digests())
+            ledger = PrivacyLedger.open(path, expected=expected, stated=run.stated_digests())
         else:
             ledger = PrivacyLedger.create(path, **expected)
         run.follow_ledger(lambda: ledger.digest)

@@ -304,7 +304,7 @@ def test_a_budget_for_five_rounds_allows_five(tmp_path: Path, sampling: Sampling
         assert path.read_bytes() == before
         assert not ledger.allows({release: 1})
     with (
-        PrivacyLedger.open(path, epsilon_budget=1.0) as ledger,
+        PrivacyLedger.open(path, expected={"epsilon_budget": 1.0}) as ledger,
         pytest.raises(BudgetExceededError),
     ):
         begin(ledger, 6, **changes)
@@ -469,10 +469,11 @@ def test_it_continues_with_what_it_was_opened_with(tmp_path: Path) -> None:
     create(path, epsilon_budget=2.0).close()
     for key, value in (("delta", 1e-6), ("epsilon_budget", 3.0), ("epsilon_budget", None)):
         with pytest.raises(LedgerError, match=f"was opened with {key} .* cannot continue with"):
-            PrivacyLedger.open(path, **{key: value})  # type: ignore[arg-type]
+            PrivacyLedger.open(path, expected={key: value})
     with pytest.raises(LedgerError, match="was opened with accountant pld"):
-        PrivacyLedger.open(path, accountant="rdp")
-    with PrivacyLedger.open(path, delta=DELTA, epsilon_budget=2.0, accountant="pld") as ledger:
+        PrivacyLedger.open(path, expected={"accountant": "rdp"})
+    expected = {"delta": DELTA, "epsilon_budget": 2.0, "accountant": "pld"}
+    with PrivacyLedger.open(path, expected=expected) as ledger:
         assert (ledger.delta, ledger.epsilon_budget, ledger.accountant) == (DELTA, 2.0, "pld")
         assert ledger.path == path
 
