@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,19 +13,22 @@ from typing import Any
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import accounting
+from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
-from flower_privsyn.privacy.ledger_book import LedgerBook
 from flower_privsyn.privacy.ledger_chain import VERSION, damaged, read_chain, refuse_cut
 from flower_privsyn.privacy.ledger_chain import header as header_of
 from flower_privsyn.privacy.ledger_file import LedgerFile
-from flower_privsyn.privacy.ledger_lines import PlannedRelease
+from flower_privsyn.privacy.ledger_lines import NoiseStream, PlannedRelease
 from flower_privsyn.privacy.mechanisms import GaussianMechanism
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
 from flower_privsyn.privacy.turns import participation_of
 
+# The accountants and the calibration are deterministic; the room is for other platforms.
+_BUDGET_TOLERANCE = 1e-6
 
-class PrivacyLedger(LedgerBook):
+
+class PrivacyLedger:
     """An append-only file with one line per release, and the budget it keeps.
 
     A round takes two lines. `begin` writes what is about to be asked, before any user is
@@ -55,12 +59,28 @@ class PrivacyLedger(LedgerBook):
 
     Use `create` or `open`, as a context manager or with `close`; `read` to
     look only.
+
+    Attributes:
+        path: Where the ledger is.
+        delta: The delta of every epsilon.
+        epsilon_budget: The most that all releases together may cost; None for no limit.
+        accountant: "pld" or "rdp".
+        private: Whether every release carried noise from a secure source.
     """
 
     def __init__(self, file: LedgerFile, header: Mapping[str, Any]) -> None:
         self._file = file
-        self._path = file.path
-        super().__init__(header)
+        self.path = file.path
+        self.delta = float(header["delta"])
+        budget = header["epsilon_budget"]
+        self.epsilon_budget = None if budget is None else float(budget)
+        self.accountant = str(header["accountant"])
+        self.private = True
+        self._pending: dict[int, PlannedRelease] = {}
+        self._streams: dict[str, NoiseStream] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._charged = Counter[Release]()
+        self._ended: dict[str, float | None] | None = None
 
     # Opening and closing ------------------------------------------------------------------------
 
@@ -246,11 +266,11 @@ class PrivacyLedger(LedgerBook):
         )
         self._refuse_ended()
         if planned.round in self._pending:
-            raise LedgerError(f"Round {planned.round} is already started in {self._path}.")
-        for other in (*self._charged, *(planned.release() for planned in self._open_rounds)):
+            raise LedgerError(f"Round {planned.round} is already started in {self.path}.")
+        for other in (*self._charged, *(planned.release() for planned in self._pending.values())):
             if other.relation is not relation:
                 raise LedgerError(
-                    f"{self._path} composes {other.relation.value} releases; round "
+                    f"{self.path} composes {other.relation.value} releases; round "
                     f"{planned.round} cannot add a {relation.value} one."
                 )
         self._check_stream(planned)
@@ -371,21 +391,21 @@ class PrivacyLedger(LedgerBook):
         """
         self._refuse_ended()
         if self._pending:
-            raise LedgerError(f"Round {min(self._pending)} is started in {self._path}.")
+            raise LedgerError(f"Round {min(self._pending)} is started in {self.path}.")
         spent = self.spent
         known = spent["epsilon_known_cohorts"]
         line = self._write(
             {
                 "event": "ended",
                 "round": check_whole("round", round, ge=0),
-                "delta": self._delta,
+                "delta": self.delta,
                 "epsilon_release": max(epsilon_release, spent["epsilon_release"] or 0.0),
                 "epsilon_known_cohorts": (
                     None
                     if epsilon_known_cohorts is None or known is None
                     else max(epsilon_known_cohorts, known)
                 ),
-                "accountant": self._accountant,
+                "accountant": self.accountant,
             }
         )
         self._take_end(line)
@@ -394,20 +414,105 @@ class PrivacyLedger(LedgerBook):
     # Reading ------------------------------------------------------------------------------------
 
     @property
-    def path(self) -> Path:
-        """Where the ledger is."""
-        return self._path
-
-    @property
     def digest(self) -> str:
         """The SHA-256 of the last line, 64 hexadecimal digits, for files that are written next."""
         return self._file.digest
+
+    @property
+    def epsilon_release(self) -> float | None:
+        """Epsilon so far for who does not know the cohorts; None when not private."""
+        return self._epsilon(self._charged) if self.private else None
+
+    @property
+    def epsilon_known_cohorts(self) -> float | None:
+        """Epsilon so far of a user in every cohort, when it is known; None when not private."""
+        return self._epsilon_known_cohorts(self._charged) if self.private else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the rounds ended before the planned ones were over: nothing more is charged."""
+        return self._ended is not None
+
+    @property
+    def spent(self) -> dict[str, float | None]:
+        """Both epsilons so far, by the names that the files of a run give them.
+
+        Of rounds that ended early those of all that were planned; see `PrivacyLedger.end`.
+        """
+        if self._ended is not None:
+            return dict(self._ended)
+        return {
+            "epsilon_release": self.epsilon_release,
+            "epsilon_known_cohorts": self.epsilon_known_cohorts,
+        }
+
+    @property
+    def releases(self) -> tuple[dict[str, Any], ...]:
+        """The release lines so far, oldest first."""
+        return tuple(dict(line) for line in self._lines)
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases charged, interrupted ones included."""
+        return len(self._lines)
+
+    @property
+    def rounds_charged(self) -> tuple[int, ...]:
+        """The round of every release charged, oldest first; a repeated round stands twice."""
+        return tuple(int(line["round"]) for line in self._lines)
+
+    @property
+    def rounds_started(self) -> tuple[int, ...]:
+        """The rounds that are started and neither charged nor discarded."""
+        return tuple(self._pending)
+
+    @property
+    def correlations(self) -> dict[Correlation, float]:
+        """The correlations of the rounds so far, each with the noise multiplier of its rounds.
+
+        In the order of their first rounds.
+        """
+        return {
+            stream.first.correlation: stream.first.mechanism.noise_multiplier
+            for stream in self._streams.values()
+            if stream.first.correlation is not None
+        }
+
+    def last_started(self, correlation: Correlation) -> int | None:
+        """Return the last of correlated rounds that was started, whatever became of it, or None.
+
+        None of the rounds up to it can be started any more.
+        """
+        stream = self._streams.get(correlation.stream)
+        return None if stream is None else max(stream.started)
+
+    def last_released(self, correlation: Correlation) -> int | None:
+        """Return the last of correlated rounds that was charged and not interrupted, or None.
+
+        Its sum may be known, so the noise of the rounds to come must take it up.
+        """
+        stream = self._streams.get(correlation.stream)
+        return None if stream is None else stream.released
+
+    def allows(self, releases: Mapping[Release, int]) -> bool:
+        """Say whether the budget allows these releases as well; always without a budget.
+
+        Args:
+            releases: Each with its count, at least 0.
+
+        Raises:
+            ConfigError: The relation is another one than before.
+        """
+        if self.epsilon_budget is None:
+            return True
+        cost = self._epsilon(self._committed() + Counter(releases))
+        return cost is not None and self._within_budget(cost)
 
     # Inside -------------------------------------------------------------------------------------
 
     def _refuse_ended(self) -> None:
         if self.ended:
-            raise LedgerError(f"The rounds of {self._path} have ended.")
+            raise LedgerError(f"The rounds of {self.path} have ended.")
 
     def _take_end(self, line: Mapping[str, Any]) -> None:
         names = ("epsilon_release", "epsilon_known_cohorts")
@@ -415,7 +520,7 @@ class PrivacyLedger(LedgerBook):
 
     def _started(self, number: int) -> PlannedRelease:
         if number not in self._pending:
-            raise LedgerError(f"Round {number} is not started in {self._path}.")
+            raise LedgerError(f"Round {number} is not started in {self.path}.")
         return self._pending[number]
 
     def _check_stream(self, planned: PlannedRelease) -> None:
@@ -436,7 +541,7 @@ class PrivacyLedger(LedgerBook):
         if planned.round <= max(stream.started):
             raise LedgerError(
                 f"Round {planned.round} of the correlated rounds was started before or is over in "
-                f"{self._path}; asked twice, a user would take part more often than is accounted "
+                f"{self.path}; asked twice, a user would take part more often than is accounted "
                 "for."
             )
         first = stream.first
@@ -448,11 +553,11 @@ class PrivacyLedger(LedgerBook):
         ):
             raise LedgerError(
                 f"Round {planned.round} does not have the noise and the sampling that its "
-                f"correlated rounds are accounted for in {self._path}."
+                f"correlated rounds are accounted for in {self.path}."
             )
 
     def _check_budget(self, planned: PlannedRelease) -> None:
-        if self._epsilon_budget is None:
+        if self.epsilon_budget is None:
             return
         if self._is_covered(planned):
             return
@@ -463,7 +568,7 @@ class PrivacyLedger(LedgerBook):
             shown = "infinity" if cost is None else f"{cost:.6g}"
             raise BudgetExceededError(
                 f"Round {planned.round} ({planned.query}) would bring epsilon to {shown}, above "
-                f"the budget of {self._epsilon_budget:g} at delta {self._delta:g}."
+                f"the budget of {self.epsilon_budget:g} at delta {self.delta:g}."
             )
 
     def _charge(
@@ -478,7 +583,7 @@ class PrivacyLedger(LedgerBook):
         charged = self._charged + Counter({release: 0 if self._is_covered(planned) else 1})
         private = planned.is_private(release)
         epsilon_release = epsilon_known_cohorts = None
-        if self._private and private:
+        if self.private and private:
             epsilon_release = self._epsilon(charged)
             epsilon_known_cohorts = self._epsilon_known_cohorts(charged)
         line: dict[str, Any] = {
@@ -494,10 +599,10 @@ class PrivacyLedger(LedgerBook):
             # How many answered depends on who was drawn, which amplification assumes unseen.
             "num_users": None if planned.sampling.hides_cohort else num_users,
             "expected_users": planned.planned_users,
-            "delta": self._delta,
+            "delta": self.delta,
             "epsilon_release": epsilon_release,
             "epsilon_known_cohorts": epsilon_known_cohorts,
-            "accountant": self._accountant,
+            "accountant": self.accountant,
             "private": private,
             "interrupted": interrupted,
         }
@@ -523,11 +628,11 @@ class PrivacyLedger(LedgerBook):
             if event == "started":
                 planned = PlannedRelease.from_line(line, self._streams)
                 if planned.round in self._pending:
-                    raise damaged(self._path, number, "the round is already started")
+                    raise damaged(self.path, number, "the round is already started")
                 self._start(planned)
             elif event in ("release", "discarded"):
                 if line["round"] not in self._pending:
-                    raise damaged(self._path, number, "the round is not started")
+                    raise damaged(self.path, number, "the round is not started")
                 planned = self._pending[line["round"]]
                 if event == "discarded":
                     del self._pending[planned.round]
@@ -537,9 +642,67 @@ class PrivacyLedger(LedgerBook):
             elif event == "ended":
                 self._take_end(line)
             elif event != "repaired" and not (event == "opened" and number == 1):
-                raise damaged(self._path, number, f"unknown event {event!r}")
+                raise damaged(self.path, number, f"unknown event {event!r}")
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged(self._path, number, "a field is missing or out of range") from error
+            raise damaged(self.path, number, "a field is missing or out of range") from error
+
+    def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
+        value = accounting.release_epsilon(releases, delta=self.delta, accountant=self.accountant)
+        return value if math.isfinite(value) else None
+
+    def _epsilon_known_cohorts(self, releases: Mapping[Release, int]) -> float | None:
+        value = accounting.known_cohorts_epsilon(
+            releases, delta=self.delta, accountant=self.accountant
+        )
+        return value if math.isfinite(value) else None
+
+    def _within_budget(self, cost: float) -> bool:
+        return self.epsilon_budget is None or cost <= self.epsilon_budget * (
+            1.0 + _BUDGET_TOLERANCE
+        )
+
+    def _committed(self, *, without: int | None = None) -> Counter[Release]:
+        """Return what was charged plus every started round, but for one."""
+        total = Counter(self._charged)
+        for planned in self._pending.values():
+            # Several uncharged rounds of one stream at once would each count: too much, never
+            # too little.
+            if planned.round != without and not self._is_covered(planned):
+                total[planned.release()] += 1
+        return total
+
+    def _is_covered(self, planned: PlannedRelease) -> bool:
+        """Say whether another round of the same stream was charged for this one."""
+        if planned.correlation is None:
+            return False
+        stream = self._streams.get(planned.correlation.stream)
+        return stream is not None and stream.charged is not None
+
+    def _start(self, planned: PlannedRelease) -> None:
+        self._pending[planned.round] = planned
+        if planned.correlation is not None:
+            stream = self._streams.setdefault(
+                planned.correlation.stream, NoiseStream(first=planned)
+            )
+            stream.started.append(planned.round)
+
+    def _settle(
+        self,
+        planned: PlannedRelease,
+        line: dict[str, Any],
+        release: Release,
+    ) -> None:
+        del self._pending[planned.round]
+        self._lines.append(line)
+        if not self._is_covered(planned):
+            self._charged[release] += 1
+        if planned.correlation is not None:
+            stream = self._streams[planned.correlation.stream]
+            if stream.charged is None:
+                stream.charged = planned.round
+            if not line["interrupted"]:
+                stream.released = planned.round
+        self.private = self.private and planned.is_private(release)
 
 
 def _turns(sampling: Sampling) -> dict[str, Any]:
