@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from flower_privsyn.advice.judge import Need, advise
-from flower_privsyn.advice.measured import TABLE, MeasuredTable, collect, document
+from flower_privsyn.advice.measured import MeasuredTable, collect, document
 from flower_privsyn.advice.page import advice_lines, page
 from flower_privsyn.advice.picture import picture
 from flower_privsyn.cli import main
-from flower_privsyn.cli.advise import bytes_of
 from flower_privsyn.comparison import APP
 from flower_privsyn.errors import ConfigError
 from research import measured_cells
@@ -95,32 +94,6 @@ class TestCollecting:
         (only,) = collect(place(5, FLOOR, record("popri", 1, 0.3), record("popri", 1, 0.9)))
         assert (only.accuracy, only.seeds) == (0.3, 1)
 
-    def test_bits_that_nobody_can_count_are_left_out(self) -> None:
-        unknown = record("joint-sketch", 1.0, 0.23)
-        unknown["quality"]["bits_per_byte"] = None
-        (found,) = collect(place(1_000, FLOOR, unknown, record("joint-sketch", 1.0, 0.25, seed=1)))
-        assert found.bits_per_byte is None
-        made = page(MeasuredTable(cells=(found,), setup=()))
-        assert next(line for line in made.splitlines() if "+4.00" in line).endswith("| - | 0 B |")
-
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"users": "3000"}, "users must be a whole number of at least 1, got '3000'"),
-            ({"accuracy": 20.3}, "accuracy must be a number"),
-            ({"bytes_up": -1}, "bytes_up must be a whole number of at least 0, got -1"),
-        ],
-    )
-    def test_a_table_with_a_wrong_value_is_named(
-        self, table: MeasuredTable, tmp_path: Path, changes: dict[str, Any], sentence: str
-    ) -> None:
-        written = document(table.cells, setup=[])
-        written["cells"][1] |= changes
-        file = tmp_path / "table.json"
-        file.write_text(json.dumps(written), encoding="utf-8")
-        with pytest.raises(ConfigError, match=f"table.json is no table.*{sentence}"):
-            MeasuredTable.read(file)
-
     def test_it_is_read_as_it_was_written(self, table: MeasuredTable, tmp_path: Path) -> None:
         file = tmp_path / "measured.json"
         file.write_text(json.dumps(document(table.cells, setup=table.setup)))
@@ -190,13 +163,6 @@ class TestJudging:
         sure = "\n".join(advice_lines(advise(table, Need(users=1_000, epsilon=1.0))))
         assert "Extrapolated" not in sure
 
-    def test_the_nearest_place_comes_first(self) -> None:
-        for users in (60, 3_000, 4_000):
-            advice = advise(MeasuredTable.read(TABLE), need := Need(users=users, epsilon=1.0))
-            far = [need.distance(*one.place) for one in advice.judgements]
-            assert far == sorted(far)
-            assert len(far) > 2
-
     def test_a_method_without_a_rival_is_said_and_judges_nothing(
         self, table: MeasuredTable
     ) -> None:
@@ -245,36 +211,6 @@ class TestJudging:
         assert nothing.ranked == ()
         assert [cell.method for cell in nothing.ahead] == ["fred", "popri", "aug-pe"]
 
-    def test_two_that_are_too_near_are_not_told_apart(self, table: MeasuredTable) -> None:
-        near = [
-            replace(cell, accuracy=0.239, accuracy_error=0.001)
-            if (cell.method, cell.users) == ("dp-ftrl", 1_000)
-            else cell
-            for cell in table.cells
-        ]
-        advice = advise(replace(table, cells=tuple(near)), Need(users=1_000, epsilon=1.0))
-        (judgement,) = advice.judgements
-        assert [cell.method for cell in judgement.leaders] == ["joint-sketch", "dp-ftrl"]
-        assert advice.best == ("joint-sketch", "dp-ftrl")
-        said = "\n".join(advice_lines(advice))
-        assert '  dp-ftrl: not told apart from the first on "letters".\n' in said
-        assert "  The first 2 are too near to each other to be told apart.\n" in said
-        (clear,) = advise(table, Need(users=1_000, epsilon=1.0)).judgements
-        assert [cell.method for cell in clear.leaders] == ["joint-sketch"]
-
-    def test_a_method_below_the_public_model_is_not_called_the_best(self) -> None:
-        cells = collect(place(300, FLOOR, record("joint-sketch", 0.1, 0.19, up=98_000)))
-        table = MeasuredTable(cells=tuple(cells), setup=())
-        advice = advise(table, Need(users=300, epsilon=0.1))
-        assert "the public model as it is predicts better" in "\n".join(advice_lines(advice))
-        assert "**nothing: the public model is better**; joint-sketch, -1.0 points" in page(table)
-        assert "nothing: the public model" in picture(table, "letters")
-
-    @pytest.mark.parametrize("need", [{"users": 0}, {"epsilon": 0.0}, {"upload": 0}])
-    def test_bad_needs_are_named(self, need: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=f"--{next(iter(need))} must be"):
-            Need(**{"users": 10, "epsilon": 1.0, **need})
-
 
 class TestTheCommand:
     def test_it_answers_from_the_table_of_the_package(
@@ -292,33 +228,6 @@ class TestTheCommand:
         read = json.loads(capsys.readouterr().out)
         assert read["need"] == {"users": 5000, "epsilon": 1.0, "upload": None}
         assert len(read["judgements"]) == len(MeasuredTable.read().kinds)
-
-    @pytest.mark.parametrize(
-        ("words", "sentence"),
-        [
-            (["--users", "5"], "give --users and --epsilon, or --page"),
-            (["--users", "5", "--epsilon", "1", "--upload", "much"], "--upload must be an amount"),
-            (["--page", "--table", "nowhere.json"], "nowhere.json cannot be read"),
-            (["--picture", "novels"], "--picture must be a kind of text of the table, 'abstracts"),
-        ],
-    )
-    def test_bad_words_are_named(
-        self, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["advise", *words]) == 2
-        assert sentence in capsys.readouterr().err
-
-    def test_it_draws_one_kind_of_text(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["advise", "--picture", "abstracts"]) == 0
-        drawn = ElementTree.fromstring(capsys.readouterr().out)
-        assert drawn.tag == f"{SVG}svg"
-        assert "10,000 users, epsilon 7: joint sketch" in str(drawn.findtext(f"{SVG}desc"))
-
-    @pytest.mark.parametrize(
-        ("size", "expected"), [("", None), ("12", 12), ("1MB", 10**6), ("0.5 kb", 500)]
-    )
-    def test_sizes(self, size: str, expected: int | None) -> None:
-        assert bytes_of(size) == expected
 
 
 class TestThePage:
@@ -340,10 +249,6 @@ class TestThePage:
         )
         assert "| 10 | **hybrid**" in page(found)
 
-    def test_a_place_where_nothing_was_run_is_empty(self, table: MeasuredTable) -> None:
-        rows = [line for line in page(table).splitlines() if line.startswith("| 10,000 |")]
-        assert rows == ["| 10,000 |  | **dp-ftrl**, +8.0 points, 1.3 MB up; of 2 methods |"]
-
     def test_the_package_s_table_is_of_the_cells_that_the_pages_have(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -356,49 +261,10 @@ class TestThePage:
         made = json.loads(capsys.readouterr().out)
         assert made == document(MeasuredTable.read().cells, setup=MeasuredTable.read().setup)
 
-    def test_a_variant_that_is_a_choice_is_named_by_what_it_is(self) -> None:
-        found = {(cell.data, cell.method) for cell in MeasuredTable.read().cells}
-        assert ("abstracts of sealed users", "joint-sketch, tokens alone") in found
-        assert ("abstracts", "joint-sketch, tokens alone") not in found  # of an older version
-        assert not any(method.startswith("without-") for _, method in found)
-
-    def test_students_with_ends_are_in_no_order_with_others(self) -> None:
-        cells = MeasuredTable.read().cells
-        ends = [cell for cell in cells if cell.data.endswith(", students with ends")]
-        others = {cell.place: cell for cell in cells if cell not in ends}
-        named = {(cell.data, cell.users, cell.epsilon, cell.method) for cell in others.values()}
-        assert len(ends) == 12
-        for cell in ends:
-            data = cell.data.removesuffix(", students with ends")
-            assert (data, cell.users, cell.epsilon, cell.method) not in named
-            without = next(one for one in others.values() if one.data == data)
-            assert without.floor == cell.floor
-            assert without.ceiling > cell.ceiling
-
     def test_what_is_advised_has_settings(self) -> None:
         for cell in MeasuredTable.read().cells:
             if cell.is_private:
                 assert (APP / "conf" / f"{cell.config}.toml").is_file(), cell.method
-
-    def test_comparisons_of_other_models_are_not_put_together(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        sources = []
-        for number, model in enumerate(("privsyn-tiny", "privsyn-lm")):
-            file = tmp_path / f"{number}.json"
-            fixed = {"downstream": model, "training": {"max_steps": 200}}
-            data = {"private_users": 10}
-            file.write_text(json.dumps({"fixed": fixed, "data": data, "cells": [FLOOR]}))
-            sources.append(f"letters={file}")
-        monkeypatch.setattr("sys.argv", ["measured_cells", *sources])
-        assert measured_cells.main() == 2
-        assert "are of other downstream models" in capsys.readouterr().err
-        monkeypatch.setattr("sys.argv", ["measured_cells", str(tmp_path / "cells.jsonl")])
-        assert measured_cells.main() == 2
-        assert "there is no file" in capsys.readouterr().err
 
 
 class TestPicture:
@@ -420,10 +286,3 @@ class TestPicture:
         assert style is not None
         assert "--paper:#fff" in style
         assert "prefers-color-scheme:dark" in style
-
-    def test_it_says_in_words_what_it_shows(self, table: MeasuredTable) -> None:
-        root = ElementTree.fromstring(picture(table, "letters"))
-        assert root.findtext(f"{SVG}title") == "letters: the best method (evaluation, not private)"
-        description = root.findtext(f"{SVG}desc")
-        assert description is not None
-        assert "1,000 users, epsilon 0.1: joint sketch, 20 % of the gap, 98 kB up" in description

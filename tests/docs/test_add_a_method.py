@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +15,6 @@ from flower_privsyn import PrivateSumConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add_a_method.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-def test_a_method_takes_less_than_eighty_lines() -> None:
-    assert len(BLOCKS[0].splitlines()) < 80
 
 
 def test_the_code_runs_from_outside_the_package(
@@ -44,21 +39,3 @@ def test_the_code_runs_from_outside_the_package(
     assert f'{entry.name} = "my_package:CATALOGUE_ENTRY"' in PAGE
     lines = (tmp_path / "lengths" / "ledger.jsonl").read_text("utf-8").splitlines()
     assert json.loads(lines[-1])["epsilon_release"] == pytest.approx(2.0, rel=1e-3)
-
-
-def test_no_model_library_is_loaded(tmp_path: Path) -> None:
-    code = "\n".join(
-        [
-            "import sys, types",
-            "module = types.ModuleType('my_package')",
-            "sys.modules['my_package'] = module",
-            f"exec({BLOCKS[0]!r}, module.__dict__)",
-            f"exec({BLOCKS[1]!r}, module.__dict__)",
-            "loaded = {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)",
-            "assert not loaded, loaded",
-        ]
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flower_privsyn.data.public_rows import count_long_rows
-from flower_privsyn.dry_run import Finding, public_text
+from flower_privsyn.dry_run import Finding
 from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]
@@ -96,17 +94,6 @@ class TestPublicText:
         assert said.level == "stops"
 
 
-def test_public_text_of_another_form_is_named(check: Check, tmp_path: Path) -> None:
-    public = tmp_path / "public.jsonl"
-    public.write_text("id,text\n1,some words\n")
-    data = users_file(tmp_path)
-    said = stops(check("epsilon=8", f"data={data}", f"public-text={public}", app=JOINT_SKETCH))
-    assert said == {
-        "public text": f'public-text = "{public}": {public} line 1: expected a JSON object with a '
-        'string "text"'
-    }
-
-
 @pytest.mark.parametrize("app", [JOINT_SKETCH, HYBRID, MID_TRAINING])
 def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
     public, data = tmp_path / "public.jsonl", users_file(tmp_path)
@@ -126,27 +113,3 @@ def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path,
     assert "has 1 row of least-row-tokens = 32 tokens or more, of which 1 are" in sentence
     fewest = () if app == MID_TRAINING else ("least-selected=20",)
     assert said([f"{number}. {long}" for number in range(100)], *fewest) == []
-
-
-def test_rows_are_counted_once_while_public_text_stays_as_it_is(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A comparison checks a cell for each of its methods, and many choose from one corpus."""
-    counted: list[int] = []
-
-    def count(*given: Any, **options: Any) -> int:
-        counted.append(count_long_rows(*given, **options))
-        return counted[-1]
-
-    monkeypatch.setattr(public_text, "count_long_rows", count)
-    public = tmp_path / "public.jsonl"
-    long = "The court rose at noon, and came back with three questions for the town. " * 3
-    data = users_file(tmp_path)
-    for documents in (5, 9):
-        rows = (json.dumps({"text": f"{number}. {long}"}) for number in range(documents))
-        public.write_text("".join(f"{row}\n" for row in rows))
-        for app in (JOINT_SKETCH, JOINT_SKETCH, HYBRID):
-            values = ("epsilon=8", f"data={data}", f"public-text={public}", "least-selected=20")
-            check(*values, app=app)
-    first, second = counted
-    assert 0 < first < second

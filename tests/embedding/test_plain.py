@@ -145,11 +145,6 @@ def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def with_arguments(folder: Path) -> None:
-    modules = json.loads((folder / "modules.json").read_text())
-    (folder / "modules.json").write_text(json.dumps([*modules[:2], modules[2] | {"kwargs": ["a"]}]))
-
-
 def module(number: int, **values: Any) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         modules = json.loads((folder / "modules.json").read_text())
@@ -171,77 +166,28 @@ def of_another_file(folder: Path) -> None:
     change(folder / BERT, transformers_weights="other.safetensors")
 
 
-def of_an_older_file(folder: Path) -> None:
-    """The library passes over an empty file, to those of older models."""
-    (folder / BODY).write_text("{}")
-    (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": 64}')
-
-
-def cut_off(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-
-
 BODY, WHOLE = "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING, BERT = "1_Pooling/config.json", "config.json"
 NORM = "embeddings.LayerNorm.weight"
 NOT_PLAIN: dict[str, Callable[[Path], None]] = {
     "a module more": with_module("Dense"),
-    "a module of several routes": with_module("Router"),
-    "arguments of a module": with_arguments,
-    "the order of modules": module(1, name="2"),
-    "a module of another kind of model": module(
-        1, type="sentence_transformers.cross_encoder.Pooling"
-    ),
     "a module of another folder": of_another_folder,
-    "a module of any folder": lambda folder: module(0, path=str(folder.resolve()))(folder),
     "weights of another file": of_another_file,
-    "a configuration of another file": in_file(BERT, configuration_files=["config.4.0.0.json"]),
-    "lengths of another file": of_an_older_file,
     "more tokens than places": in_file(BODY, max_seq_length=513),
     "lower case": in_file(BODY, do_lower_case=True),
-    "another key": in_file(BODY, model_args={"attn_implementation": "eager"}),
-    "another task": in_file(BODY, transformer_task="fill-mask"),
-    "no length": in_file(BODY, max_seq_length=0),
     "a prompt": in_file(WHOLE, prompts={"query": "query: "}, default_prompt_name="query"),
     "two ways of pooling": in_file(POOLING, pooling_mode_cls_token=True),
-    "the largest": in_file(POOLING, pooling_mode_max_tokens=True),
-    "no way of pooling": in_file(POOLING, pooling_mode_mean_tokens=False),
-    "several ways of pooling": in_file(POOLING, pooling_mode=["mean", "cls"]),
-    "without the prompt": in_file(POOLING, include_prompt=False),
     "tokens normalized": overwritten(
         "2_Normalize/config.json", '{"module_input_name": "token_embeddings"}'
     ),
     "another model": in_file(BERT, model_type="roberta"),
-    "with a head": in_file(BERT, architectures=["BertForMaskedLM"]),
     "another function": in_file(BERT, hidden_act="gelu_new"),
-    "relative places": in_file(BERT, position_embedding_type="relative_key"),
-    "a decoder": in_file(BERT, is_decoder=True),
     "code of its own": in_file(BERT, auto_map={"AutoModel": "own.Own"}),
-    "fewer bits": in_file(BERT, quantization_config={"load_in_8bit": True}),
-    "fewer heads": in_file(BERT, pruned_heads={"0": [1]}),
-    "heads that do not fit": in_file(BERT, num_attention_heads=7),
-    "heads at odd addresses": in_file(BERT, num_attention_heads=128),
     "fewer layers": in_file(BERT, num_hidden_layers=5),
-    "another width": in_file(BERT, intermediate_size=1537),
-    "padding beyond the vocabulary": in_file(BERT, pad_token_id=30522),
     "an adapter": overwritten("adapter_config.json", "{}"),
-    "a processor": overwritten("processor_config.json", "{}"),
-    "a class of a processor": in_file("tokenizer_config.json", processor_class="CLIPProcessor"),
-    "weights in several files": overwritten("model.safetensors.index.json", "{}"),
     "a weight more": with_weights(lambda weights: weights.update(other=torch.ones(1))),
-    "another pooler": with_weights(
-        lambda weights: weights.update({"pooler.dense.bias": torch.ones(1)})
-    ),
     "a weight less": with_weights(lambda weights: weights.pop(NORM)),
-    "whole numbers": with_weights(
-        lambda weights: weights.update({NORM: torch.ones(384, dtype=torch.int8)})
-    ),
-    "no weights": without("model.safetensors"),
-    "half a file": cut_off,
-    "no configuration": without(BERT),
     "no JSON": overwritten(POOLING, "["),
-    "no list of modules": without("modules.json"),
 }
 
 

@@ -52,22 +52,6 @@ def test_named_settings_are_accepted(app: Path, name: str) -> None:
         assert (config.lookahead, config.num_rounds, config.delta) == (4, 11, 3e-6)
 
 
-def test_the_app_before_is_plain_flower() -> None:
-    app = load_app(ROOT / "examples" / "existing-federation" / "before")
-    assert not app.uses_run_directory
-    sources = "".join(path.read_text() for path in (app.path / "word_model").glob("*.py"))
-    assert "privsyn" not in sources
-
-
-def test_before_and_after_train_and_measure_the_same_model() -> None:
-    before, after = (
-        ROOT / "examples" / "existing-federation" / side / "word_model"
-        for side in ("before", "after")
-    )
-    for name in ("task.py", "data/users.jsonl", "data/vocabulary.json"):
-        assert (before / name).read_bytes() == (after / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     "data", sorted(ROOT.glob("examples/**/data/users.jsonl")), ids=lambda p: p.parts[-4]
 )

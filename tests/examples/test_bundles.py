@@ -48,7 +48,3 @@ def test_an_app_is_built_and_installed_whole(
     for reference in components["components"].values():
         module = reference.split(":")[0].replace(".", "/")
         assert any((place / f"{module}.py").is_file() for place in (installed, ROOT)), reference
-
-
-def test_all_apps_are_found() -> None:
-    assert {app.name for app in APPS} >= {"quickstart", "own-data", "before", "popri", "hybrid"}

@@ -6,36 +6,24 @@ import importlib.util
 import json
 import re
 import shlex
-import shutil
 import ssl
 import subprocess
 import sys
 import time
-import tomllib
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig, environment
-from flower_privsyn.messages.packed import unpack_steps
+from flower_privsyn import environment
 from flower_privsyn.node import NodeAccount, NodeLedger, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
-from flower_privsyn.privacy.grid import STEPS
-from flower_privsyn.secure_aggregation import Terms
-from flower_privsyn.strategies import PrivateSumStrategy
-from flower_privsyn.testing import HashEmbedder, LoopbackGrid, ShuffleWords
 from tests.support.federation import make_users
 from tests.support.run_files import lines, releases
-from tests.support.simulated_sum import simulated_sum
-from tests.support.simulation import SCRIPTS, sums
+from tests.support.simulation import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "deployment"
@@ -97,9 +85,6 @@ def test_what_compose_and_systemd_start_are_commands_with_options_that_there_are
         assert any(volume.startswith(f"{name}:/state") for volume in service["volumes"])
 
 
-UNITS = sorted((FOLDER / "systemd").glob("*.service"))
-
-
 def known(name: str) -> bool:
     """Whether a variable of the environment is one that Flower or this package reads."""
     return name.startswith(("FLWR_", "OMP_")) or name in vars(environment).values()
@@ -129,33 +114,6 @@ def test_what_containers_read_and_write_is_mounted() -> None:
             # Nobody else's key, text or policy.
             assert not [one for one in sources if "owner-" in one and name not in one]
             assert f"./keys/nodes/{name}" in sources
-
-
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_what_a_unit_writes_lies_in_its_state_directory(unit: Path) -> None:
-    """The rest of the file system is read-only to it."""
-    text = unit.read_text()
-    assert "ProtectSystem=strict" in text
-    (name,) = re.findall(r"^StateDirectory=(.+)$", text, re.MULTILINE)
-    set_to = dict(re.findall(r"([A-Z_]+)=(\S+)", " ".join(
-        re.findall(r"^Environment=(.+)$", text, re.MULTILINE))))  # fmt: skip
-    assert set_to.pop("PATH").startswith("/opt/")
-    assert all(map(known, set_to))
-    written = [value for value in set_to.values() if value.startswith("/")]
-    written += re.findall(r"--database (\S+)", text)
-    assert len(written) >= 4
-    assert all(path.startswith(f"/var/lib/{name}/") for path in written)
-
-
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not here")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    for unit in UNITS:
-        text = unit.read_text().replace("/opt/flower-privsyn/bin/", f"{SCRIPTS}/")
-        (tmp_path / unit.name).write_text(text)
-    units = [str(tmp_path / unit.name) for unit in UNITS]
-    command = ["systemd-analyze", "verify", "--man=no"]
-    done = subprocess.run([*command, *units], capture_output=True, text=True)
-    assert [line for line in done.stderr.splitlines() if any(u.name in line for u in UNITS)] == []
 
 
 OWN_DATA = ROOT / "examples" / "own-data"
@@ -220,95 +178,6 @@ def test_four_owners_on_loopback_with_tls_and_known_nodes(tmp_path: Path, users:
         assert account.epsilon(policy) == pytest.approx(ledger.epsilon_release, rel=1e-9)
         (state,) = (tmp_path / "all" / name / "state").glob("*.json")
         assert json.loads(state.read_text()) == {"last": 1}
-
-
-#: What nodes add is theirs alone: here each writes it down beside what it keeps between messages.
-TELLS_ITS_NOISE = """
-import os
-from flower_privsyn.client_apps import secure
-
-
-class Told(secure.SecureRandom):
-    def rounded_normal(self, standard_deviation, size):
-        noise = super().rounded_normal(standard_deviation, size)
-        folder = Path(os.environ["PRIVSYN_NODE_STATE"]).parent / "noise"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{len(list(folder.iterdir())) + 1}.json").write_text(json.dumps(noise.tolist()))
-        return noise
-
-
-secure.SecureRandom = Told
-"""
-
-
-@pytest.mark.slow  # two rounds
-@pytest.mark.timeout(3600)
-def test_what_is_released_is_the_simulated_sum_of_answers_and_noise(
-    tmp_path: Path,
-    users: Path,
-    federation: Callable[..., LoopbackGrid],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The same questions asked in one process, of the same people, in the clear."""
-    app = shutil.copytree(NO_MODELS, tmp_path / "app")
-    with (app / "rounds_app" / "client_app.py").open("a") as file:
-        file.write(TELLS_ITS_NOISE)
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "loopback.py"), str(tmp_path / "all"), str(app),
-         "--users", str(users), "--run-config", "num-rounds=2", "--timeout", "3000"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "all" / "run"
-    released = [np.rint(one * STEPS).astype(np.int64) for one in sums(run)]
-    deviation = [
-        json.loads((run / "rounds" / f"000{number}" / "state.json").read_text())["noise_std"]
-        for number in (1, 2)
-    ]
-    shape = [(line["extra"]["least_nodes"], line["extra"]["colluding_nodes"])
-             for line in releases(run)]  # fmt: skip
-    noise = [
-        {name: np.array(json.loads((tmp_path / "all" / name / "noise" / f"{number}.json")
-                                   .read_text()), dtype=np.int64) for name in OWNERS}
-        for number in (1, 2)
-    ]  # fmt: skip
-    release = PrivateSumStrategy._release
-    grid = federation(make_users(60), num_nodes=len(OWNERS))
-
-    def same(self: Any, asked: Any, replies: Any) -> Any:
-        """What the deployment released goes on to the next round, too."""
-        got, place = list(replies), asked.number - 1
-        answers = {
-            name: unpack_steps(reply.content["privsyn.answer"]["total"].numpy()) + added
-            for (name, added), reply in zip(noise[place].items(), got, strict=True)
-        }
-        least, colluding = shape[place]
-        total = simulated_sum(
-            {place: answer.view(np.uint64) for place, answer in enumerate(answers.values())},
-            Terms(least_nodes=least, colluding=colluding),
-        )
-        assert np.array_equal(total.view(np.int64), released[place])
-        clear, counts = release(self, asked, got)
-        assert clear is not None
-        return replace(clear, values=released[place] / STEPS, noise_std=deviation[place]), counts
-
-    monkeypatch.setattr(PrivateSumStrategy, "_release", same)
-    settings = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    del settings["epsilon"]
-    config = PrivateEvolutionConfig.from_run_config(
-        {
-            **settings,
-            "secure-aggregation": False,
-            "noise-multiplier": 0.0,
-            "public-text": str(run.with_suffix(".public.jsonl")),
-            "run-dir": str(tmp_path / "clear"),
-        }
-    )
-    method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
-    method.start(grid)
-    assert [line["round"] for line in releases(method.run.path)] == [1, 2]
-    texts = [(one / "synthetic.jsonl").read_text() for one in (run, method.run.path)]
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow  # two rounds, and a SuperLink that starts twice

@@ -74,28 +74,20 @@ def test_prompts_are_messages_after_the_instruction() -> None:
         ("\n a new text \n", "a new text"),
         ('"a new text"', "a new text"),
         ("\u201ca new text\u201d", "a new text"),
-        ("\u201ea new text\u201c", "a new text"),
-        ("\u00aba new text\u00bb", "a new text"),
         # Quotes around parts of it are its own.
         ('"a" and "b"', '"a" and "b"'),
         ("\u201cNo,\u201d she said. \u201cNot yet.\u201d",) * 2,
         ("Sample 4\na new text", "a new text"),
         ("**Sample 4:**\n\na new text", "a new text"),
         ("## Sample 4\n#tagged text", "#tagged text"),
-        ('Sample 4: "a new text"', "a new text"),
-        ("sample 4:\na new text", "a new text"),
         ("Sample 4\r\na new text\r\nof two lines", "a new text\r\nof two lines"),
         ("Sample 40 is a new text", "Sample 40 is a new text"),
-        ("Sample 4's text", "Sample 4's text"),
         # Models write all of the list again, and go on with it.
         ("a new text\nSample 5\nanother", "a new text"),
-        ("a new text\n\n**Sample 5:**\nanother", "a new text"),
         ("### Sample 3\nold\n\n### Sample 4\na new text\n### Sample 5\nx", "a new text"),
         ("Sure! Here is sample 4:\n\nSample 4\na new text", "a new text"),
         ("Sample 1\nanother list", ""),
         ("a first paragraph\n\nand a second", "a first paragraph\n\nand a second"),
-        ("- a list\n- of two", "- a list\n- of two"),
-        ("", ""),
     ],
 )
 def test_a_heading_that_is_repeated_is_no_part_of_the_text(answer: str, text: str) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,10 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.host.processes import marked_processes
 from flower_privsyn.node import NodeLedger, NodePolicy
-from tests.support.federation import make_users
 from tests.support.federation_app import write_app
 from tests.support.simulation import ROUNDS, SCRIPTS, free_port, ledger, simulate, sums
 
@@ -130,12 +126,11 @@ def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
     public = next(line for line in config.splitlines() if line.startswith("public-text"))
     project.write_text(
-        head + '[tool.flwr.app.config]\nnum-nodes = 6\nbehaviour = "honest"\nwindow = 128\n'
-        'app-does = ""\nround-seconds = 0.0\n'
+        head + '[tool.flwr.app.config]\nnum-nodes = 6\nbehaviour = "honest"\napp-does = ""\n'
     )
     source = server.read_text()
     start = source.index("    config = ")
-    stop = source.index("    method = PrivateEvolution(config")
+    stop = source.index("    return PrivateEvolution(config")
     in_code = f"""    config = PrivateEvolutionConfig(
         noise_multiplier=0.0, num_users=6, num_nodes=6, num_rounds={len(ROUNDS)}, num_candidates=24,
         lookahead=1, clip="l2", output="survivors", accept_noise=True, expand_samples=0,
@@ -153,82 +148,16 @@ def six_by_one(in_code: Path) -> list[np.ndarray]:
     return sums(in_code)
 
 
-@pytest.mark.slow  # tests/host/test_launch.py runs simulations, and the sums are compared above
 @pytest.mark.timeout(600)
-def test_ray_simulation_of_two_nodes_with_three_users(
+def test_superlink_and_supernode_processes(
     app: Path, six_by_one: list[np.ndarray], tmp_path: Path
 ) -> None:
-    assert simulate(app, tmp_path / "run", num_nodes=2) is None
-    for one, three in zip(six_by_one, sums(tmp_path / "run"), strict=True):
-        assert one.sum() > 0
-        assert np.array_equal(one, three)
-
-
-@pytest.fixture(scope="module")
-def two_hundred(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
-    """An app of 200 users, and what it releases in one process with all of them on one node."""
-    from flower_privsyn.client_apps import create_client_app
-    from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
-    from flower_privsyn.testing import (
-        HashEmbedder,
-        LoopbackGrid,
-        ShuffleWords,
-        flower_identity,
-        hash_embedder,
-    )
-
-    folder = tmp_path_factory.mktemp("two-hundred")
-    app = write_app(folder / "app", num_users=200)
-    values = resolve_config(load_app(app), settings=["num-nodes=1", f"run-dir={folder / 'run'}"])
-    config = PrivateEvolutionConfig.from_run_config(
-        values, other_keys=["behaviour", "window", "round-seconds"]
-    )
-    client = create_client_app(
-        lambda context: make_users(200),
-        embedder=hash_embedder,
-        cache_directory=folder / "cache",
-    )
-    method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
-    with flower_identity():
-        method.start(LoopbackGrid(client, num_nodes=1))
-    return app, sums(folder / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_nodes", [200, 16, 2, 1])
-def test_one_histogram_for_any_number_of_nodes(
-    two_hundred: tuple[Path, list[np.ndarray]], tmp_path: Path, num_nodes: int
-) -> None:
-    app, expected = two_hundred
-    run = tmp_path / "run"
-    assert simulate(app, run, num_nodes=num_nodes, window=32) is None
-    for one, other in zip(expected, sums(run), strict=True):
-        assert one.sum() > 0
-        assert np.array_equal(one, other)
-    under_way = json.loads((run / "under-way.json").read_text())
-    assert max(under_way) == min(num_nodes, 32)
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        counts = json.loads(line)
-        assert (counts["answers"], counts["missing"], counts["num_users"]) == (num_nodes, 0, 200)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "num_nodes",
-    [pytest.param(6, marks=pytest.mark.slow), 2],  # six SuperNodes are two, three times as long
-)
-def test_superlink_and_supernode_processes(
-    app: Path, six_by_one: list[np.ndarray], tmp_path: Path, num_nodes: int
-) -> None:
-    run = deploy(app, tmp_path / f"deployment{num_nodes}", num_nodes)
+    run = deploy(app, tmp_path / "deployment", 2)
     for simulated, deployed in zip(six_by_one, sums(run), strict=True):
         assert np.array_equal(simulated, deployed)
     # Every SuperNode has an owner, whose account has a line for every answer.
-    account = NodeLedger(
-        "default", folder=tmp_path / f"deployment{num_nodes}" / "ledgers"
-    ).account()
-    assert len(account.charges) == num_nodes * len(ROUNDS)
+    account = NodeLedger("default", folder=tmp_path / "deployment" / "ledgers").account()
+    assert len(account.charges) == 2 * len(ROUNDS)
     assert account.epsilon(NodePolicy()) == np.inf
 
 
@@ -246,54 +175,3 @@ def test_a_node_that_fails_says_nothing_about_its_text(app: Path, tmp_path: Path
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
             assert b"dear diary" not in path.read_bytes(), path
-
-
-@pytest.mark.slow  # as tests/host/test_launch.py kills, and TestResume of the engine resumes
-@pytest.mark.timeout(600)
-def test_killed_in_a_round_and_resumed(app: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = [str(SCRIPTS / "privsyn"), "run", str(app), "--run-dir", str(run)]
-    settings = ("noise-multiplier=-1.0", "epsilon=3.0", "num-rounds=3", "behaviour=slow")
-    for setting in settings:
-        command += ["--set", setting]
-    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and started.poll() is None:
-        events = [(line["event"], line.get("round")) for line in ledger(run)]
-        if ("started", 2) in events:
-            break
-        time.sleep(0.02)
-    mark = next(
-        value.decode()
-        for entry in Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-        for name, _, value in (
-            pair.partition(b"=")
-            for pair in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-        )
-        if name == b"PRIVSYN_RUN_MARK"
-    )
-    victims = [process.pid for process in marked_processes(mark)]
-    for pid in [started.pid, *victims]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    started.wait()
-    assert len(victims) >= 3
-    assert [line["event"] for line in ledger(run)][-1] == "started"
-
-    resumed = subprocess.run(
-        [str(SCRIPTS / "privsyn"), "resume", str(run)], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    charged = [line for line in ledger(run) if line["event"] == "release"]
-    assert [(line["round"], line["interrupted"]) for line in charged] == [
-        (1, False),
-        (2, True),
-        (3, False),
-    ]
-    assert charged[-1]["epsilon_release"] <= 3.0 * (1 + 1e-6)
-    assert json.loads((run / "state.json").read_text())["status"] == "finished"
-    assert (run / "synthetic.jsonl").read_text().count("\n") > 0
-
-
-def test_python_of_the_tests_has_the_commands() -> None:
-    assert (SCRIPTS / "flower-superlink").exists(), sys.executable

@@ -1,8 +1,7 @@
-"""A simulation on two Ray nodes, of which one is killed while users answer."""
+"""A simulation on two Ray nodes."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -23,11 +21,9 @@ from flower_privsyn.host.processes import descendants, is_running
 from flower_privsyn.host.superlink import write_secret
 from flower_privsyn.runs.owner import OwnerFolder
 from tests.support.federation_app import write_app
-from tests.support.run_files import lines
-from tests.support.simulation import SCRIPTS, free_port, ledger, simulate, sums
+from tests.support.simulation import SCRIPTS, free_port, simulate, sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROUNDS = 3
 
 
 @pytest.fixture
@@ -137,35 +133,3 @@ def test_a_cluster_of_two_gives_the_histograms_of_one_machine(
     for one, other in zip(sums(run), sums(tmp_path / "alone"), strict=True):
         assert one.sum() > 0
         assert np.array_equal(one, other)
-
-
-def test_a_worker_killed_while_users_answer(app: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with cluster(tmp_path / "c") as (address, other):
-        below = descendants(os.getpid())
-        assert len(below) > 4
-
-        def kill_in_round_two() -> None:
-            while ("started", 2) not in {(x["event"], x.get("round")) for x in ledger(run)}:
-                time.sleep(0.1)
-            time.sleep(3.0)  # each answer takes two seconds, and there are four for each process
-            stop(other)
-
-        killer = Thread(target=kill_in_round_two, daemon=True)
-        killer.start()
-        error = simulate(
-            app, run, num_nodes=8, num_rounds=ROUNDS, behaviour="slow", ray_address=address
-        )
-        assert error is None, OwnerFolder(run).log_file.read_text()[-3000:]
-        killer.join(timeout=60)
-    assert not [info for info in below if is_running(info)]
-    first, second, third = lines(run / "metrics.jsonl")
-    assert (first["answers"], first["num_users"]) == (8, 24)
-    # One answer was lost with the machine; the others were given by the machine that is left.
-    assert (second["answers"], second["missing"]) == (7, 0)
-    assert second["error of Flower or another code"] == 1
-    assert second["num_users"] == 21
-    assert (third["answers"], third["num_users"]) == (8, 24)
-    charged = [line for line in ledger(run) if line["event"] == "release"]
-    assert [(line["round"], line["num_users"]) for line in charged] == [(1, 24), (2, 21), (3, 24)]
-    assert json.loads((run / "state.json").read_text())["status"] == "finished"

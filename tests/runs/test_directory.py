@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import logging
 import os
 import shutil
 import stat
@@ -18,14 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn import environment, files, runs
+from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
-from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.history import record_changes
 from flower_privsyn.runs.owner import TIMES_STAMP, OwnerFolder
-from tests.support.launched import launched
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
 
@@ -85,29 +82,6 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path).config == {"round": 1}
 
 
-def test_a_run_that_is_at_work_is_to_be_waited_for(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from flower_privsyn.runs import RunDirectory;"
-        "run = RunDirectory.create(Path(sys.argv[1]), config={}); run.lock(); run.mark_running();"
-        "print(flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as at_work:
-        assert at_work.stdout is not None
-        at_work.stdout.readline()
-        said = f"choose another run directory, or wait for process {at_work.pid}, which works on it"
-        with pytest.raises(RunDirectoryError, match=said):
-            RunDirectory.create(tmp_path, config={})
-
-
-def test_create_refuses_a_finished_run_and_names_no_way_to_resume_it(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, config={}).session():
-        pass
-    with pytest.raises(RunDirectoryError, match="That one has finished") as caught:
-        RunDirectory.create(tmp_path, config={})
-    assert "privsyn resume" not in str(caught.value)
-
-
 def test_create_leaves_a_folder_alone_that_is_somebodys(tmp_path: Path) -> None:
     for name in ("users.jsonl", "state.json", "d", "e", "f"):
         (tmp_path / name).write_text("mine")
@@ -125,43 +99,6 @@ def test_create_goes_over_what_a_killed_start_leaves(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     RunDirectory.create(tmp_path, config={"round": 1}).unlock()
     assert RunDirectory.open(tmp_path).config == {"round": 1}
-
-
-def test_a_run_goes_on_by_the_command_that_does_not_refuse_it(tmp_path: Path) -> None:
-    assert runs.how_to_resume(tmp_path, num_rounds=3) == (
-        f'the command that began it, and `run-dir="{tmp_path}" resume=true num-rounds=3` in its '
-        "--run-config (where the app sets run_dir in code, resume=True, num_rounds=3 there)"
-    )
-    for path in (tmp_path / "my run", tmp_path / "run"):
-        run = RunDirectory.create(path, config={})
-        run.unlock()
-        launched(run)
-    # What is pasted into a shell is one word there.
-    quoted = f"`privsyn resume '{tmp_path}/my run'`"
-    assert runs.how_to_resume(tmp_path / "my run") == quoted
-    command = f"`privsyn resume {tmp_path}/run --set num-rounds=3`"
-    assert runs.how_to_resume(tmp_path / "run", num_rounds=3) == command
-
-
-def test_create_refuses_a_file_and_an_unwritable_place(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="is a file, not a folder"):
-        RunDirectory.create(tmp_path / "file", config={})
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
-        RunDirectory.create(tmp_path / "file" / "run", config={})
-
-
-def test_open_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="There is no run directory"):
-        RunDirectory.open(tmp_path / "nowhere")
-    with pytest.raises(RunDirectoryError, match=r"not a run directory: it holds no config.json"):
-        RunDirectory.open(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match=r"config.json is damaged: it is not JSON"):
-        RunDirectory.open(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(RunDirectoryError, match="not a JSON object"):
-        RunDirectory.open(tmp_path)
 
 
 def test_start_resumes_only_what_has_not_finished(tmp_path: Path) -> None:
@@ -208,16 +145,6 @@ def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
     assert [line["round"] for line in run.metrics()] == [1, 2]
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1}\nnonsense\n{"round": 3}\n')
-    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl line 2 is not JSON"):
-        list(files.read_json_lines(path))
-    path.write_text("3\n")
-    with pytest.raises(RunDirectoryError, match="line 1 is not a JSON object"):
-        list(files.read_json_lines(path))
-
-
 def test_synthetic_texts_are_written_in_both_formats(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -247,11 +174,6 @@ def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["value.json"]
 
 
-def test_values_json_cannot_hold_are_refused() -> None:
-    with pytest.raises(TypeError, match="type object cannot be stored"):
-        files.plain({"x": object()})
-
-
 def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, config={})
     with run.session():
@@ -278,31 +200,6 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert run.error == "The run was interrupted."
     assert run.state["starts"] == 5
-
-
-def test_warnings_reach_whoever_follows_the_run(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, config={})
-    with run.session():
-        logging.getLogger("flwr.privsyn").warning("delta is %g", 0.1)
-        logging.getLogger("flower_privsyn.embedding").warning("the cache was damaged")
-        logging.getLogger("flower_privsyn.embedding").info("not for everyone")
-    logging.getLogger("flwr.privsyn").warning("too late")
-    notes = read_progress(run.progress_file)
-    assert [describe(note) for note in notes] == [
-        "warning: delta is 0.1",
-        "warning: the cache was damaged",
-    ]
-
-
-def test_user_paths_are_relative_to_where_the_command_was_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert files.user_path("/data/users.jsonl") == Path("/data/users.jsonl")
-    monkeypatch.setenv(environment.WORKING_DIRECTORY, "/home/someone")
-    assert files.user_path("users.jsonl") == Path("/home/someone/users.jsonl")
-    monkeypatch.delenv(environment.WORKING_DIRECTORY)
-    monkeypatch.chdir(tmp_path)
-    assert files.user_path("users.jsonl") == tmp_path / "users.jsonl"
 
 
 def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> None:
@@ -376,15 +273,6 @@ def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, w
                 look()
 
 
-def test_before_the_first_line_there_is_nothing_to_state(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    run.finish_round(0)
-    run.unlock()
-    assert run.stated_digests() == {}
-    assert run.ledger_lines() == []
-    assert run.last_digest() is None
-
-
 # -------------------------------------------------------------------- no time but the creation's
 
 
@@ -431,20 +319,6 @@ def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
     assert run.status == "failed"
     assert {entry.stat().st_mtime for entry in [run.path, *run.path.rglob("*")]} == {moment}
     assert (run.path / ".lock").read_text() == ""
-
-
-def test_a_directory_of_another_format_is_refused(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    run.unlock()
-    document = run.document
-    assert document.pop("format") == 2
-    run.config_file.write_text(json.dumps(document))
-    for resume in (
-        RunDirectory.open,
-        lambda path: RunDirectory.start(path, config={}, resume=True),
-    ):
-        with pytest.raises(RunDirectoryError, match="format None"):
-            resume(run.path)
 
 
 @pytest.mark.parametrize("kept", ["expanded.jsonl", "written.jsonl"])

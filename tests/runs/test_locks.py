@@ -15,8 +15,6 @@ from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.host.processes import started_at
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.locks import lock_file, watch_supervisor
-from tests.support.data_cases import locked
 
 _HOLD = """
 import sys, time
@@ -68,24 +66,6 @@ def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_pat
     run.unlock()
 
 
-def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    run.unlock()
-    said = f"The run in {run.path} cannot be written: Permission denied"
-    with locked(run.path, mode=0o555):
-        with pytest.raises(RunDirectoryError, match=said):
-            run.lock()
-        with pytest.raises(RunDirectoryError, match=said):
-            RunDirectory.start(run.path, config={}, resume=True)
-    with (
-        locked(run.path / ".lock", mode=0o444),
-        pytest.raises(RunDirectoryError, match=r"/\.lock cannot be opened: Permission denied"),
-    ):
-        run.lock()
-    with pytest.raises(RunDirectoryError, match="The file x cannot be written: No such file"):
-        lock_file(tmp_path / "nowhere" / ".lock", what="the file x")
-
-
 _WATCH = """
 import sys, time
 from flower_privsyn.runs.locks import watch_supervisor
@@ -111,8 +91,3 @@ def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> No
         os.kill(supervisor.pid, signal.SIGKILL)
         assert watcher.wait(timeout=20) == 1
     supervisor.wait()
-
-
-def test_without_a_supervisor_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
-    assert watch_supervisor() is False

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn import open_run
-from flower_privsyn.errors import LedgerError, MissingExtraError, RunDirectoryError
+from flower_privsyn.errors import LedgerError, RunDirectoryError
 from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
 from tests.support import golden_runs
 from tests.support.ledgers import write_chain
@@ -109,19 +109,6 @@ def test_a_run_without_the_budget_is_stamped(tmp_path: Path) -> None:
     printed = {"noise-calibration": "too-little-as-printed"}
     run = RunDirectory.create(tmp_path / "run", config=printed)
     assert open_run(run.path).stamp == RESEARCH_STAMP
-
-
-def test_without_pandas_a_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = begun(tmp_path)
-    for name in ("pandas", "datasets"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[client\]'"):
-        _ = open_run(run.path).metrics
-    with pytest.raises(MissingExtraError, match="library datasets"):
-        open_run(run.path).dataset()
-    assert open_run(run.path).status == "running"
 
 
 def test_the_example_of_the_page_runs_without_a_model_library(

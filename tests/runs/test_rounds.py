@@ -9,7 +9,6 @@ import pytest
 
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import RoundFiles, Rounds
 
 
 def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
@@ -29,26 +28,6 @@ def test_rounds_count_once_their_state_is_written(tmp_path: Path) -> None:
         run.round_dir(-1)
 
 
-def test_rounds_are_found_in_order_whatever_else_lies_there(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path / "rounds")
-    assert list(rounds) == []
-    # Figures that Python's own `isdigit` takes, and `int` does not, or takes for a 3.
-    for name in (
-        "0010",
-        "0002",
-        "0000",
-        "notes",
-        "\N{SUPERSCRIPT TWO}",
-        "\N{ARABIC-INDIC DIGIT THREE}",
-    ):
-        (tmp_path / "rounds" / name).mkdir(parents=True)
-    (tmp_path / "rounds" / "0007").touch()
-    assert [number for number, _ in rounds] == [0, 2, 10]
-    assert rounds.files(2).release == tmp_path / "rounds" / "0002" / "release.npy"
-    with pytest.raises(ValueError, match="cannot be negative"):
-        rounds.files(-1)
-
-
 def test_a_file_in_a_rounds_place_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, config={})
     run.round_dir(1)
@@ -61,22 +40,3 @@ def test_a_file_in_a_rounds_place_is_refused_before_anybody_is_asked(tmp_path: P
     with pytest.raises(RunDirectoryError, match=said), run.session():
         pytest.fail("the work has begun")
     assert said in str(run.error)
-
-
-def test_the_texts_of_a_round_are_what_it_holds(tmp_path: Path) -> None:
-    files = RoundFiles(tmp_path)
-    assert files.texts is None
-    files.population.touch()
-    assert files.texts == files.population
-    files.candidates.touch()
-    assert files.texts == files.candidates
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[1]"])
-def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: str | None) -> None:
-    files = RoundFiles(tmp_path)
-    if content is not None:
-        files.server.write_text(content)
-    assert files.record("server") == {}
-    files.server.write_text('{"a": 1}')
-    assert files.record("server") == {"a": 1}

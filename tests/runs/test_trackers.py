@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import os
-import sys
-import threading
 from collections.abc import Callable
 from datetime import datetime
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.runs import RunDirectory, trackers
 from flower_privsyn.runs.locks import read_holder
 from flower_privsyn.runs.trackers import (
@@ -24,9 +19,7 @@ from flower_privsyn.runs.trackers import (
     TensorBoard,
     WeightsAndBiases,
     figures_of,
-    require_tracker,
     tell,
-    tracker_of,
 )
 from tests.support import golden_runs
 from tests.support.probe import Probe
@@ -87,109 +80,6 @@ def test_mlflow_goes_on_with_the_run_it_has(
     assert moments == {moment}
 
 
-def test_of_a_round_that_was_asked_again_the_later_line_is_told(
-    run: RunDirectory, store: Any, tmp_path: Path
-) -> None:
-    tracker = MLflow()
-    assert tell(tracker, run)
-    add_line(run, {"round": 3, "released": False})
-    add_line(run, {"round": 2, "released": True, "epsilon_release": 0.7})
-    again = [(2, "released", 1.0), (2, "epsilon_release", 0.7), (3, "released", 0.0)]
-    expected = [*POINTS[:2], *again]
-    assert list(figures_of(run).points) == expected
-    for teller in (tracker, MLflow()):
-        assert tell(teller, run)
-        _, points, _ = mlflow_run()
-        # What was sent before stays in its history; nothing is sent twice.
-        assert sorted(points) == sorted([*expected, (2, "released", 0.0)])
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow's own client, on files of its own."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    return mlflow
-
-
-def test_mlflow_gets_the_settings_that_did_not_arrive(
-    run: RunDirectory, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = store.MlflowClient.log_batch
-
-    def lost(self: Any, name: str, **given: Any) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(store.MlflowClient, "log_batch", lost)
-    tracker = MLflow()
-    assert not tell(tracker, run)
-    monkeypatch.setattr(store.MlflowClient, "log_batch", whole)
-    assert tell(tracker, run)
-    found, points, _ = mlflow_run()
-    assert found.data.params == {"num-rounds": "3", "epsilon": "2.0"}
-    assert sorted(points) == sorted(POINTS)
-
-
-def test_mlflow_knows_how_a_run_ended_and_that_it_goes_on(run: RunDirectory, store: Any) -> None:
-    run.mark_failed("out of memory")
-    assert tell(MLflow(), run)
-    assert mlflow_run()[0].info.status == "FAILED"
-    run.mark_running()
-    assert tell(MLflow(), run)
-    assert mlflow_run()[0].info.status == "RUNNING"
-    run.mark_finished()
-    assert tell(MLflow(), run)
-    found, points, _ = mlflow_run()
-    assert found.info.status == "FINISHED"
-    assert sorted(points) == sorted(POINTS)
-
-
-def test_mlflow_is_asked_once_for_what_it_has(
-    run: RunDirectory, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert tell(MLflow(), run)
-    asked: list[str] = []
-    history = store.MlflowClient.get_metric_history
-
-    def counted(self: Any, name: str, key: str) -> Any:
-        asked.append(key)
-        return history(self, name, key)
-
-    monkeypatch.setattr(store.MlflowClient, "get_metric_history", counted)
-    tracker = MLflow()
-    for number in (3, 4):
-        add_line(run, {"round": number, "released": True})
-        assert tell(tracker, run)
-    assert sorted(asked) == ["epsilon_release", "released"]
-    assert sorted(mlflow_run()[1]) == sorted([*POINTS, (3, "released", 1.0), (4, "released", 1.0)])
-
-
-def test_mlflow_is_tried_twice_and_not_for_minutes(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("mlflow")
-    asked: list[str] = []
-
-    class Overloaded(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(503)
-            self.end_headers()
-
-        def log_message(self, *words: object) -> None:
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-        assert not tell(MLflow(), run)
-        server.shutdown()
-    assert len(asked) == 2
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-
-
 def test_weights_and_biases_hears_all_at_the_end_and_one_time(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,21 +114,6 @@ def test_a_tracker_that_fails_costs_nothing(
     assert said in caplog.text  # without the password, which would be in progress.json
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracker_of("") is None
-    for name in ("tensorboard", "mlflow", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(MissingExtraError, match=rf"pip install 'flower-privsyn\[{name}\]'"):
-            tracker_of(name)
-        with pytest.raises(MissingExtraError, match=rf'^tracker = "{name}" needs its library'):
-            require_tracker(name)
-        there = ModuleType(name)
-        there.__spec__ = ModuleSpec(name, None)
-        monkeypatch.setitem(sys.modules, name, there)
-        require_tracker(name)
-    require_tracker("")
-
-
 class Listening:
     """Hears all, and may fail after that."""
 
@@ -250,17 +125,6 @@ class Listening:
         self.told.append((run.status, figures))
         if self._fails:
             raise ConnectionError("and is gone again")
-
-
-def test_a_tracker_that_fails_is_left_alone_until_the_run_ends(
-    federation: Callable[..., Any], config: Callable[..., Any]
-) -> None:
-    """Every try may take as long as a server that does not answer."""
-    strategy = Probe(config())
-    strategy.tracker = listening = Listening(fails=True)
-    strategy.start(federation())
-    assert [status for status, _ in listening.told] == ["running", "finished"]
-    assert len(listening.told[-1][1].points) > len(listening.told[0][1].points)
 
 
 def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
@@ -285,16 +149,6 @@ def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
     with pytest.raises(GenerationError):
         strategy.start(federation())
     assert heard == [("running", os.getpid()), ("failed", os.getpid())]
-
-
-def test_a_tracker_of_one_s_own_counts_before_the_setting(
-    federation: Callable[..., Any], config: Callable[..., Any]
-) -> None:
-    strategy = Probe(config(tracker="tensorboard"))
-    strategy.tracker = listening = Listening()
-    strategy.start(federation())
-    assert [status for status, _ in listening.told] == ["running"] * 3 + ["finished"]
-    assert not (strategy.run.path / "tensorboard").exists()
 
 
 def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(

@@ -36,16 +36,12 @@ output = "survivors"
 expand-samples = 0
 public-text = ""
 node-timeout = 120.0
-round-seconds = 0.0
 behaviour = "honest"
 app-does = ""
-window = 128
 ray-address = ""
-tracker = ""
 """
 
 _SERVER = """
-import json
 import os
 import signal
 import sys
@@ -61,34 +57,12 @@ from flower_privsyn.testing import HashEmbedder, ShuffleWords
 app = ServerApp()
 
 
-def watch(grid: Grid) -> list[int]:
-    # After every push, how many messages are with the nodes.
-    waiting, seen = set(), []
-    push, pull = grid.push_messages, grid.pull_messages
-
-    def push_messages(messages):
-        names = list(push(messages))
-        waiting.update(names)
-        seen.append(len(waiting))
-        return names
-
-    def pull_messages(names):
-        replies = list(pull(names))
-        waiting.difference_update(reply.metadata.reply_to_message_id for reply in replies)
-        return replies
-
-    grid.push_messages, grid.pull_messages = push_messages, pull_messages
-    return seen
-
-
 def asking(context: Context, **others) -> PrivateEvolution:
     given = {**context.run_config, **others}
     config = PrivateEvolutionConfig.from_run_config(
-        given, other_keys=["behaviour", "app-does", "window", "round-seconds"]
+        given, other_keys=["behaviour", "app-does"]
     )
-    method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
-    method.messages_under_way = context.run_config["window"]
-    return method
+    return PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
 
 
 @app.main()
@@ -98,12 +72,10 @@ def main(grid: Grid, context: Context) -> None:
         return
     if does == "fails before":
         raise RuntimeError("no credentials for the bucket")
-    seen = watch(grid)
     method = asking(context)
 
     def start() -> None:
-        # Not `round-timeout`, which would also be the time to start the processes of the nodes.
-        method.start(grid, timeout=context.run_config["round-seconds"] or None)
+        method.start(grid)
 
     if "thread" in does:
         thread = threading.Thread(target=start)
@@ -115,7 +87,6 @@ def main(grid: Grid, context: Context) -> None:
         thread.join()
     else:
         start()
-    (method.run.path / "under-way.json").write_text(json.dumps(seen))
     if does == "starts twice":
         start()
     if does == "two strategies, then fails":
@@ -131,13 +102,9 @@ def main(grid: Grid, context: Context) -> None:
 
 _CLIENT = """
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
-import numpy as np
-from flwr.app import Array, ConfigRecord, Context, RecordDict
+from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import add_handlers
@@ -157,37 +124,7 @@ def load(context: Context) -> Users:
     )
 
 
-def slow(message, context, call_next):
-    asked = message.metadata.message_type != "query.prepare"
-    if asked and context.run_config["behaviour"] == "slow":
-        time.sleep(2.0)
-    return call_next(message, context)
-
-
-def faulty(message, context, call_next):
-    # What `behaviour` says of a round and a node, such as "1/0=crash 2/3=garbage".
-    if message.metadata.message_type == "query.prepare":
-        return call_next(message, context)
-    number = message.content.config_records["privsyn.request"]["round"]
-    mine = f"{number}/{context.node_config['partition-id']}="
-    faults = [f for f in context.run_config["behaviour"].split() if f.startswith(mine)]
-    fault = faults[0].removeprefix(mine) if faults else ""
-    if fault == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "raise":
-        raise RuntimeError("this app is broken")
-    if fault.startswith("late"):
-        time.sleep(float(fault.removeprefix("late")))
-    reply = call_next(message, context)
-    if fault == "garbage":
-        reply.content = RecordDict({"junk": ConfigRecord({"x": [1, 2, 3]})})
-    if fault == "nan":
-        arrays = reply.content.array_records["privsyn.answer"]
-        arrays["total"] = Array(arrays["total"].numpy() * np.float64("nan"))
-    return reply
-
-
-app = ClientApp(mods=[slow, faulty])
+app = ClientApp()
 add_handlers(app, load, embedder=hash_embedder)
 """
 
