@@ -55,7 +55,6 @@ class NodeAccount:
     others: list[Charge] = field(default_factory=list)
     also: tuple[str, ...] = ()
     _streams: dict[str, Correlation] = field(default_factory=dict)
-    _checked: tuple[int, dict[str, Any]] | None = None
 
     @property
     def every(self) -> list[Charge]:
@@ -102,12 +101,8 @@ class NodeAccount:
         """Whether rounds of a stream of correlated noise were charged before."""
         return any(charge.key == (server, "stream", stream) for charge in self.every)
 
-    def check(self, charge: Charge, policy: NodePolicy) -> dict[str, Any]:
+    def check(self, charge: Charge, policy: NodePolicy) -> None:
         """Refuse an answer that would cost more than the owner allows.
-
-        Returns:
-            What a ledger line says of the check: the limit it was made for, and how many more
-            such rounds of the run were found to fit, which then need no accountant.
 
         Raises:
             NotAllowedError: It would, the rounds of its stream were charged as others, or its
@@ -115,28 +110,12 @@ class NodeAccount:
         """
         self._check_stream(charge)
         self._check_coins(charge)
-        with_it = NodeAccount(self.dataset, [*self.every, charge]).releases(policy.relation)
-        limit: dict[str, Any] = {
-            "max_epsilon": policy.max_epsilon if math.isfinite(policy.max_epsilon) else None,
-            "delta": policy.delta,
-            "relation": policy.relation.value,
-        }
-        if self.others:
-            limit["others"] = len(self.others)
         if math.isinf(policy.max_epsilon):
-            return {**limit, "more": 0}
+            return
+        with_it = NodeAccount(self.dataset, [*self.every, charge]).releases(policy.relation)
         known = any(old.key == charge.key for old in self.every)
         if known and with_it == self.releases(policy.relation):
-            return {**limit, "more": 0}  # paid for with its stream, or by others of its round
-        covered = self._covered(limit, policy.relation)
-        if covered is not None and not with_it - covered:
-            return {**limit, "more": 0}
-        mine = release_of([charge], policy.relation)
-        more = 0 if charge.correlation else max(0, charge.num_rounds - charge.round_number)
-        if more and within(
-            release_epsilon(with_it + Counter({mine: more}), delta=policy.delta), policy
-        ):
-            return {**limit, "more": more}
+            return  # paid for with its stream, or by others of its round
         cost = release_epsilon(with_it, delta=policy.delta)
         if not within(cost, policy):
             raise self.refusal(
@@ -145,7 +124,6 @@ class NodeAccount:
                 f"({charge.query}, noise multiplier {charge.mechanism.noise_multiplier:g})",
                 cost,
             )
-        return {**limit, "more": 0}
 
     def refusal(self, policy: NodePolicy, what: str, cost: float) -> NotAllowedError:
         """The sentence that says what would be spent, what is allowed, and by whom it was."""
@@ -191,33 +169,15 @@ class NodeAccount:
                 f"{run_name(old.server, old.run)}; every round needs one of its own."
             )
 
-    def add(self, charge: Charge, checked: Mapping[str, Any] | None) -> None:
-        """Take over a charge that stands in the ledger."""
-        self.charges.append(charge)
-        if charge.correlation is not None:
-            self._streams.setdefault(charge.correlation.stream, charge.correlation)
-        if checked and checked.get("more"):
-            self._checked = len(self.charges), dict(checked)
-
-    def _covered(
-        self, limit: Mapping[str, Any], relation: NeighboringRelation
-    ) -> Counter[Release] | None:
-        """What was last found to fit below this very limit, rounds to come included."""
-        if self._checked is None:
-            return None
-        number, checked = self._checked
-        if any(checked.get(key) != limit.get(key) for key in {*limit, "others"}):
-            return None
-        covered = NodeAccount(self.dataset, self.charges[:number], self.others).releases(relation)
-        covered[release_of([self.charges[number - 1]], relation)] += int(checked["more"])
-        return covered
-
     def replay(self, path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take over the lines of a ledger after its first."""
         for number, line in enumerate(lines, start=2):
             try:
                 if line["event"] == "charged":
-                    self.add(Charge.from_line(line, self._streams), line.get("checked"))
+                    charge = Charge.from_line(line, self._streams)
+                    self.charges.append(charge)
+                    if charge.correlation is not None:
+                        self._streams.setdefault(charge.correlation.stream, charge.correlation)
                 elif line["event"] != "repaired":
                     raise damaged(path, number, f"unknown event {line['event']!r}")
             except (KeyError, TypeError, ValueError) as error:
@@ -297,11 +257,11 @@ class NodeLedger:
                 if torn:
                     file.cut_off(torn)
                     file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
-                checked = account.check(charge, policy)
+                account.check(charge, policy)
                 line = charge.to_line(streams=account._streams)
                 if self._data != lines[0].get("data", ""):
                     line["data"] = self._data
-                file.append({**line, "checked": checked, "time": clock.now()})
+                file.append({**line, "time": clock.now()})
             finally:
                 file.close()
 

@@ -640,11 +640,11 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a request that comes again is answered free of charge",
             guards="a request that comes again is charged again",
             where="node/account.py::NodeLedger.charge",
-            before="            checked = account.check(charge, policy)\n",
+            before="            account.check(charge, policy)\n",
             after=(
                 "            if charge in account.every:\n"
                 "                return\n"
-                "            checked = account.check(charge, policy)\n"
+                "            account.check(charge, policy)\n"
             ),
             tests=("tests/node/test_account.py::TestLimit",),
         ),
