@@ -7,16 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
-from tests.support.federation import rounds_asked, silent, training_nodes
+from tests.support.federation import rounds_asked, silent
 from tests.support.probe import Killed, Probe
 from tests.support.run_files import contents, releases
-from tests.support.small_runs import small_training
 
 Builder = Callable[..., Any]
 
@@ -59,25 +55,6 @@ def test_a_finished_run_whose_last_round_was_lost_asks_nobody_again(
     again.start(grid)
     assert grid.requests == []
     assert len(releases(again.run.path)) == 2
-
-
-def test_the_trained_arrays_are_those_that_it_ended_with(
-    lstm: Path, texts: list[str], tmp_path: Path
-) -> None:
-    people = Users.from_rows((f"user-{number}", text) for number, text in enumerate(texts[:6]))
-    config = small_training(
-        DPFedAvgConfig, tmp_path / "run", model=str(lstm), num_rounds=2, num_nodes=2
-    )
-    settings = config(resume="auto", server_momentum=0.0)
-    whole = DPFedAvg(settings).start(training_nodes(people))
-    before = contents(tmp_path / "run")
-    grid = training_nodes(people)
-    result = DPFedAvg(settings).start(grid)
-    assert grid.requests == []
-    assert contents(tmp_path / "run") == before
-    assert list(result.arrays) == list(whole.arrays)
-    for name in whole.arrays:
-        assert np.array_equal(result.arrays[name].numpy(), whole.arrays[name].numpy())
 
 
 def test_another_run_s_settings_are_refused_and_those_that_come_too_late_are_told(

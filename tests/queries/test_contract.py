@@ -21,6 +21,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import (
     QUERIES,
     Cohort,
@@ -147,7 +148,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("query", ASKED, ids=lambda query: f"{query.name}-{query.to_wire()}")
-def test_a_user_adds_what_they_would_answer_alone(query: Query) -> None:
+def test_a_user_adds_what_they_would_answer_alone(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(3)
     cohorts = [cohort_for(query, users, seed=users) for users in (2, 17, 206, 207)]
     for made, make in MADE.items():
@@ -173,6 +176,13 @@ def test_a_user_adds_what_they_would_answer_alone(query: Query) -> None:
             odd = np.arange(users) % 2 == 1
             parts = [query.answer(everyone.select(part), broadcast) for part in (odd, ~odd)]
             assert np.array_equal(total, sum(parts)), made
+            assert np.array_equal(np.rint(rows / GRID) * GRID, rows), made
+            with monkeypatch.context() as patch:
+                patch.setattr("flower_privsyn.queries.query.BLOCK_BYTES", 4096)
+                patch.setattr("flower_privsyn.queries.user_means._BLOCK_RECORDS", 7)
+                patch.setattr("flower_privsyn.queries.moments._BLOCK_NUMBERS", 64)
+                patch.setattr("flower_privsyn.queries.joint_sketch._BATCH_TOKENS", 50)
+                assert np.array_equal(total, query.answer(everyone, broadcast)), made
 
 
 @pytest.mark.usefixtures("threads")

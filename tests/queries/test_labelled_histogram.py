@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
-    FullParticipation,
-    GaussianMechanism,
-    InsecureRandom,
     NeighboringRelation,
-    Release,
-    calibrate_noise_multiplier,
-    release_epsilon,
 )
 from flower_privsyn.queries import Cohort, LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.testing import check_query, random_cohort
+from tests.support.audit import assert_audit_comes_near
 from tests.support.questions import DATA
 
 CLASSES = np.array([0, 1, 2, 0, 1, 2, 0, 1], dtype=np.int32)
@@ -137,30 +131,7 @@ class TestTheBound:
         query = LabelledHistogram(max_samples=4, clip="l2")
         absent = query.answer(self.user([5, 1], [2, 1]), asked)
         present = absent + query.answer(self.user([0, 1, 2, 3], [0, 1, 2, 0]), asked)
-        multiplier = calibrate_noise_multiplier(
-            epsilon=epsilon, delta=1e-5, rounds=1, sampling=FullParticipation()
-        )
-
-        def bound(noise_multiplier: float) -> float:
-            mechanism = GaussianMechanism(
-                noise_multiplier=noise_multiplier,
-                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
-            )
-            random, direction = InsecureRandom(6), present - absent
-            positive = []
-            for total in (present, absent):
-                released = mechanism.release(np.tile(total, runs), random=random)
-                seen = (released.reshape(runs, -1) - absent) @ direction
-                positive.append(int((seen > 0.5 * (direction @ direction)).sum()))
-            hits, alarms = positive
-            true = stats.beta.ppf(0.0005, hits, runs - hits + 1)
-            false = stats.beta.ppf(0.9995, alarms + 1, runs - alarms)
-            apart = float(stats.norm.ppf(true) - stats.norm.ppf(false))
-            release = Release(noise_multiplier=1.0 / apart, sampling=FullParticipation())
-            return release_epsilon({release: 1}, delta=1e-5)
-
-        assert 0.9 * epsilon <= bound(multiplier) <= epsilon
-        assert bound(0.9 * multiplier) > epsilon
+        assert_audit_comes_near(query, present, absent, epsilon=epsilon, runs=runs)
 
 
 class TestRefusals:

@@ -9,22 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import stats
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
-    FullParticipation,
-    GaussianMechanism,
-    InsecureRandom,
     NeighboringRelation,
-    Release,
-    calibrate_noise_multiplier,
-    release_epsilon,
 )
-from flower_privsyn.privacy.grid import GRID, to_grid
 from flower_privsyn.queries import QUERIES, Cohort, Moments, moments
 from flower_privsyn.testing import check_query, random_cohort
+from tests.support.audit import assert_audit_comes_near
 
 K, D = 4, 9
 GENERATOR = np.random.default_rng(0)
@@ -101,22 +94,6 @@ class TestTheAnswer:
         cohort = random_cohort(num_users=20, max_records=3, dimension=K, seed=3)
         projected = query.answer(cohort, query.broadcast(CENTRE, np.eye(K)))
         assert np.allclose(query.answer(cohort, query.broadcast(CENTRE)), projected, atol=1e-7)
-
-    def test_does_not_depend_on_company(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        query = Moments(radius=0.5, count_share=0.1)
-        cohort = random_cohort(num_users=60, max_records=9, dimension=D, seed=4, empty=0.2)
-        together = query.contribution(cohort, asked(query))
-        for users in (1, 7):
-            parts = [query.contribution(part, asked(query)) for part in cohort.blocks(users)]
-            assert np.array_equal(np.concatenate(parts), together)
-        monkeypatch.setattr(moments, "_BLOCK_NUMBERS", 40 * together.shape[1])
-        assert np.array_equal(query.contribution(cohort, asked(query)), together)
-
-    def test_is_on_the_grid(self) -> None:
-        query = Moments(radius=0.37, count_share=0.3)
-        cohort = random_cohort(num_users=40, max_records=5, dimension=D, seed=5)
-        answer = query.answer(cohort, asked(query))
-        assert np.array_equal(to_grid("answer", answer) * GRID, answer)
 
     def test_the_triangle_comes_back(self) -> None:
         y = np.array([0.3, -0.2, 0.5])
@@ -197,34 +174,10 @@ class TestTheAudit:
         ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
     )
     def test_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
-        """By the trade-off of Gaussian noise (Nasr et al. 2023): one threshold bounds the whole."""
         query = Moments(count_share=0.1)
         absent = alone(np.array([[0.1, 0.2], [-0.3, 0.0]]), query)
         present = absent + alone(np.array([[3.0, 4.0]]), query)
-        multiplier = calibrate_noise_multiplier(
-            epsilon=epsilon, delta=1e-5, rounds=1, sampling=FullParticipation()
-        )
-
-        def bound(noise_multiplier: float) -> float:
-            mechanism = GaussianMechanism(
-                noise_multiplier=noise_multiplier,
-                l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
-            )
-            random, direction = InsecureRandom(6), present - absent
-            positive = []
-            for total in (present, absent):
-                released = mechanism.release(np.tile(total, runs), random=random)
-                seen = (released.reshape(runs, -1) - absent) @ direction
-                positive.append(int((seen > 0.5 * (direction @ direction)).sum()))
-            hits, alarms = positive
-            true = stats.beta.ppf(0.0005, hits, runs - hits + 1)
-            false = stats.beta.ppf(0.9995, alarms + 1, runs - alarms)
-            apart = float(stats.norm.ppf(true) - stats.norm.ppf(false))
-            release = Release(noise_multiplier=1.0 / apart, sampling=FullParticipation())
-            return release_epsilon({release: 1}, delta=1e-5)
-
-        assert 0.9 * epsilon <= bound(multiplier) <= epsilon
-        assert bound(0.9 * multiplier) > epsilon
+        assert_audit_comes_near(query, present, absent, epsilon=epsilon, runs=runs)
 
 
 class TestBadInput:

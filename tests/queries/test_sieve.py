@@ -214,25 +214,6 @@ class TestWhenItIsUsed:
         finally:
             torch.set_num_threads(before)
 
-    def test_one_small_block_is_lost_where_candidates_hardly_differ(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        blocks = []
-        kept = sieve.Sieve.block
-
-        def block(self: sieve.Sieve, *arguments: object) -> sieve.Block:
-            blocks.append(arguments[1:3])
-            return kept(self, *arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(sieve.Sieve, "block", block)
-        generator = np.random.default_rng(6)
-        base = unit(generator, 1, 32)
-        candidates = base + np.float32(1e-3) * unit(generator, 512, 32)
-        records = unit(generator, 20_000, 32)
-        nearest = nearest_candidates(records, candidates)
-        assert blocks == [(0, 256)]
-        assert np.array_equal(nearest, nearest_neighbor._by_product(records, candidates))
-
     def test_it_is_left_out_where_nothing_is_gained(self, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(7)
         candidates = unit(generator, 512, 8)

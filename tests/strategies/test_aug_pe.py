@@ -30,7 +30,6 @@ from flower_privsyn.testing import (
     ShuffleWords,
     hash_embedder,
 )
-from tests.support.probe import Killed
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -322,30 +321,6 @@ class TestTheAlgorithm:
         with pytest.raises(ConfigError, match='3 texts labelled "river".*needs 4 of each class'):
             strategy(few, **parts).start(grid_of(labelled_users(6), tmp_path))
 
-    def test_a_killed_run_goes_on_to_the_same_texts(self, config: Builder, tmp_path: Path) -> None:
-        class Dying(ShuffleWords):
-            calls = 0
-
-            def vary(self, texts: Sequence[str], **options: Any) -> list[str]:
-                self.calls += 1
-                if self.calls == 4:  # while the second population is made
-                    raise Killed
-                return super().vary(texts, **options)
-
-        users, whole = labelled_users(10), tmp_path / "whole"
-        strategy(config(run_dir=str(whole)), variation=ShuffleWords()).start(
-            grid_of(users, tmp_path)
-        )
-        with pytest.raises(Killed):
-            strategy(config(), variation=Dying()).start(grid_of(users, tmp_path))
-        resumed = strategy(config(resume=True), variation=ShuffleWords())
-        resumed.start(grid_of(users, tmp_path))
-        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2]
-        again, first = (
-            (folder / "synthetic.jsonl").read_text() for folder in (tmp_path / "run", whole)
-        )
-        assert again == first
-
     def test_a_generator_that_writes_nothing_is_named_before_anything_is_spent(
         self, config: Builder, tmp_path: Path
     ) -> None:
@@ -378,13 +353,6 @@ class TestSettings:
         spent = release_epsilon({release: 10}, delta=config.delta)
         assert spent == pytest.approx(float(epsilon), rel=0.01)
         assert config.histogram().clip_norm == 1.0
-
-    @pytest.mark.parametrize(
-        ("data", "epsilon", "named"), [("imdb", "1", "data must be"), ("yelp", "3", "epsilon must")]
-    )
-    def test_what_is_not_printed(self, data: Any, epsilon: Any, named: str) -> None:
-        with pytest.raises(ConfigError, match=named):
-            AugPEConfig.as_printed(data=data, epsilon=epsilon)
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),

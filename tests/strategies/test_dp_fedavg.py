@@ -483,22 +483,6 @@ class TestResume:
             )
         assert not np.array_equal(seen[3], seen[2])
 
-    def test_flower_gets_the_model_of_a_run_whose_rounds_were_over(
-        self, config: Builder, people: Users
-    ) -> None:
-        def evaluate(number: int, arrays: ArrayRecord) -> None:
-            if number == 2:
-                raise Killed
-
-        with pytest.raises(Killed):
-            DPFedAvg(config()).start(training_nodes(people), evaluate_fn=evaluate)
-        strategy = DPFedAvg(config(resume=True))
-        arrays = strategy.start(training_nodes(people)).arrays
-        stored = load_file(strategy.run.round_path(2) / "model.safetensors")
-        shapes = strategy.method.model.shapes
-        last = np.concatenate([stored[name].ravel() for name in shapes])
-        assert np.array_equal(arrays["parameters"].numpy(), last)
-
     @pytest.mark.parametrize("place", ["before the state", "after the state"])
     def test_killed_in_the_servers_step_it_ends_as_if_it_had_not_been(
         self, config: Builder, people: Users, tmp_path: Path, place: str
@@ -579,20 +563,6 @@ class TestResume:
         for name, value in final.named(final.parameters).items():
             assert np.array_equal(value, stored[name])
 
-    def test_killed_before_the_model_is_written(
-        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def die(*args: Any) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalModel, "save", die)
-            with pytest.raises(Killed):
-                self.start(config, people)
-        resumed = self.start(config, people, resume=True)
-        assert (resumed.run.path / "models/final/config.json").is_file()
-        assert resumed.run.status == "finished"
-
     @pytest.mark.parametrize("kept", ["last", "all"])
     def test_old_checkpoints(self, config: Builder, people: Users, kept: str) -> None:
         strategy = self.start(config, people, checkpoints=kept)
@@ -638,20 +608,9 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"clip_norm": 0.0}, "clip-norm"),
-            ({"local_learning_rate": -0.1}, "local-learning-rate"),
-            ({"local_epochs": 0}, "local-epochs"),
-            ({"local_batch_size": 0}, "local-batch-size"),
-            ({"local_steps": -1}, "local-steps"),
             ({"server_momentum": 1.0}, "server-momentum"),
-            ({"server_learning_rate": 0.0}, "server-learning-rate"),
-            ({"checkpoints": "some"}, "checkpoints"),
-            ({"clip_quantile": 1.5}, "clip-quantile"),
-            ({"clip_bit_share": 0.0}, "clip-bit-share"),
-            ({"clip_learning_rate": -1.0}, "clip-learning-rate"),
             ({"trainable": "head"}, "trainable"),
             ({"trainable": "layers"}, "trainable-layers"),
-            ({"local_precision": "float16"}, "local-precision"),
             ({"model": ""}, "model"),
         ],
     )
@@ -667,14 +626,6 @@ class TestSettings:
         with pytest.raises(ConfigError, match="max-tokens = 600 is more than the 511"):
             DPFedAvg(config(max_tokens=600)).start(training_nodes(people))
         assert not (tmp_path / "run" / "ledger.jsonl").exists()
-
-    def test_are_read_from_flat_keys(self) -> None:
-        config = DPFedAvgConfig.from_run_config(
-            {"epsilon": 1.0, "adaptive-clipping": True, "local-learning-rate": 1, "model": "m"}
-        )
-        assert (config.adaptive_clipping, config.local_learning_rate) == (True, 1.0)
-        with pytest.raises(ConfigError, match='did you mean "clip-norm"'):
-            DPFedAvgConfig.from_run_config({"epsilon": 1.0, "clip-nor": 0.1})
 
     def test_presets_of_the_papers(self) -> None:
         pre_text = DPFedAvgConfig.pre_text(

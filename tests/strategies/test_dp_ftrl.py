@@ -528,11 +528,6 @@ class TestSettings:
             )
             assert first != second
 
-    def test_the_defaults_keep_few_buffers(self) -> None:
-        config = DPFTRLConfig(epsilon=1.0)
-        participation = Participation(rounds=20, min_separation=10)
-        assert config.factorisation(participation).buffers <= 3
-
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
@@ -547,10 +542,6 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match=sentence):
             votes(**changes)
-
-    def test_the_other_strategies_do_not_take_turns(self) -> None:
-        with pytest.raises(ConfigError, match='sampling must be one of "full", "poisson"'):
-            DPFedAvgConfig(epsilon=1.0, sampling="cyclic")  # type: ignore[arg-type]
 
     def test_settings_come_from_flat_keys(self) -> None:
         config = DPFTRLConfig.from_run_config(
@@ -593,12 +584,6 @@ class TestSettings:
             spent = spent_by(config, 342_000, tmp_path / f"{epsilon}.jsonl")
             assert spent == pytest.approx(float(epsilon), abs=5e-3)
 
-    def test_rows_that_are_not_printed_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="must be a row of POPri's table 3"):
-            DPFTRLConfig.popri(users=10_000, users_per_round=3)
-        with pytest.raises(ConfigError, match="epsilon must be one of"):
-            DPFTRLConfig.public_llm(epsilon="2")  # type: ignore[arg-type]
-
 
 def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
     """What a ledger says after the first round of a run with these settings."""
@@ -638,12 +623,3 @@ def test_a_larger_budget_than_planned_is_refused(
         strategy.start(grid)
     assert asked(grid) == []
     assert not releases(tmp_path / "run")
-
-
-def test_a_released_sum_states_its_noise(federation: Builder, votes: Builder) -> None:
-    strategy = CorrelatedProbe(votes(correlation="banded"))
-    seen: list[ReleasedSum] = strategy.released
-    strategy.start(federation())
-    stated = [one.noise_std for one in seen]
-    assert stated == sorted(stated)
-    assert stated[0] == pytest.approx(1.5 * 3)

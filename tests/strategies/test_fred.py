@@ -467,27 +467,6 @@ class TestTheCommand:
         assert "Nothing was spent." in shown
         assert (released / "ledger.jsonl").read_bytes() == before
 
-    @pytest.mark.parametrize(
-        ("words", "named"),
-        [
-            (["nowhere.jsonl"], "nowhere.jsonl cannot be read"),
-            (["{near}", "{near}"], "different sets of text"),
-        ],
-    )
-    def test_names_what_is_wrong(
-        self,
-        released: Path,
-        near: str,
-        capsys: pytest.CaptureFixture[str],
-        words: list[str],
-        named: str,
-    ) -> None:
-        assert (
-            main(["inspect", str(released), "--rank", *(word.format(near=near) for word in words)])
-            != 0
-        )
-        assert named in " ".join(capsys.readouterr().err.split())
-
     def test_a_run_without_moments_is_named(
         self, tmp_path: Path, released: Path, near: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -500,9 +479,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"moment_dimensions": -1}, "moment-dimensions"),
-            ({"moment_centre": "mean"}, "moment-centre"),
-            ({"covariance_share": 0.0}, "covariance-share"),
             ({"estimator": "two-rounds"}, "num-rounds of at least 2, got 1"),
             ({"unit": "record"}, "num-records, where their number is public, or count-share"),
             ({"unit": "record", "count_share": 0.1, "max_samples": 0}, "max-samples"),
@@ -513,7 +489,6 @@ class TestBadInput:
                 "num-users, noise-multiplier above 0",
             ),
             ({"candidates": "a.jsonl; ; b.jsonl"}, "none of them empty"),
-            ({"candidates": "a.jsonl;a.jsonl"}, "different sets of text"),
         ],
     )
     def test_settings_are_named(self, config: Builder, changes: Any, named: str) -> None:
@@ -525,8 +500,6 @@ class TestBadInput:
         [
             ("missing.jsonl", "missing.jsonl cannot be read"),
             ("{empty}", "holds no text"),
-            ("{folder}", r"holds no text \(.jsonl"),
-            ("{numbers}", 'line 1: expected a JSON object with a string "text"'),
             ("{single}", "has 1 texts in these shares, and a distance needs at least 2"),
             ("40% {single} + 50% {empty}", "must add up to 100%, got 90%"),
         ],
@@ -543,22 +516,6 @@ class TestBadInput:
         grid = LoopbackGrid(lambda *_: None)
         with pytest.raises(DataError, match=named):
             ranking(config(candidates=candidates.format(**places))).start(grid)
-        assert not grid.requests
-
-    @pytest.mark.parametrize(
-        ("dimensions", "named"),
-        [
-            (33, "moment-dimensions = 33 is more than the 32 numbers of an embedding"),
-            (30, "needs at least 31 different texts"),
-        ],
-    )
-    def test_more_dimensions_than_there_can_be(
-        self, config: Builder, tmp_path: Path, dimensions: int, named: str
-    ) -> None:
-        few = write(tmp_path / "few.jsonl", make_users(1, samples=6).texts)
-        grid = LoopbackGrid(lambda *_: None)
-        with pytest.raises(ConfigError, match=named):
-            ranking(config(moment_dimensions=dimensions, public_text=few)).start(grid)
         assert not grid.requests
 
     def test_more_dimensions_than_the_users_allow(
@@ -582,10 +539,6 @@ class TestBadInput:
         ratio = strategy.run.state["summary"]["noise_ratio"]
         assert ratio > 0.5
         assert f"the noise of the covariance is {ratio:.2g} of what it says" in caplog.text
-
-    def test_damaged_releases_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(RunDirectoryError, match="no readable coordinates"):
-            MomentSketch.load(tmp_path)
 
 
 def test_distances_follow_the_definition(federation: Builder, config: Builder, far: str) -> None:

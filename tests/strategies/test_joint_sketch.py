@@ -521,14 +521,12 @@ class TestSettings:
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
             ({"max_tokens": 600}, 'model = "privsyn-tiny" reads at most 511 tokens .* rows of 600'),
             ({"teacher": "BRIEF"}, "BRIEF.* reads at most 15 tokens .* lower max-tokens = 64"),
-            ({"teacher": "BIASED", "teacher_steps": 1}, "has a bias already: give the model"),
             (
                 {"synthesis": "written", "generator": "gguf:a", "generator_steps": 1},
                 "which an address, a GGUF file",
             ),
             ({"public_text": "WORDS"}, "has no two tokens beside one another"),
             ({"synthesis": "written", "prompt": "SHORT"}, "announces 3 samples; 3 chosen ones"),
-            ({"synthesis": "written", "prompt": "mistyped"}, "mistyped"),
         ],
     )
     def test_that_would_fail_later_are_refused_before_anybody_is_asked(
@@ -578,8 +576,6 @@ class TestSettings:
         ("refusal", "sentence"),
         [
             ((401, {"error": "Incorrect API key"}), "status 401: Incorrect API key"),
-            ((404, {"error": "no such model"}), "status 404: no such model"),
-            ((503, {"error": "starting"}), "status 503: starting"),
         ],
     )
     def test_a_writer_that_does_not_answer_is_found_before_anybody_is_asked(
@@ -600,21 +596,6 @@ class TestSettings:
             strategy.start(federated)
         assert asked(federated) == []
         assert not strategy.run.ledger_file.exists()
-
-    def test_a_writer_is_tried_with_the_longest_public_text(
-        self, federation: Builder, config: Builder, server: Server, topics: Path
-    ) -> None:
-        rows = ["one long row of public text, " * 12 + f"number {number}" for number in range(3)]
-        with topics.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
-        server.misbehave = lambda path, body, number: (400, {"error": "enough"})
-        settings = config(synthesis="written", max_tokens=128, max_new_tokens=7)
-        writer = OpenAIGenerator(server.url, "tiny", max_retries=0)
-        with pytest.raises(GenerationError, match="enough"):
-            JointSketch(settings, generator=writer).start(federation())
-        ((path, body, _),) = server.requests
-        assert (path, body["max_tokens"], body["n"]) == ("/v1/completions", 7, 1)
-        assert all(row.strip() in body["prompt"] for row in rows)
 
 
 def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model(tmp_path: Path) -> None:

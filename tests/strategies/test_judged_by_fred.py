@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.report import write_run_page
 from flower_privsyn.strategies import (
     MomentSketch,
@@ -100,15 +99,3 @@ class TestPOPri:
             ("mean_similarity", False),
             ("mean_similarity", False),
         ]
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("config", "changes", "named"),
-        [
-            (POPriConfig, {"checkpoint": "fred", "num_rounds": 1}, "mean and covariance, so"),
-        ],
-    )
-    def test_settings_are_named(self, config: Any, changes: Any, named: str) -> None:
-        with pytest.raises(ConfigError, match=named):
-            config(epsilon=1.0, **changes)

@@ -239,21 +239,6 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "--samples" in capsys.readouterr().err
 
 
-def test_the_command_asks_a_chat_model(
-    finished: RunDirectory, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["expand", str(finished.path), "--samples", "3"]
-    for one in (f"generator={server.url}#tiny", "generator-interface=chat", "max-new-tokens=7"):
-        words += ["--set", one]
-    assert main([*words, "--set", 'generator-parameters={"top_k": 4, "seed": null}']) == 0
-    for path, body, _ in server.requests:
-        assert path == "/v1/chat/completions"
-        assert (body["top_k"], body["max_tokens"], "seed" in body) == (4, 7, False)
-    assert main([*words, "--set", 'generator-parameters={"top_k": 5}', "--seed", "1"]) == 0
-    assert main([*words, "--set", "generator-parameters=top_k=5"]) == 2
-    assert "generator-parameters must be a JSON object" in capsys.readouterr().err
-
-
 class Labelled(EchoGenerator):
     """Writes numbered words after the class of its examples, and keeps its prompts."""
 
@@ -317,13 +302,3 @@ class TestClasses:
         more = write(labelled, 40, writer=writer)
         assert more.by_class == {"law": 29, "river": 11, "sea": 0}
         assert lines(written.path)[:20] == found
-
-    def test_a_run_without_a_vote_above_zero_has_equal_classes(
-        self, labelled: RunDirectory
-    ) -> None:
-        for number in (1, 2):
-            file = RoundFiles(labelled.round_path(number)).population
-            population = Population.from_parquet(file)
-            population.to_parquet(file, votes=[-1.0] * 6, survived=[1, 1, 1, 0, 1, 0])
-        written = write(labelled, 7, writer=Labelled())
-        assert written.by_class == {"law": 3, "river": 2, "sea": 2}

@@ -36,7 +36,6 @@ from flower_privsyn.strategies.parts.noise_alone import (
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix
 from tests.support.federation import asked, training_nodes
-from tests.support.run_files import releases
 from tests.support.small_runs import small_training
 
 Builder = Callable[..., Any]
@@ -201,14 +200,6 @@ class TestRefusal:
         assert asked(grid) == []
         assert not (strategy.run.path / "ledger.jsonl").exists()
 
-    def test_it_runs_all_the_same_where_that_is_accepted(
-        self, ftrl: Builder, people: Users
-    ) -> None:
-        strategy = DPFTRL(ftrl(**FAR, server_learning_rate=1.0, accept_noise=True))
-        strategy.start(training_nodes(people))
-        assert strategy.run.status == "finished"
-        assert releases(strategy.run.path)
-
     @pytest.mark.parametrize(
         ("after", "refused"),
         [(5.0, False), (5.0 + MOST_LOST, False), (5.6, True), (math.inf, True), (math.nan, True)],
@@ -343,20 +334,6 @@ class TestStep:
         assert "server-learning-rate = 0.01;" in caplog.text
         last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
         assert last["learning_rate"] == 0.01
-
-    def test_a_run_of_an_older_version_goes_on_with_its_setting(
-        self, ftrl: Builder, people: Users
-    ) -> None:
-        settings = {"noise_multiplier": 1.0, "server_learning_rate": 0.25}
-        strategy = self.killed(ftrl(**settings), people)
-        file = strategy.run.round_path(1) / "server.safetensors"
-        written = load_file(file)
-        del written["longest_step"]
-        save_file(written, file)
-        resumed = DPFTRL(ftrl(**settings, resume=True))
-        resumed.start(training_nodes(people))
-        last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
-        assert last["learning_rate"] == 0.25
 
     def test_a_clip_norm_that_grows_shortens_it(
         self, lstm: Path, tmp_path: Path, people: Users

@@ -5,11 +5,9 @@ What an earlier start had in memory is never used in place of what is in the run
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,8 +15,7 @@ import pytest
 
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import FederationError, ModelError
-from flower_privsyn.generation import generators
+from flower_privsyn.errors import ModelError
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
@@ -38,7 +35,6 @@ from flower_privsyn.strategies import (
     JointSketchConfig,
     POPri,
     POPriConfig,
-    PrivateEvolution,
     PublicMidTraining,
 )
 from flower_privsyn.strategies.parts.evolution import Evolution
@@ -59,7 +55,7 @@ from tests.support.small_runs import small_mid_training, small_training
 from tests.support.topics import write_topics
 
 if TYPE_CHECKING:
-    from flwr.serverapp import Grid
+    pass
 
 Builder = Callable[..., Any]
 
@@ -97,27 +93,6 @@ def two_populations(texts: list[str]) -> list[Users]:
         Users.from_rows((f"user-{i}", text) for i, text in enumerate(own))
         for own in (texts[:8], texts[-8:])
     ]
-
-
-def test_a_student_is_of_the_run_s_own_release(
-    hybrid: Builder, texts: list[str], runs: Path
-) -> None:
-    first, second = two_populations(texts)
-    settings = hybrid(run_dir="")
-    alone = Hybrid(settings)
-    alone.start(training_nodes(second))
-    again = Hybrid(settings)
-    again.start(training_nodes(first))
-    other = again.run.path
-    again.start(training_nodes(second))
-    assert len({alone.run.path, other, again.run.path}) == 3
-    for name in ("models/student", "models/plain", "models/final"):
-        of_run = [
-            (strategy.run.path / name / "model.safetensors").read_bytes()
-            for strategy in (alone, again)
-        ]
-        assert of_run[0] == of_run[1], name
-    assert alone.run.state["summary"] == again.run.state["summary"]
 
 
 class Restless(ShuffleWords):
@@ -191,62 +166,6 @@ def test_an_initial_model_that_was_missing_is_asked_for_again(
     strategy.start(training_nodes(people))
     final = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
     assert final.parameters == pytest.approx(moved, abs=1e-4)
-
-
-class Written(EchoGenerator):
-    """One that a setting names."""
-
-    name = "privsyn-lm"
-
-
-@pytest.mark.parametrize("kind", ["private-evolution", "aug-pe", "joint-sketch", "popri"])
-def test_a_generator_is_loaded_once_more_when_the_one_before_is_gone(
-    kind: str,
-    settings: Builder,
-    public_file: Path,
-    lstm: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a start that failed: its llama.cpp may be dead, and its model in the way of another."""
-    loaded: list[weakref.ref[Any]] = []
-
-    def load(name: str, **options: Any) -> Any:
-        gc.collect()
-        assert not any(one() for one in loaded), "two of them are in memory"
-        found = Written()
-        loaded.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(generators, "load_generator", load)
-    common: dict[str, Any] = {
-        "noise_multiplier": 0.0,
-        "public_text": str(public_file),
-        "resume": "auto",
-    }
-    common |= {"run_dir": str(tmp_path / "run"), "node_timeout": 0.2, "accept_noise": True}
-    strategy: Any
-    if kind == "private-evolution":
-        strategy = PrivateEvolution(settings(variation="prompt", **common), embedder=HashEmbedder())
-    elif kind == "aug-pe":
-        strategy = AugPE(
-            AugPEConfig(num_candidates=6, num_variations=3, **common), embedder=HashEmbedder()
-        )
-    elif kind == "joint-sketch":
-        strategy = JointSketch(
-            JointSketchConfig(model=str(lstm), teacher=str(lstm), synthesis="written", **common)
-        )
-    else:
-        strategy = POPri(POPriConfig(**common), embedder=HashEmbedder(), trainer=train_words)
-
-    class Nobody:
-        def __getattr__(self, name: str) -> Any:
-            raise FederationError("nobody is there")
-
-    for _ in range(2):
-        with pytest.raises(FederationError, match="nobody is there"):
-            strategy.start(cast("Grid", Nobody()))
-    assert len(loaded) == 2
 
 
 COMMON: dict[str, Any] = {"node_timeout": 0.2, "accept_noise": True, "num_nodes": 2}

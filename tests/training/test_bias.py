@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.bias import save_biased, unlearnt
@@ -44,10 +43,3 @@ class TestUnlearnt:
         save_biased(llama, tmp_path / "biased", LogitBias(tokens=before.astype(np.float32)))
         after = unlearnt(tmp_path / "biased", rows)
         assert np.abs(after).max() < 0.5 * np.abs(before).max()
-
-    def test_reads_as_much_as_it_is_asked_to(self, llama: Path, rows: list[np.ndarray]) -> None:
-        told: list[int] = []
-        unlearnt(llama, rows, most_tokens=20, progress=told.append)
-        assert sum(told) < len(rows)
-        with pytest.raises(ConfigError, match="no text has a token"):
-            unlearnt(llama, [])

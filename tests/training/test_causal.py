@@ -19,7 +19,7 @@ from flower_privsyn.training.causal import (
     fine_tune,
     training_rows,
 )
-from flower_privsyn.training.tokens import first_token, text_window
+from flower_privsyn.training.tokens import text_window
 
 
 def quick(**changes: Any) -> CausalTraining:
@@ -81,19 +81,6 @@ class TestRows:
 
     def test_texts_without_tokens_are_left_out(self, tokenizer: Any) -> None:
         assert self.rows(tokenizer, [""]) == []
-
-    def test_what_a_row_begins_with(self, tokenizer: Any) -> None:
-        class Tokens:
-            bos_token_id = None
-            eos_token_id = None
-            cls_token_id = None
-
-        with pytest.raises(ModelError, match="no token to begin"):
-            first_token(Tokens())
-        Tokens.cls_token_id = 5
-        assert first_token(Tokens()) == 5
-        Tokens.eos_token_id = 0
-        assert first_token(Tokens()) == 0
 
     def test_the_context_bounds_a_row(self, gpt2: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(gpt2)
@@ -171,15 +158,6 @@ class TestSteps:
             fine_tune(gpt2, texts[:20], settings=quick(), output=tmp_path / name, seed=seed)
         assert same(tmp_path / "a", tmp_path / "b")
         assert not same(tmp_path / "a", tmp_path / "c")
-
-    def test_the_caller_keeps_its_random_numbers(
-        self, gpt2: Path, texts: list[str], tmp_path: Path
-    ) -> None:
-        torch.manual_seed(3)
-        expected = torch.rand(1)
-        torch.manual_seed(3)
-        fine_tune(gpt2, texts[:4], settings=quick(max_steps=1), output=tmp_path / "a", seed=0)
-        assert torch.equal(torch.rand(1), expected)
 
     def test_bfloat16_products_keep_float32_weights(
         self, llama: Path, texts: list[str], tmp_path: Path
@@ -282,13 +260,6 @@ class TestResume:
         assert fine_tune(gpt2, texts[:9], **options) == first
         assert not left.exists()
 
-    def test_a_folder_in_a_model_s_is_kept(self, tmp_path: Path) -> None:
-        templates = tmp_path / "built" / "additional_chat_templates"
-        templates.mkdir(parents=True)
-        (templates / "short.jinja").write_text("{{ messages }}", encoding="utf-8")
-        storage.install(tmp_path / "built", tmp_path / "a", fingerprint={}, report={})
-        assert [one.name for one in (tmp_path / "a").rglob("*.jinja")] == ["short.jinja"]
-
     @pytest.mark.parametrize("change", ["texts", "settings", "seed", "resume"])
     def test_anything_else_starts_anew(
         self, gpt2: Path, texts: list[str], tmp_path: Path, change: str
@@ -335,22 +306,12 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="another folder"):
             fine_tune(gpt2, texts, settings=quick(), output=gpt2, seed=0)
 
-    def test_nothing_to_learn(self, gpt2: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="list of texts"):
-            fine_tune(gpt2, [], settings=quick(), output=tmp_path / "a", seed=0)
-        with pytest.raises(ConfigError, match="nothing to learn"):
-            fine_tune(gpt2, [""], settings=quick(), output=tmp_path / "a", seed=0)
-
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"learning_rate": 0}, "learning_rate must be a number above 0"),
             ({"learning_rate": float("nan")}, "learning_rate must be a number"),
-            ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-            ({"epochs": 1.5}, "epochs must be a whole number"),
             ({"precision": "int8"}, "precision must be one of"),
             ({"retokenize": True}, "retokenize = true needs"),
-            ({"retokenize": 1}, "retokenize must be true or false"),
             (
                 {"retokenize": True, "long_texts": "cut", "learn_ends": False},
                 "it needs learn_ends = true, got false",

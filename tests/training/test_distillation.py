@@ -16,7 +16,6 @@ from flower_privsyn.training.causal import fine_tune, training_rows
 from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.distillation import (
     Distillation,
-    check_same_tokens,
     mixed_losses,
     sparse_targets,
 )
@@ -177,14 +176,6 @@ class TestLoss:
         q = torch.softmax(student, -1).gather(-1, ids)
         assert torch.allclose(found, (p * (p / q).log()).sum(-1), atol=1e-5)
 
-    def test_rounding_on_disk_leaves_a_loss_of_its_size(self) -> None:
-        student, teacher, tokens = self.draw()
-        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 31}
-        ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=31, draws=2)
-        exact = mixed_losses(student, tokens, ids, logs, **options)
-        rounded = mixed_losses(student, tokens, ids, logs.half().float(), **options)
-        assert torch.allclose(exact, rounded, atol=5e-3)
-
 
 class TestTargets:
     def read(self, model: Path, texts: list[str], folder: Path, **changes: Any) -> Any:
@@ -239,17 +230,6 @@ class TestTargets:
         text = -student.gather(-1, tokens[0, 1:, None])[:, 0]
         expected = text + 0.1 * (taught.exp() * (taught - student)).sum(-1)
         assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
-
-    def test_ten_of_a_vocabulary_are_a_small_part_of_it(
-        self, llama: Path, texts: list[str], tmp_path: Path
-    ) -> None:
-        rows, targets = self.read(llama, texts[:20], tmp_path, top_k=10, rest="lumped")
-        positions = sum(len(rows[row]) - 1 for row in (0, 3, 7, 11))
-        vocabulary = len(AutoTokenizer.from_pretrained(llama))
-        assert targets.nbytes == positions * 10 * 4
-        assert targets.nbytes <= 0.1 * positions * vocabulary * 2
-        files = sum(path.stat().st_size for path in tmp_path.glob("*.npy"))
-        assert files - targets.nbytes == 2 * 128  # a line of numpy's about each
 
     def test_a_finished_reading_serves_again_without_the_teacher(
         self, llama: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -363,20 +343,6 @@ class TestFineTune:
                 # Adam's first step is as long for a gradient of rounding errors as for a real one.
                 real = value.grad.abs() > 1e-3
                 assert torch.allclose(found[key][real], value[real], atol=1e-4), key
-
-    def test_the_bundled_writer_teaches_the_smaller_model(self, tmp_path: Path) -> None:
-        """By its probabilities alone, it comes closer to the writer in a few steps."""
-        given = [f"The {place} was described in a book of the last century." for place in "abcd"]
-        report = fine_tune(
-            "privsyn-tiny",
-            given,
-            settings=quick(max_steps=6, batch_size=4, learning_rate=1e-3),
-            output=tmp_path / "out",
-            seed=0,
-            distillation=Distillation("privsyn-lm", weight=1.0, top_k=8192),
-        )
-        assert 0 < report.losses[-1] < 0.6 * report.first_loss
-        assert not list(tmp_path.glob("*.partial*"))
 
     @pytest.mark.parametrize("stop", ["teacher", "steps"])
     def test_an_interruption_changes_no_bit(
@@ -493,23 +459,12 @@ class TestRefusals:
             )
         assert not list(tmp_path.iterdir())
 
-    def test_the_bundled_models_share_their_tokens(self) -> None:
-        check_same_tokens("privsyn-tiny", "privsyn-lm")
-        check_same_tokens("privsyn-lstm", "privsyn-lm")
-
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
             ({"weight": 1.5}, "weight must be a number between 0 and 1"),
-            ({"weight": True}, "weight must be a number"),
-            ({"weight": float("nan")}, "weight must be a number"),
-            ({"beta": -0.1}, "beta must be a number of at least 0"),
             ({"rest": "kept"}, "rest must be"),
-            ({"stored": "int8"}, "stored must be"),
             ({"top_k": 0}, "top_k must be a whole number of at least 1"),
-            ({"draws": 0}, "draws must be a whole number of at least 1"),
-            ({"temperature": 0}, "temperature must be a number above 0"),
-            ({"temperature": -1}, "temperature must be a number above 0"),
         ],
     )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:

@@ -18,7 +18,7 @@ from flower_privsyn.training.distribution_matching import (
     keep_share,
     stored_scores,
 )
-from flower_privsyn.training.selection import Rows, SelectionRule, select
+from flower_privsyn.training.selection import Rows
 from flower_privsyn.training.tokens import first_token
 
 Tokens = list[np.ndarray]
@@ -56,15 +56,6 @@ class TestScores:
         scored = LanguageModelScorer(model=llama)
         expected = by_hand(llama, row[:window]) + by_hand(llama, row[window:])
         assert scored(Rows(tokens=[row]))[0] == pytest.approx(expected / len(row), rel=1e-5)
-
-    def test_a_scorer_of_a_stream(self, llama: Path, rows: Tokens) -> None:
-        scorer = LanguageModelScorer(model=llama)
-        found = select([Rows(tokens=rows)], scorer, SelectionRule(count=3))
-        scores = scorer(Rows(tokens=rows))
-        assert found.indices.tolist() == np.argsort(-scores, kind="stable")[:3].tolist()
-
-    def test_no_rows(self, llama: Path) -> None:
-        assert LanguageModelScorer(model=llama)(Rows(tokens=[])).shape == (0,)
 
     def test_other_tokens_are_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"a token 8,000: they are of another tokenizer"):

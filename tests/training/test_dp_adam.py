@@ -260,22 +260,3 @@ class TestTraining:
         assert settings.plan(1000, delta=1e-5, epsilon=math.inf).phases[0].noise_multiplier == 0
         with pytest.raises(ConfigError, match="is spent by the releases whose noise is settled"):
             settings.plan(1000, delta=1e-5, epsilon=0.1, histogram_multiplier=10.0)
-
-
-def test_records_with_nothing_to_predict() -> None:
-    assert not Example(tokens=(1, 2), given=2).usable
-    assert not Example(tokens=(1,)).usable
-    assert Example(tokens=(1, 2, 3), given=2).usable
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"steps": 0}, "DP-Adam setting steps must be a whole number of at least 1, got 0"),
-        ({"clip_norm": 0.0}, "DP-Adam setting clip_norm must be a number"),
-        ({"batch_size": -1}, "DP-Adam setting batch_size must be a whole number"),
-    ],
-)
-def test_bad_settings(changes: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        DPAdam(**changes)  # type: ignore[arg-type]

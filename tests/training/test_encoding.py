@@ -125,17 +125,6 @@ def test_the_end_is_taught_only_where_the_generator_stopped(tokenizer: Any):
     assert tokenizer.decode(cut.chosen) == pair.chosen
 
 
-def test_the_longer_response_counts(tokenizer: Any):
-    (row,) = encode_pairs(tokenizer, [_pair()], max_new_tokens=None, chosen_only=False)
-    assert len(row.rejected) < len(row.chosen)
-    assert row.longest == len(row.prompt) + len(row.chosen)
-    (only,) = encode_pairs(
-        tokenizer, [_pair(rejected="three " * 9)], max_new_tokens=None, chosen_only=True
-    )
-    assert only.rejected == []
-    assert only.longest == len(only.prompt) + len(only.chosen)
-
-
 def test_a_response_without_tokens_is_an_error(tokenizer: Any):
     pairs = [_pair(), _pair(rejected="")]
     with pytest.raises(ConfigError, match="preference pair 1: rejected has no tokens"):

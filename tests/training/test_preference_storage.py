@@ -18,10 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-from flower_privsyn.models import pretrained
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.training import (
     preference,
@@ -63,10 +62,6 @@ class TestTheAdapter:
             for place in (tiny.parent, Path.home(), Path.cwd(), first.parent):
                 assert str(place).encode() not in file.read_bytes()
 
-    def test_bundled_and_hub_names_are_kept(self):
-        assert preference._public_name("privsyn-lm") == "privsyn-lm"
-        assert preference._public_name("owner/name") == "owner/name"
-
     def test_peft_itself_loads_it(self, tiny: Path, first: Path):
         """As vLLM and other programs do: plain PEFT on the plain model gives the same numbers."""
         from peft import PeftModel
@@ -100,29 +95,6 @@ class TestTheAdapter:
         assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
         train(tiny, pairs_of_topics(5), tmp_path / "c", seed=4)
         assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
-
-    def test_rounds_read_the_tokenizer_once_and_again_where_it_changed(
-        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        model = tmp_path / "model"
-        shutil.copytree(tiny, model)
-        file = model / "tokenizer.json"
-        known = json.loads(file.read_text(encoding="utf-8"))
-        read: list[str] = []
-        before = pretrained._read_tokenizer
-
-        def reading(library: Any, folder: str) -> Any:
-            read.append(folder)
-            return before(library, folder)
-
-        monkeypatch.setattr(pretrained, "_read_tokenizer", reading)
-        for indent in (1, 2):  # other files than any model's, and then other ones again
-            file.write_text(json.dumps(known, indent=indent), encoding="utf-8")
-            for name in ("a", "b"):
-                train(model, pairs_of_topics(3), tmp_path / f"{name}{indent}")
-            assert read == [str(model)] * indent
-        train(tiny, pairs_of_topics(3), tmp_path / "c")
-        assert read == [str(model), str(model), str(tiny)]
 
     def test_rounds_leave_the_tokenizer_as_it_was_read(self, gpt2: Path, tmp_path: Path):
         model = tmp_path / "model"
@@ -183,13 +155,6 @@ class TestTheAdapter:
             train(tiny, pairs_of_topics(4), tmp_path / "a")
         assert (tmp_path / "a.partial" / "chapter.txt").read_text() == "years of work"
 
-    def test_an_older_adapter_is_replaced(self, tiny: Path, tmp_path: Path):
-        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
-        before = adapter_digest(tmp_path / "a")
-        train(tiny, pairs_of_topics(4), tmp_path / "a", seed=2)
-        assert adapter_digest(tmp_path / "a") != before
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
-
 
 class TestFailures:
     def test_a_loss_that_is_no_number(self, tiny: Path, first: Path, tmp_path: Path):
@@ -241,14 +206,6 @@ class TestFailures:
         with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
             train(tiny, pairs_of_topics(4), tmp_path / "a", **options)
         assert not (tmp_path / "a").exists()
-
-    def test_a_missing_library_is_one_sentence(
-        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setitem(sys.modules, "trl", None)
-        monkeypatch.delitem(sys.modules, "flower_privsyn.training.trainers")
-        with pytest.raises(MissingExtraError, match=r"pip install 'flower-privsyn\[training\]'"):
-            train(tiny, pairs_of_topics(4), tmp_path / "a")
 
 
 class Killed(Exception):
@@ -365,13 +322,6 @@ class TestResuming:
         train(tiny, pairs, tmp_path / "a", progress=passed.append)
         assert passed[0] < 10
         assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
-
-    def test_checkpoints_are_made_by_the_clock(
-        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 3600.0)
-        self._kill(tiny, tmp_path / "a")
-        assert list((tmp_path / "a.partial").glob("checkpoint-*")) == []
 
     def test_a_finished_training_is_not_run_again(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -111,14 +111,6 @@ class TestScores:
         assert scorer(Rows(tokens=[])).shape == (0,)
         assert scorer(Rows(tokens=[np.zeros(0, int)])).tolist() == [-np.inf]
 
-    def test_bad_ones_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="keys and log-ratios"):
-            LogRatioScorer(tokens=self.ratios, bigrams=self.ratios)
-        with pytest.raises(ValueError, match="weights must be"):
-            LogRatioScorer(tokens=self.ratios, weights=np.ones(V + 1))
-        with pytest.raises(ValueError, match="got scores of shape"):
-            select([self.rows], lambda rows: np.zeros(1), SelectionRule(count=1))
-
 
 RULES = {
     "top": SelectionRule(count=30),
@@ -178,15 +170,6 @@ class TestSelect:
             selection = select(stream, self.scorer, SelectionRule(count=3))
             assert selection.indices.shape == selection.scores.shape == (0,)
             assert selection.tokens == []
-
-    def test_keeps_little(self) -> None:
-        from flower_privsyn.training.selection import _Pool
-
-        rule = SelectionRule(count=10)
-        pool = _Pool(rule)
-        for part in chunks(corpus(3000, seed=8), 50):
-            pool.add(part, self.scorer(part))
-            assert len(pool._tokens) <= 2 * 10 + 50
 
     def test_shares(self) -> None:
         assert SelectionRule.count_of(0.03, 131_125) == 3934

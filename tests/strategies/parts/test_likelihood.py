@@ -80,8 +80,3 @@ def test_whole_sentences_stay_whole() -> None:
     drawn = Drawn({"It rained.": "It rained and", "rained": "snowed"}, {"It rained.": "It snowed."})
     careful = LikelyVariation(drawn, likelihood=None, floor=0, whole_sentences=True)
     assert careful.vary(["It rained.", "rained"], seed=0) == ["It snowed.", "snowed"]
-
-
-def test_no_texts() -> None:
-    careful = LikelyVariation(Drawn(), likelihood=Lengths(), floor=0, whole_sentences=True)
-    assert careful.vary([], seed=0) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from flower_privsyn.strategies.parts.population import Population
 
@@ -31,12 +30,3 @@ def test_take_repeats_and_reorders() -> None:
     taken = Population.create(["a", "b"], round_number=1, source="public").take(np.array([1, 1, 0]))
     assert taken.texts == ("b", "b", "a")
     assert taken.ids == ("1:1", "1:1", "1:0")
-
-
-def test_columns_must_agree() -> None:
-    with pytest.raises(ValueError, match="one length"):
-        Population(texts=("a",), ids=(), parents=((),), source=("public",))
-    with pytest.raises(ValueError, match="2 embeddings for 1 texts"):
-        Population.create(["a"], round_number=1, source="public").with_embeddings(
-            np.zeros((2, 3), np.float32)
-        )

@@ -228,14 +228,6 @@ class TestCandidates:
         assert (read.prompts, read.ends) == (candidates.prompts, candidates.ends)
         assert read.group.tolist() == candidates.group.tolist()
 
-    def test_are_made_once(self, tmp_path: Path) -> None:
-        generator = Scripted(list("abcdef"))
-        made = rounds(tmp_path, generator)
-        made.candidates(1)
-        made.candidates(1)
-        assert len(generator.asked) == 3
-        assert not (tmp_path / "0001" / "responses.jsonl").exists()
-
 
 class TestResponsesOfAnInterruptedRound:
     def test_are_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,11 +387,6 @@ class TestPublicSide:
         config = POPriConfig(epsilon=1.0, public_text=str(public_file), **changes)
         return PublicSide.load(config, embedder=HashEmbedder(), generator=Scripted([]))
 
-    def test_loads(self, public_file: Path) -> None:
-        public = self.load(public_file)
-        assert len(public.seeds) == 80
-        assert public.seed_ids[79] == "public:79"
-
     def test_a_prompt_for_too_few_samples(self, public_file: Path, tmp_path: Path) -> None:
         prompt = tmp_path / "short.json"
         prompt.write_text(
@@ -415,9 +402,3 @@ class TestPublicSide:
         few.write_text('{"text": "one two three four"}\n{"text": "five six seven eight"}\n')
         with pytest.raises(ConfigError, match=r'public-text = ".*few.jsonl" holds 2$'):
             self.load(few)
-
-    def test_a_model_to_train_that_is_not_there(self, public_file: Path) -> None:
-        from flower_privsyn.errors import ModelError
-
-        with pytest.raises(ModelError, match="/nowhere/lm"):
-            self.load(public_file, training_model="/nowhere/lm")

@@ -67,12 +67,6 @@ def test_the_released_filter(reason: str, tmp_path: Path) -> None:
     assert writer.generator.asked[0].repetition_penalty == 1.5
 
 
-def test_what_the_released_filter_keeps(tmp_path: Path) -> None:
-    texts = ["well " * 20 + "done", "x" * 25 + " ends", "the " * 60 + "end , " + ". " * 30]
-    kept, dropped, _ = written(texts, tmp_path / "kept", count=3, word_filter="released")
-    assert (kept, dropped) == ([" ".join(text.split()) for text in texts], {})
-
-
 def test_a_generator_of_which_nothing_can_be_kept(tmp_path: Path) -> None:
     sentence = (
         "the generator scripted writes nothing that can be kept: of the last 20 texts each was "
