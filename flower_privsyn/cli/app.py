@@ -23,16 +23,11 @@ COMMANDS: Final = {
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),
     "data": ("data", "say what a file of users holds, to its owner (not private)"),
-    "paraphrase": ("paraphrase", "write a node's text in other words under local privacy"),
     "compare": (
         "compare",
         "run every method on the same users and compare what it gives and costs (not private)",
     ),
     "advise": ("advise", "say which method was best at a measured size like yours"),
-    "central": (
-        "central",
-        "CTCL and its baselines with all records in one place, at record level",
-    ),
     "expand": ("expand", "make more of what a finished run released, at no privacy cost"),
     "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
     "budget": ("budget", "noise for a privacy budget, or the other way round"),
@@ -68,7 +63,7 @@ def _imported(name: str, file: str, words: str) -> click.Command:
     found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
     if not isinstance(found, typer.Typer):
         function, found = found, plain_group()
-        several = name in ("compare", "central", "inspect")
+        several = name in ("compare", "inspect")
         found.command(cls=SeveralValues if several else PlainCommand)(function)
     command = typer.main.get_command(found)
     command.name, command.short_help = name, words

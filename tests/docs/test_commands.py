@@ -83,13 +83,18 @@ RUN_BY = {
     r"privsyn inspect \S+ --rank .*": (
         "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing"
     ),
+    r"python central.py .*": (
+        "tests/baselines/test_central.py::test_it_trains_writes_and_says_record_level"
+    ),
     r"python (\S+/)?on_device.py .*": (
         "tests/baselines/test_on_device.py::test_dp_ftrl_trains_what_the_script_wrote"
     ),
     r"privsyn advise .*": (
         "tests/advice/test_advice.py::test_it_answers_from_the_table_of_the_package"
     ),
-    r"privsyn paraphrase .*": "tests/node/test_paraphrase.py::test_writes_and_says_what_it_cost",
+    r"python (\S+/)?paraphrase.py .*": (
+        "tests/baselines/test_dp_prompt.py::test_it_writes_and_says_what_it_cost"
+    ),
     r"privsyn node policy .*": ("tests/node/test_cli.py::test_a_policy_is_written_once_and_shown"),
     r"privsyn node ledger": "tests/node/test_cli.py::test_a_ledger_shows_runs_and_what_is_left",
     r"privsyn node key .*": "tests/node/test_secure.py::test_a_key_is_for_its_owners_eyes",

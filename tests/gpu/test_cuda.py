@@ -239,16 +239,6 @@ class TestLocalTraining:
         assert update.any()
         assert torch.equal(before, torch.cuda.get_rng_state())
 
-    def test_gradients_by_record(self) -> None:
-        pytest.importorskip("opacus")
-        from flower_privsyn.training.dp_adam import Example, RecordModel
-
-        spec = TrainableModel(name="privsyn-tiny", trainable="lora")
-        model = RecordModel(spec, device="cuda")
-        model.check_gradients(
-            [Example(tokens=tuple(row), given=1) for row in model.encode(TEXTS[:4])]
-        )
-
 
 class TestPreferences:
     @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.cli import main
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines
 from flower_privsyn.node import paraphrase
@@ -193,42 +191,3 @@ def test_other_settings_or_a_lost_ledger_are_refused(
     (tmp_path / "out.jsonl.ledger.jsonl").unlink()
     with pytest.raises(DataError, match="what it has cost is not known"):
         write()
-
-
-class TestCommand:
-    @pytest.fixture
-    def users(self, tmp_path: Path) -> Path:
-        file = tmp_path / "users.jsonl"
-        rows = ({"client_id": user, "text": text} for user, text in DOCUMENTS)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return file
-
-    def test_writes_and_says_what_it_cost(
-        self, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        output = tmp_path / "told.jsonl"
-        arguments = ["paraphrase", "--data", str(users), "--output", str(output)]
-        arguments += ["--model", "privsyn-tiny", "--max-document-tokens", "16"]
-        arguments += ["--max-new-tokens", "4", "--epsilon-per-document", "40"]
-        assert main(arguments) == 0
-        said = capsys.readouterr().out
-        assert "5 documents of 4 users: epsilon 40 a document, 80 for the user with most" in said
-        assert "not to be compared with a run's" in said
-        assert len(lines(output)) == 5
-        assert lines(tmp_path / "told.jsonl.ledger.jsonl")[0]["randomness"] == "os.urandom"
-
-    @pytest.mark.parametrize(
-        "option",
-        [
-            *("top-k", "top-p", "min-p", "typical-p", "num-beams", "repetition-penalty"),
-            *("frequency-penalty", "presence-penalty", "min-new-tokens", "stop"),
-        ],
-    )
-    def test_what_would_break_the_guarantee_is_refused(
-        self, option: str, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        output = tmp_path / "told.jsonl"
-        arguments = ["paraphrase", "--data", str(users), "--output", str(output)]
-        assert main([*arguments, "--temperature", "1", f"--{option}", "2"]) == 2
-        assert f"--{option} cannot be set" in capsys.readouterr().err
-        assert not output.exists()
