@@ -19,14 +19,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.advice.measured import BOUNDS, VARIANTS, collect, document
+from flower_privsyn.cli.advise import VARIANTS, MeasuredCell
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.strategies.catalogue import compared
+
+#: Floor and ceiling of a place.
+BOUNDS = ("public-only", "finetune-private")
 
 #: That a number of an answer takes, where the clip norm is below 2.
 _BYTES_A_NUMBER = 4
@@ -112,6 +119,86 @@ def refuse_unlike(sources: list[str]) -> None:
             raise ConfigError(f"{first[0]} and {file} are of other downstream models or trainings")
 
 
+def collect(
+    sources: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: Sequence[str] = ()
+) -> list[MeasuredCell]:
+    """Put the cells of comparisons together.
+
+    A floor is of the public model on the same kind of text, whoever took part; a ceiling is of the
+    same users. Methods that neither the catalogue nor `own` has, as a comparison's variants, are
+    left out, and so are cells that are not finished and those without a floor.
+
+    Args:
+        sources: of each cell what its text is, how many users took part, and its record of
+            `compare.json`. Of two records of one seed the first counts.
+        own: further methods, in their order.
+
+    Returns:
+        In the order of text, users, epsilon, and the catalogue.
+    """
+    order = list(dict.fromkeys([*compared(), *own]))
+    records: dict[tuple[str, int, str, float | None, int], Mapping[str, Any]] = {}
+    for data, users, cell in sources:
+        if cell.get("status", "finished") == "finished" and cell["method"] in order:
+            key = (data, users, str(cell["method"]), cell["epsilon"], int(cell["seed"]))
+            records.setdefault(key, cell)
+    groups: dict[tuple[str, int, str, float | None], list[Mapping[str, Any]]] = {}
+    for (data, users, method, epsilon, _), cell in records.items():
+        groups.setdefault((data, users, method, epsilon), []).append(cell)
+    floors = {
+        data: _accuracy(cells) for (data, _, name, _), cells in groups.items() if name == BOUNDS[0]
+    }
+    ceilings = {
+        (data, users): _accuracy(cells)
+        for (data, users, name, _), cells in groups.items()
+        if name == BOUNDS[1]
+    }
+    found = [
+        _cell(data, users, method, epsilon, cells, floors[data], ceilings.get((data, users)))
+        for (data, users, method, epsilon), cells in groups.items()
+        if epsilon is not None and data in floors and method != BOUNDS[0]
+    ]
+    return sorted(
+        found, key=lambda one: (one.data, one.users, one.epsilon, order.index(one.method))
+    )
+
+
+def _cell(
+    data: str,
+    users: int,
+    method: str,
+    epsilon: float,
+    cells: Sequence[Mapping[str, Any]],
+    floor: float,
+    ceiling: float | None,
+) -> MeasuredCell:
+    values = [float(cell["quality"]["next_token_accuracy"]) for cell in cells]
+    costs = [cell.get("costs") or {} for cell in cells]
+    seconds = [one["client_cpu_seconds"] for one in costs if one.get("client_cpu_seconds")]
+    bits = [cell["quality"]["bits_per_byte"] for cell in cells]
+    bits = [] if None in bits else bits
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return MeasuredCell(
+        data=data,
+        users=users,
+        method=method,
+        epsilon=epsilon,
+        seeds=len(values),
+        accuracy=_accuracy(cells),
+        accuracy_error=error,
+        bits_per_byte=statistics.fmean(map(float, bits)) if bits else None,
+        floor=floor,
+        ceiling=ceiling,
+        bytes_up=max(int(one.get("bytes_up") or 0) for one in costs),
+        bytes_down=max(int(one.get("bytes_down") or 0) for one in costs),
+        client_cpu_seconds=statistics.fmean(seconds) if seconds else None,
+    )
+
+
+def _accuracy(cells: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.fmean(float(cell["quality"]["next_token_accuracy"]) for cell in cells)
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -128,7 +215,8 @@ def main() -> int:
     known = {(data, users, cell["method"], cell["epsilon"]) for data, users, cell in found}
     found += [cell for file in arguments.with_ends for cell in with_ends(file, known)]
     cells = collect(found, own=tuple(VARIANTS))
-    print(json.dumps(document(cells, setup=arguments.setup), indent=1, ensure_ascii=False))
+    table = {"version": 1, "setup": arguments.setup, "cells": [asdict(cell) for cell in cells]}
+    print(json.dumps(table, indent=1, ensure_ascii=False))
     return 0
 
 

@@ -1,98 +1,170 @@
-"""`privsyn advise`: which method, by what was measured at such a size."""
+"""`privsyn advise`: which method was best where something like it was measured."""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import Annotated, Final
 
 from flower_privsyn.cli.options import Json, option
-from flower_privsyn.errors import ConfigError
 
-if TYPE_CHECKING:
-    from flower_privsyn.advice.measured import MeasuredTable
+#: The measured cells; `research/measured_cells.py` makes the file.
+TABLE: Final = Path(__file__).parent / "measured.json"
 
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?)b?", re.IGNORECASE)
+#: Variants that are a choice, named by what each sends or begins with, and their settings: files
+#: below `conf` of the app of a comparison.
+VARIANTS: Final[Mapping[str, str]] = {
+    "joint-sketch, tokens alone": "ask-once/without-pairs",
+    "joint-sketch, its teacher trained": "ask-once/with-trained-teacher",
+    "joint-sketch, 8,000 pairs, its teacher trained": (
+        "ask-once/with-8000-pairs-and-trained-teacher"
+    ),
+    "joint-sketch, text by the generator": "ask-once/joint-sketch-written",
+    "joint-sketch, text by a trained generator": "ask-once/written-by-trained-generator",
+    "joint-sketch, 8,000 pairs, text by a trained generator": "ask-once/written-from-8000-pairs",
+    "hybrid, its teacher trained": "hybrid/hybrid-with-trained-teacher",
+    "dp-fedavg, from a taught student": "from-distilled/dp-fedavg-distilled",
+    "dp-ftrl, from a taught student": "from-distilled/dp-ftrl-distilled",
+}
+
+#: More users than there are people; a number beyond it is a slip.
+_EVERYBODY: Final = 10**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCell:
+    """One method in one place: a kind of text, a number of users, an epsilon.
+
+    Attributes:
+        data: what the text is.
+        users: that took part.
+        method: its name.
+        epsilon: the budget; 0 for methods that see no private text.
+        seeds: finished repetitions, >= 1.
+        accuracy: mean next-token accuracy on held-out users, in [0, 1].
+        accuracy_error: its standard error over seeds; None of one seed.
+        bits_per_byte: mean, on the same users; None where a text has unknown tokens.
+        floor: accuracy of the public model on them.
+        ceiling: accuracy after fine-tuning on the private text itself; None where it was not run.
+        bytes_up: one user sends in the whole run.
+        bytes_down: one user receives.
+        client_cpu_seconds: of one user; None where nobody counted.
+    """
+
+    data: str
+    users: int
+    method: str
+    epsilon: float
+    seeds: int
+    accuracy: float
+    accuracy_error: float | None
+    bits_per_byte: float | None
+    floor: float
+    ceiling: float | None
+    bytes_up: int
+    bytes_down: int
+    client_cpu_seconds: float | None
+
+    @property
+    def place(self) -> tuple[str, int, float]:
+        """Where it was measured: other methods there are its rivals."""
+        return self.data, self.users, self.epsilon
+
+    @property
+    def config(self) -> str:
+        """The settings that it was run with: a file below `conf` of the app of a comparison."""
+        return VARIANTS.get(self.method, f"cpu/{self.method}")
+
+    @property
+    def gain(self) -> float:
+        """Accuracy above the public model."""
+        return self.accuracy - self.floor
+
+    @property
+    def gap_closed(self) -> float | None:
+        """Share of the way from the floor to the ceiling; None without one above it."""
+        if self.ceiling is None or self.ceiling <= self.floor:
+            return None
+        return self.gain / (self.ceiling - self.floor)
+
+
+def nearest(
+    cells: Sequence[MeasuredCell], *, users: int, epsilon: float
+) -> list[list[MeasuredCell]]:
+    """Of each kind of text the nearest place where methods were compared; methods best first.
+
+    Near is by factors of ten in users and in epsilon, added up. Nothing is interpolated.
+
+    Args:
+        cells: that were measured.
+        users: that would take part.
+        epsilon: of the whole run.
+
+    Returns:
+        The places, nearest first.
+    """
+    cells = [cell for cell in cells if cell.epsilon > 0]
+    rivals = Counter(cell.place for cell in cells)
+
+    def distance(cell: MeasuredCell) -> float:
+        return abs(math.log10(users / cell.users)) + abs(math.log10(epsilon / cell.epsilon))
+
+    found = []
+    for data in dict.fromkeys(cell.data for cell in cells):
+        # One method alone has nothing to say of others.
+        own = [cell for cell in cells if cell.data == data and rivals[cell.place] > 1]
+        if own:
+            place = min(own, key=lambda cell: (distance(cell), -rivals[cell.place])).place
+            here = [cell for cell in own if cell.place == place]
+            found.append(sorted(here, key=lambda cell: (-round(cell.gain, 4), cell.bytes_up)))
+    return sorted(found, key=lambda here: distance(here[0]))
 
 
 def advise(
-    users: Annotated[int | None, option("N", "users that would take part")] = None,
-    epsilon: Annotated[float | None, option("E", "budget of the whole run")] = None,
-    upload: Annotated[
-        str,
-        option("SIZE", "most that one user may send in all, as 500kB or 1MB", show_default=False),
-    ] = "",
-    table: Annotated[
-        str,
-        option("FILE", "measured cells (default: those of the package)", show_default=False),
-    ] = "",
-    page: Annotated[
-        bool, typer.Option("--page", help="print the whole table, in Markdown")
-    ] = False,
-    picture: Annotated[
-        str,
-        option(
-            "TEXT", "print one kind of text of the table as a picture (SVG)", show_default=False
-        ),
-    ] = "",
+    users: Annotated[int, option("N", "users that would take part")],
+    epsilon: Annotated[float, option("E", "budget of the whole run")],
     as_json: Json = False,
 ) -> int:
-    """Say which method was best at the measured size that is nearest, and by which cells.
+    """Show the methods, best first, at the measured size that is nearest.
 
-    Nothing is interpolated: where nothing was measured nearby, it says so. The figures were
-    computed from private text without noise, by `privsyn compare`.
+    Nothing is interpolated, and another model or public text may change the order: `privsyn
+    compare` says it of your own. The figures were computed from private text without noise.
     """
-    from flower_privsyn.advice.judge import Need
-    from flower_privsyn.advice.judge import advise as judge
-    from flower_privsyn.advice.measured import TABLE, MeasuredTable
-    from flower_privsyn.advice.page import advice_lines
-    from flower_privsyn.advice.page import page as whole_page
+    from flower_privsyn.checks import check_number, check_whole
 
-    measured = MeasuredTable.read(Path(table) if table else TABLE)
-    if page:
-        print(whole_page(measured), end="")
-        return 0
-    if picture:
-        print(_picture(measured, picture), end="")
-        return 0
-    if users is None or epsilon is None:
-        raise ConfigError("give --users and --epsilon, or --page for the whole table")
-    advice = judge(measured, Need(users=users, epsilon=epsilon, upload=bytes_of(upload)))
+    check_whole("--users", users, ge=2, le=_EVERYBODY)
+    check_number("--epsilon", epsilon, gt=0)
+    cells = [MeasuredCell(**cell) for cell in json.loads(TABLE.read_text("utf-8"))["cells"]]
+    places = nearest(cells, users=users, epsilon=epsilon)
     if as_json:
-        print(json.dumps({**asdict(advice), "best": advice.best}, ensure_ascii=False, indent=2))
-    else:
-        print("\n".join(advice_lines(advice)))
+        print(json.dumps([[asdict(cell) for cell in here] for here in places], indent=2))
+        return 0
+    for here in places:
+        print(f"On {here[0].data}, by {here[0].users:,} users at epsilon {here[0].epsilon:g}:")
+        width = max(len(cell.method) for cell in here)
+        for cell in here:
+            print(f"  {cell.method:<{width}}  {_figures(cell)}")
+        print()
+    best = places[0][0]
+    print(
+        f"To run {best.method} on your own: `privsyn new every-method every`, then `privsyn run "
+        f"every --config {best.config} --set data=FILE --set epsilon={epsilon:g}`."
+    )
     return 0
 
 
-def _picture(table: MeasuredTable, data: str) -> str:
-    from flower_privsyn.advice.picture import picture
+def _figures(cell: MeasuredCell) -> str:
+    """What a method gives, and what a user sends: points above the public model, and the gap."""
+    from flower_privsyn.report.numbers import bytes_text
 
-    if data not in table.kinds:
-        raise ConfigError(
-            "--picture must be a kind of text of the table, "
-            f"{', '.join(map(repr, table.kinds))}; got {data!r}"
-        )
-    return picture(table, data)
-
-
-def bytes_of(size: str) -> int | None:
-    """An amount of data in bytes: 1 kB is 1,000 of them; None where nothing is given.
-
-    Args:
-        size: as on the command line.
-
-    Raises:
-        ConfigError: it is no amount of data.
-    """
-    if not size:
-        return None
-    found = _SIZE.fullmatch(size.strip())
-    if found is None:
-        raise ConfigError(f"--upload must be an amount of data such as 500kB or 1MB, got {size!r}")
-    return round(float(found[1]) * _UNITS[found[2].lower()])
+    points = f"{100 * cell.gain:+.2f} points"
+    if cell.accuracy_error is not None:
+        points += f" \N{PLUS-MINUS SIGN} {100 * cell.accuracy_error:.2f}"
+    gap = cell.gap_closed
+    closed = "" if gap is None else f", {100 * gap:.0f} % of the gap"
+    seeds = f"{cell.seeds} seed{'s' if cell.seeds > 1 else ''}"
+    return f"{points}{closed}, {seeds}, {bytes_text(cell.bytes_up)} up"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_whole
 from flower_privsyn.cli.options import Column, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
-from flower_privsyn.errors import ConfigError, StoppedError
+from flower_privsyn.errors import StoppedError
 
 if TYPE_CHECKING:
-    from flower_privsyn.comparison import Comparison, Plan
+    from flower_privsyn.comparison import Comparison
 
 _CONTINUE: Final = "Continue with the same command; what is finished is kept.\n"
 
@@ -35,10 +34,6 @@ _FirstSeed = Annotated[
     int, option("N", "of the repetitions: others than a piece that runs elsewhere has")
 ]
 _Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
-_Grid = Annotated[
-    list[int] | None,
-    option("N ...", "numbers of users: a comparison of each, and one table and picture of all"),
-]
 _HeldOutUsers = Annotated[
     int | None,
     option(
@@ -56,7 +51,6 @@ _NewerThan = Annotated[
 _Downstream = Annotated[str, option("MODEL", "causal model every method is to make better")]
 _Steps = Annotated[int, option("N", "of its fine-tuning")]
 _LearningRate = Annotated[float, option("X", "AdamW's")]
-_BatchSize = Annotated[int, option("N", "samples a step")]
 _LearnEnds = Annotated[
     bool,
     typer.Option(
@@ -65,7 +59,6 @@ _LearnEnds = Annotated[
         "text ends where its generator was cut off",
     ),
 ]
-_MaxTexts = Annotated[int, option("N", "most texts to embed on either side")]
 _App = Annotated[str | None, option("DIR", "folder of the runs' settings (default: the package's)")]
 _Config = Annotated[
     list[str] | None,
@@ -98,14 +91,6 @@ _Distil = Annotated[
         help="train a second student on every text, taught by the run's generator as well",
     ),
 ]
-_BudgetMinutes = Annotated[
-    float | None,
-    option(
-        "N",
-        "cheap cells first, and begin none that is not expected to end within N minutes; says what "
-        "it left out",
-    ),
-]
 _Output = Annotated[str, option("DIR", "where to write")]
 
 
@@ -117,7 +102,6 @@ def compare(
     seeds: _Seeds = 3,
     first_seed: _FirstSeed = 0,
     users: _Users = 0,
-    grid: _Grid = None,
     held_out_users: _HeldOutUsers = None,
     held_out: _HeldOut = None,
     delta: _Delta = None,
@@ -125,16 +109,13 @@ def compare(
     downstream: _Downstream = "privsyn-tiny",
     steps: _Steps = 200,
     learning_rate: _LearningRate = 2e-4,
-    batch_size: _BatchSize = 32,
     learn_ends: _LearnEnds = False,
-    max_texts: _MaxTexts = 1000,
     app: _App = None,
     config: _Config = None,
     settings: _Settings = None,
     open_sealed: _OpenSealed = False,
     sealed_users: _SealedUsers = 0,
     distil: _Distil = False,
-    budget_minutes: _BudgetMinutes = None,
     output: _Output = "comparison",
     client_column: Column = "client_id",
     text_column: Column = "text",
@@ -147,14 +128,13 @@ def compare(
     The figures are computed from private text without noise: they are for choosing a method. The
     same command continues what was interrupted.
     """
-    from flower_privsyn.comparison import APP, People, make_plans
+    from flower_privsyn.comparison import APP, Comparison, People, make_plan
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal_settings import CausalTraining
 
-    _check_sizes(users, grid, budget_minutes, steps=steps, trains=methods != ["public-only"])
-    training = CausalTraining(
-        learning_rate=learning_rate, batch_size=batch_size, max_steps=steps, learn_ends=learn_ends
-    )
+    # 0 would be passes over the text, which nobody here can set.
+    check_whole("--steps", steps, ge=0 if methods == ["public-only"] else 1)
+    training = CausalTraining(learning_rate=learning_rate, max_steps=steps, learn_ends=learn_ends)
     people = People.read(
         data,
         held_out,
@@ -169,7 +149,7 @@ def compare(
         open_sealed=open_sealed,
         sealed_users=sealed_users,
     )
-    plans = make_plans(
+    plan = make_plan(
         app=load_app(app or APP),
         people=people,
         epsilons=epsilon,
@@ -177,98 +157,47 @@ def compare(
         seeds=seeds,
         first_seed=first_seed,
         configs=config or ["cpu"],
-        users=grid or [users],
+        users=users,
         delta=delta,
         downstream=downstream,
         training=training,
-        max_texts=max_texts,
         settings=settings or (),
         distil=distil,
     )
-    return _run(plans, Path(output), typed=context.obj, grid=bool(grid), minutes=budget_minutes)
+    command = shlex.join(["privsyn", *context.obj])
+    return _follow(Comparison(plan, Path(output), command=command))
 
 
-def _check_sizes(
-    users: int, grid: Sequence[int] | None, minutes: float | None, *, steps: int, trains: bool
-) -> None:
-    # 0 would be passes over the text, which nobody here can set.
-    check_whole("--steps", steps, ge=1 if trains else 0)
-    if minutes is not None:
-        check_number("--budget-minutes", minutes, gt=0)
-    if grid and users:
-        raise ConfigError("give either --users or --grid, not both")
-    for size in grid or ():
-        check_whole("--grid", size, ge=2)
-
-
-def _run(
-    plans: Sequence[Plan],
-    output: Path,
-    *,
-    typed: Sequence[str],
-    grid: bool,
-    minutes: float | None,
-) -> int:
-    """Run one comparison, or those of a grid."""
-    from flower_privsyn.comparison import Comparison, Grid
-
-    command = shlex.join(["privsyn", *typed])
-    if not grid:
-        comparison = Comparison(plans[0], output, command=command)
-        return _follow([comparison], lambda **how: [comparison.run(**how)], minutes)
-    every = Grid(plans, output, command=command)
-    status = _follow(every.comparisons, every.run, minutes)
-    print(f"All of them: {every.table_file}, grid.md and grid.svg beside it")
-    return status
-
-
-def _follow(
-    comparisons: Sequence[Comparison],
-    run: Callable[..., list[dict[str, Any]]],
-    budget_minutes: float | None,
-) -> int:
-    """Run what is left of comparisons, and show what they found."""
+def _follow(comparison: Comparison) -> int:
+    """Run what is left of a comparison, and show what it found."""
     from flower_privsyn.host.terminal import follower
-    from flower_privsyn.models.pretrained import choose_device
 
-    for comparison in comparisons:
-        plan = comparison.plan
+    plan = comparison.plan
+    sys.stderr.write(
+        f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
+        f"{len(plan.private):,} users and {len(plan.held_out):,} held out, in "
+        f"{comparison.folder}\n"
+    )
+    if plan.left_alone:
         sys.stderr.write(
-            f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
-            f"{len(plan.private):,} users and {len(plan.held_out):,} held out, in "
-            f"{comparison.folder}; about {comparison.expected_seconds() / 60:,.0f} min, to a "
-            "factor of two or three (--budget-minutes runs the cheap ones)\n"
+            f"{plan.left_alone:,} more users are sealed, for a last table, and on neither side "
+            "(--open-sealed)\n"
         )
-        if choose_device(None).type == "cuda":
-            sys.stderr.write(
-                "That is counted for the CPU: with the GPU that is here, what writes and what "
-                "fine-tunes takes a small part of it\n"
-            )
-        if plan.left_alone:
-            sys.stderr.write(
-                f"{plan.left_alone:,} more users are sealed, for a last table, and on neither side "
-                "(--open-sealed)\n"
-            )
     try:
         with ended_by_signals():
-            found = run(
-                follower=follower,
-                say=lambda line: print(line, file=sys.stderr),
-                budget_minutes=budget_minutes,
-            )
+            found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))
     except (KeyboardInterrupt, Stopped):
         sys.stderr.write(_CONTINUE)
         raise
     except StoppedError as error:
         sys.stderr.write(_CONTINUE)
         return complain(str(error), INTERRUPTED)
-    return max(_show(*pair) for pair in zip(comparisons, found, strict=True))
+    return _show(comparison, found)
 
 
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
-    from flower_privsyn.comparison.summary import LEFT_OUT
-    from flower_privsyn.comparison.table import of_status, show, taught_later, untaught
+    from flower_privsyn.comparison.table import of_status, show, untaught
 
     show(document)
     if comparison.page_file.is_file():
@@ -276,13 +205,6 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
-    left_out = len(taught_later(document)) + len(of_status(document, LEFT_OUT))
-    if left_out:
-        print(
-            f"{left_out} of {len(cells)} cells were left out for want of time; "
-            f"{comparison.folder / 'comparison.md'} lists them, and the same command goes on",
-            file=sys.stderr,
-        )
     failed = len(untaught(document)) + len(of_status(document, "failed"))
     if failed:
         return complain(

@@ -4,18 +4,16 @@ Every method runs on the same users through Flower, and one downstream model is 
 who took no part. All figures are computed from private text without noise, and stamped so.
 """
 
-from flower_privsyn.comparison.grid import Grid
 from flower_privsyn.comparison.people import People
-from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plans, methods_of
+from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plan, methods_of
 from flower_privsyn.comparison.run import Comparison
 
 __all__ = [
     "APP",
     "Cell",
     "Comparison",
-    "Grid",
     "People",
     "Plan",
-    "make_plans",
+    "make_plan",
     "methods_of",
 ]

@@ -302,7 +302,7 @@ class Plan:
         """Check every run of every cell before the first of them spends anything.
 
         Args:
-            shelf: the models on this machine; one for several plans looks at each model once.
+            shelf: the models on this machine.
 
         Raises:
             ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
@@ -459,7 +459,7 @@ def _method_of(app: App, file: Path) -> ComparedMethod:
     return replace(known, kind=kind)
 
 
-def make_plans(
+def make_plan(
     *,
     app: App,
     people: People,
@@ -468,15 +468,15 @@ def make_plans(
     seeds: int = 3,
     first_seed: int = 0,
     configs: Sequence[str] = ("cpu",),
-    users: Sequence[int] = (0,),
+    users: int = 0,
     delta: float | None = None,
     downstream: str = "privsyn-tiny",
     training: CausalTraining | None = None,
     max_texts: int = 1000,
     settings: Sequence[str] = (),
     distil: bool = False,
-) -> list[Plan]:
-    """Choose what is compared, and check all of it: a plan for each number of users.
+) -> Plan:
+    """Choose what is compared, and check all of it.
 
     Args:
         app: what is run; see `methods_of`.
@@ -486,7 +486,7 @@ def make_plans(
         seeds: repetitions, >= 1.
         first_seed: of the repetitions, between 0 and 2^31; the others follow it.
         configs: see `Plan`.
-        users: how many take part, of each plan; 0 for all. The same are held out in all plans.
+        users: how many take part; 0 for all.
         delta: None for 1 / (n ln n) of the n users that take part.
         downstream: causal language model.
         training: how it is fine-tuned.
@@ -501,34 +501,31 @@ def make_plans(
     budgets = _budgets(epsilons)
     check_whole("--seeds", seeds, ge=1)
     check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
-    check_whole("--max-texts", max_texts, ge=LEAST_TEXTS)
+    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     chosen = _chosen(app, configs, methods)
-    plans, shelf = [], Shelf()
-    for wanted in users:
-        private, others = people.groups(wanted)
-        size = len(private)
-        plan = Plan(
-            app=app,
-            configs=tuple(configs),
-            private=replace(private, dates=None),
-            held_out=replace(others, dates=None),
-            source=people.source,
-            methods=chosen,
-            epsilons=budgets,
-            seeds=tuple(range(first_seed, first_seed + seeds)),
-            delta=1.0 / (size * math.log(size)) if delta is None else delta,
-            downstream=downstream,
-            training=training or CausalTraining(learn_ends=False),
-            max_texts=max_texts,
-            settings=tuple(settings),
-            newer_than=people.newer_than,
-            opened=people.sealed is not None,
-            distil=distil,
-            left_alone=people.left_alone,
-        )
-        plan.check(shelf)
-        plans.append(plan)
-    return plans
+    private, others = people.groups(users)
+    size = len(private)
+    plan = Plan(
+        app=app,
+        configs=tuple(configs),
+        private=replace(private, dates=None),
+        held_out=replace(others, dates=None),
+        source=people.source,
+        methods=chosen,
+        epsilons=budgets,
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        delta=1.0 / (size * math.log(size)) if delta is None else delta,
+        downstream=downstream,
+        training=training or CausalTraining(learn_ends=False),
+        max_texts=max_texts,
+        settings=tuple(settings),
+        newer_than=people.newer_than,
+        opened=people.sealed is not None,
+        distil=distil,
+        left_alone=people.left_alone,
+    )
+    plan.check(Shelf())
+    return plan
 
 
 def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:

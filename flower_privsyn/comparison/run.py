@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import time
@@ -23,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import environment
-from flower_privsyn.comparison.expected import Budget, Expected
 from flower_privsyn.comparison.measures import STUDENT, Job, Measures, costs, privacy
 from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
-from flower_privsyn.comparison.summary import LEFT_OUT, document_of
+from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
 from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Users
@@ -102,7 +100,6 @@ class Comparison:
         self._refuse_other()
         self._measures = Measures(plan, self.folder)
         self._picture = Picture(self.folder / "picture.json")
-        self._left_out: dict[Cell, str] = {}
 
     # ------------------------------------------------------------------ files
 
@@ -144,20 +141,12 @@ class Comparison:
 
     # ------------------------------------------------------------------ running
 
-    def run(
-        self,
-        *,
-        follower: Follower,
-        say: Callable[[str], None],
-        budget_minutes: float | None = None,
-    ) -> dict[str, Any]:
+    def run(self, *, follower: Follower, say: Callable[[str], None]) -> dict[str, Any]:
         """Run every cell that is not finished, and write the report after each.
 
         Args:
             follower: opens a display of what is being done.
             say: told of every cell in a sentence.
-            budget_minutes: begin no cell that is expected to end later, the cheap ones first; one
-                that is begun is finished. None for any time.
 
         Returns:
             The document of `compare.json`.
@@ -177,35 +166,14 @@ class Comparison:
             cells = self.plan.cells()
             for cell in cells:
                 self._refuse_changed(cell, data)
-            self._left_out.clear()
             self._write(cells, running=None)
-            budget = None
-            if budget_minutes is not None:
-                budget = Budget(60.0 * budget_minutes, Expected(self.plan, self._result))
-            for number, cell in enumerate(
-                cells if budget is None else budget.expected.cheap_first(cells), start=1
-            ):
+            for number, cell in enumerate(cells, start=1):
                 if self._is_finished(cell):
-                    continue
-                begins = self.plan.begins_with(cell)
-                if budget is not None and not budget.allows(cell, begins_with=begins):
                     continue
                 say(f"[{number}/{len(cells)}] {self._called(cell)}")
                 self._write(cells, running=cell)
                 say(f"    {self._attempt(cell, data, follower)}")
-            for cell, sentence in () if budget is None else budget.left_out:
-                self._left_out[cell] = sentence
-                say(f"left out: {self._called(cell)}: {sentence}")
             return self._write(cells, running=None)
-
-    def expected_seconds(self) -> float:
-        """How long the cells that are left will take, of those of which that can be said.
-
-        Right to a factor of two or three, until some have finished here.
-        """
-        expected = Expected(self.plan, self._result)
-        left = (cell for cell in self.plan.cells() if not self._is_finished(cell))
-        return sum(seconds for cell in left if math.isfinite(seconds := expected.seconds(cell)))
 
     def _is_finished(self, cell: Cell) -> bool:
         """Whether nothing is left to do; a student that is to be taught may be asked for later."""
@@ -412,14 +380,8 @@ class Comparison:
         records = []
         for cell in cells:
             record = self._result(cell) or {**vars(cell), "status": "pending"}
-            left_out = self._left_out.get(cell)
-            if record["status"] == "finished":  # at most its second student is missing
-                if left_out is not None:
-                    record |= {"distilled_error": None, "distilled_left_out": left_out}
-            elif cell == running:
+            if record["status"] != "finished" and cell == running:
                 record |= {"status": "running", "error": None}
-            elif left_out is not None:
-                record |= {"status": LEFT_OUT, "error": left_out}
             records.append(record)
         document = document_of(
             self.plan,

@@ -7,15 +7,12 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from flower_privsyn import clock
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.environment import library_versions
 from flower_privsyn.strategies.catalogue import ComparedMethod
-
-#: Status of a cell that a budget of minutes did not allow.
-LEFT_OUT: Final = "left out"
 
 #: Figures of `quality` and of `texts` that the table has.
 _QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
@@ -46,7 +43,6 @@ _CELL = (
     "quality",
     "distilled",
     "distilled_error",
-    "distilled_left_out",
     "labels",
     "texts",
     "costs",

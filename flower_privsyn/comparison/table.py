@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from flower_privsyn.comparison.summary import LEFT_OUT
 from flower_privsyn.report.numbers import bytes_text, epsilon_text
 
 #: Columns: heading, and the text of a row's field.
@@ -109,13 +108,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines += ["", caption(document), ""]
     for heading, key, found in (
         ("Failed:", "error", of_status(document, "failed")),
-        ("Not run, for want of time:", "error", of_status(document, LEFT_OUT)),
         ("Without a second student:", "distilled_error", untaught(document)),
-        (
-            "Without a second student, for want of time:",
-            "distilled_left_out",
-            taught_later(document),
-        ),
     ):
         lines += [heading, ""] if found else []
         for cell in found:
@@ -133,11 +126,6 @@ def _called(document: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
 def untaught(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Finished cells whose second student failed."""
     return [cell for cell in of_status(document, "finished") if cell.get("distilled_error")]
-
-
-def taught_later(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Finished cells for whose second student there was no time."""
-    return [cell for cell in of_status(document, "finished") if cell.get("distilled_left_out")]
 
 
 def of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:

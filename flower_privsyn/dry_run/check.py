@@ -15,7 +15,6 @@ from typing import Final
 from flower_privsyn.data import Cut
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens, unknown_scripts
-from flower_privsyn.dry_run import cpu_time
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.public_text import check_public_text, check_rows
@@ -125,8 +124,6 @@ def check_app(
             _traffic(method, settings, plan, people, report, shelf)
         if people is not None and people.users and not starting:
             _languages(method.needs(), people, report, shelf)
-            if plan is not None:
-                _cpu(method, settings, plan, people, report, shelf)
     return report
 
 
@@ -542,55 +539,3 @@ def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> No
                 "little of such text",
                 level="warning",
             )
-
-
-def _cpu(
-    method: Method,
-    settings: PrivateSumConfig,
-    plan: SettledPlan,
-    people: People,
-    report: Report,
-    shelf: Shelf,
-) -> None:
-    try:
-        outline = method.outline(shelf)
-        model = str(getattr(settings, "embedding_model", ""))
-        if outline is not None and outline.sources[-1].reads == "tokens":
-            source = outline.sources[-1]
-            model = source.model or (source.trains.name if source.trains else model)
-        samples = _cut(settings).samples(people.sample, tokenizer=shelf.tokenizer(model))
-        lengths = [len(text) for text in samples.texts]
-        # Four letters make about one token of English.
-        tokens = min(float(settings.max_tokens), sum(lengths) / max(1, len(lengths)) / 4.0)
-        amount = cpu_time.Amount(
-            records=len(samples) / max(1, len(people.sample)) * people.users,
-            tokens=max(1.0, tokens),
-            users=people.users,
-            users_a_round=plan.plan.phases[-1].sampling.expected_users,
-            shelf=shelf,
-        )
-        work = cpu_time.work_of(settings, amount)
-    except (ModelError, MissingExtraError, NotImplementedError):
-        report.say("CPU time", "not estimated: a model, or what a method does, is not known here")
-        return
-    speed = cpu_time.speed()
-    seconds = cpu_time.cpu_seconds(work, speed=speed)
-    report.figures |= {f"cpu_seconds_{where}": value for where, value in seconds.items()}
-    report.say(
-        "CPU time",
-        f"roughly {_time(seconds['server'])} at the server and {_time(seconds['nodes'])} on all "
-        f"nodes together, counted in operations at the {speed / 1e9:.0f} GFLOP/s of a core here; "
-        "right to a factor of two or three",
-        level="warning" if sum(seconds.values()) > 3600 else "fine",
-    )
-
-
-# ---- words -------------------------------------------------------------------------------------
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.0f} h"

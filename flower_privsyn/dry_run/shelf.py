@@ -1,4 +1,4 @@
-"""Where models are, and how large, read from their files without loading them."""
+"""Where models are, and their sizes, read from their files without loading them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.embedding.embedder import model_place
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import located
-from flower_privsyn.generation.generators import is_gguf
-from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.models import packaged, resolve_model
-from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
-from flower_privsyn.models.sizes import count_weights
 from flower_privsyn.queries import TrainableModel
 
 
@@ -109,14 +105,6 @@ class Shelf:
             found = TrainableModel.from_dict({**model.to_dict(), "name": folder})
             self._trained[model] = LocalModel(found, device="cpu").dimension
         return self._trained[model]
-
-    def weights(self, name: str, *, embeds: bool = False) -> int:
-        """Numbers in the weights of a model; 0 where its files do not say."""
-        if is_gguf(name):
-            return read_gguf(file_of(name)).parameters
-        if name in packaged.PACKAGED:
-            return packaged.PACKAGED[name].parameters
-        return count_weights(self.folder(name, embeds=embeds))
 
 
 def _folder(name: str, embeds: bool) -> Path:

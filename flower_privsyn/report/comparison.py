@@ -158,11 +158,10 @@ class ComparisonFacts:
             for cell in self.cells
             if cell.get("status") != "finished" and (cell.get("status") == "failed") is failed
         ]
-        why = "distilled_error" if failed else "distilled_left_out"
         found += [
-            (*self._place(cell), f"without a second student: {cell[why]}")
+            (*self._place(cell), f"without a second student: {cell['distilled_error']}")
             for cell in self.cells
-            if cell.get("status") == "finished" and cell.get(why)
+            if failed and cell.get("status") == "finished" and cell.get("distilled_error")
         ]
         return found
 

@@ -16,7 +16,7 @@ def test_an_option_takes_several_values_at_once(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def make_plans(**values: Any) -> None:
+    def make_plan(**values: Any) -> None:
         asked.update(values)
         raise ConfigError("stopped here")
 
@@ -24,7 +24,7 @@ def test_an_option_takes_several_values_at_once(
         asked.update(values, data=data, held_out=held_out)
         return "everybody"
 
-    monkeypatch.setattr(comparison, "make_plans", make_plans)
+    monkeypatch.setattr(comparison, "make_plan", make_plan)
     monkeypatch.setattr(comparison.People, "read", read)
     words = ["--data", "a.jsonl", "b.jsonl", "--epsilon", "1", "--seeds", "5", "--epsilon=4"]
     words += ["--set", "x=1", "--methods", "popri", "dp-ftrl", "--set", "dp-ftrl.y=2"]

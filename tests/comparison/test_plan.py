@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.comparison import APP, Cell, People, make_plans, methods_of
+from flower_privsyn.comparison import APP, Cell, People, make_plan, methods_of
 from flower_privsyn.comparison.people import joined, split_users
 from flower_privsyn.comparison.summary import document_of
 from flower_privsyn.comparison.table import markdown
@@ -45,7 +45,7 @@ ABOUT_PEOPLE = ("held_out", "held_out_users", "columns", "open_sealed", "sealed_
 def plan_of(data: str, **changes):
     dealt = {key: changes.pop(key) for key in ABOUT_PEOPLE if key in changes}
     people = People.read([data], **dealt)
-    return make_plans(**{"app": load_app(APP), "people": people, "epsilons": [1.0], **changes})[0]
+    return make_plan(**{"app": load_app(APP), "people": people, "epsilons": [1.0], **changes})
 
 
 class TestApp:
@@ -244,9 +244,9 @@ class TestUsers:
         other = tmp_path / "others.jsonl"
         rows = [{"client_id": f"other-{i}", "text": "a text"} for i in range(40)]
         other.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert len(plan_of(data, held_out=str(other), users=[36]).private) == 36  # but the sealed
+        assert len(plan_of(data, held_out=str(other), users=36).private) == 36  # but the sealed
         with pytest.raises(DataError, match="36 users that are not sealed"):
-            plan_of(data, held_out=str(other), users=[37])
+            plan_of(data, held_out=str(other), users=37)
 
     def test_held_out_users_must_not_take_part(self, data: str) -> None:
         with pytest.raises(ConfigError, match="36 users of --held-out are in --data"):
@@ -421,7 +421,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("most", [-5, 0, 9])
     def test_too_few_texts_to_compare_are_named_first(self, data: str, most: int) -> None:
-        with pytest.raises(ConfigError, match=f"--max-texts must be .* at least 10, got {most}"):
+        with pytest.raises(ConfigError, match=f"max_texts must be .* at least 10, got {most}"):
             plan_of(data, max_texts=most)
 
     def test_what_a_method_has_for_itself_is_said(self, data: str) -> None:

@@ -90,7 +90,7 @@ RUN_BY = {
         "tests/baselines/test_on_device.py::test_dp_ftrl_trains_what_the_script_wrote"
     ),
     r"privsyn advise .*": (
-        "tests/advice/test_advice.py::test_it_answers_from_the_table_of_the_package"
+        "tests/cli/test_advise.py::test_it_answers_from_the_table_of_the_package"
     ),
     r"python (\S+/)?paraphrase.py .*": (
         "tests/baselines/test_dp_prompt.py::test_it_writes_and_says_what_it_cost"

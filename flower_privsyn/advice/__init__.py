@@ -1,1 +1,0 @@
-"""Which method, by what was measured elsewhere: `privsyn advise`."""
