@@ -261,12 +261,6 @@ class Measures:
             )
         return self._embedders[key]
 
-    def held_out_vectors(self, model: str, precision: str) -> Any:
-        """Embeddings of some held-out texts, for the picture."""
-        values = {"embedding-model": model, "embedding-precision": precision}
-        texts = self.samples(self._plan.held_out).texts
-        return self.embedder(values).embed(texts[:: max(1, len(texts) // 400)])
-
     def embedding_seconds(self) -> float | None:
         """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
         for (model, precision), embedder in self._embedders.items():

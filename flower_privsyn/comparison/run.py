@@ -23,7 +23,6 @@ from typing import Any
 
 from flower_privsyn import environment
 from flower_privsyn.comparison.measures import STUDENT, Job, Measures, costs, privacy
-from flower_privsyn.comparison.picture import Picture
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.comparison.summary import document_of
@@ -99,7 +98,6 @@ class Comparison:
         }
         self._refuse_other()
         self._measures = Measures(plan, self.folder)
-        self._picture = Picture(self.folder / "picture.json")
 
     # ------------------------------------------------------------------ files
 
@@ -361,8 +359,6 @@ class Comparison:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-        if job.figures:
-            self._picture.add(run, job.cell, self._measures.embedder(job.values), job.progress)
         writer: str | Path = ""
         if self.plan.teaches(self.plan.method(job.cell)):
             writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
@@ -390,7 +386,6 @@ class Comparison:
             created=read_json(self.document_file).get("created"),
             fixed=self._fixed,
             embedding_seconds=self._measures.embedding_seconds(),
-            picture=self._picture.to_dict(self._measures.held_out_vectors),
         )
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:

@@ -61,7 +61,6 @@ def document_of(
     created: str | None,
     fixed: Mapping[str, Any],
     embedding_seconds: float | None,
-    picture: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """What `compare.json` holds.
 
@@ -72,7 +71,6 @@ def document_of(
         created: when it was begun; None for this moment.
         fixed: what continuing it must not change.
         embedding_seconds: CPU seconds in which the text of one user is embedded.
-        picture: the plane of the report.
     """
     results = [{key: cell.get(key) for key in _CELL} for cell in cells]
     complete = all(cell["status"] in ("finished", "failed") for cell in results)
@@ -103,7 +101,6 @@ def document_of(
         "fixed": fixed,
         "cells": results,
         "summary": summarise(results, plan.methods),
-        "embedding": picture,
     }
 
 

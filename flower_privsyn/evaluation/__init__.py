@@ -5,7 +5,7 @@ this package loads neither PyTorch nor scikit-learn.
 """
 
 from flower_privsyn.evaluation.copies import copy_rates
-from flower_privsyn.evaluation.costs import client_costs, communication, run_costs
+from flower_privsyn.evaluation.costs import client_costs, run_costs
 from flower_privsyn.evaluation.distribution import (
     frechet_distance,
     mauve,
@@ -22,7 +22,6 @@ __all__ = [
     "STAMP",
     "NotPrivate",
     "client_costs",
-    "communication",
     "compare_texts",
     "copy_rates",
     "diversity",

@@ -1,7 +1,7 @@
 """What a method costs: numbers and bytes each way, rounds, seconds at the server and on nodes.
 
-`communication` says what a method's messages hold by its definition, for the sizes of any paper.
-`run_costs` reads what a run counted on its own packed messages. A test holds the two together.
+`run_costs` reads what a run counted on its own packed messages; what it will send is its outline's
+(`flower_privsyn.private_path.outline`). Tests hold both to the papers' tables.
 
 Papers:
     Hou et al. 2024 (PrE-Text), Table 6; Hou et al. 2025 (POPri), Table 2.
@@ -9,217 +9,18 @@ Papers:
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.messages.packed import bytes_per_number
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.strategies.catalogue import compared, entries, resolved
-
-#: Dimension of all-MiniLM-L6-v2, in which both papers send candidates.
-MINILM_DIMENSION = 384
-
-_BYTES = {"float16": 2, "float32": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Communication:
-    """What one user receives and sends in one round, without headers.
-
-    Attributes:
-        floats_down: numbers the user receives.
-        floats_up: numbers the user sends.
-        rounds: in which a user takes part who takes part in all of them.
-        rounded: whether the numbers down travel as `broadcast-precision` says; else in float32.
-    """
-
-    floats_down: int
-    floats_up: int
-    rounds: int
-    rounded: bool = True
-
-    def bytes_down(self, precision: Literal["float16", "float32"] = "float16") -> int:
-        """Bytes of the numbers received in a round, at a `broadcast-precision`."""
-        return _BYTES[precision if self.rounded else "float32"] * self.floats_down
-
-    def bytes_up(self, clip_norm: float = 1.0) -> int:
-        """Bytes of the numbers that a user alone on a node sends in a round, at a clip norm."""
-        return bytes_per_number(clip_norm) * self.floats_up
-
-
-def private_evolution_communication(
-    *, num_candidates: int, rounds: int, dimension: int = MINILM_DIMENSION
-) -> Communication:
-    """PrE-Text and private evolution: embeddings of candidates down, a vote per candidate up.
-
-    References:
-        PrE-Text, Table 6: 2,048 candidates, 11 rounds; POPri, Table 2, row PE: 1,800 candidates.
-    """
-    return _communication(num_candidates * dimension, num_candidates, rounds)
-
-
-def popri_communication(
-    *,
-    num_prompts: int,
-    responses_per_prompt: int,
-    rounds: int,
-    dimension: int = MINILM_DIMENSION,
-    answer_space: Literal["candidates", "span"] = "candidates",
-) -> Communication:
-    """POPri and PE+SFT: embeddings of responses down, a score per response up; or their span's.
-
-    Args:
-        num_prompts: K.
-        responses_per_prompt: J.
-        rounds: T.
-        dimension: of an embedding.
-        answer_space: "span": the root of the responses' Gram matrix goes down instead of them, and
-            a number per dimension up instead of one per response.
-
-    References:
-        POPri, Table 2: K = 1,800, J = 10.
-    """
-    candidates = num_prompts * responses_per_prompt
-    if answer_space == "span":
-        root = _communication(dimension * (dimension + 1) // 2, dimension, rounds)
-        return replace(root, rounded=False)
-    return _communication(candidates * dimension, candidates, rounds)
-
-
-def fred_communication(
-    *,
-    moment_dimensions: int,
-    rounds: int = 1,
-    dimension: int = MINILM_DIMENSION,
-    estimator: Literal["joint", "two-rounds"] = "joint",
-    count_share: float = 0.0,
-) -> Communication:
-    """FreD: a basis and a centre down, mean and triangle of second moments up.
-
-    Args:
-        moment_dimensions: k; 0 for all numbers of an embedding, without a basis.
-        rounds: releases; all that follows is free.
-        dimension: of an embedding.
-        estimator: with "two-rounds" a mean goes up, and then triangles; this is a round of these,
-            whose messages are the largest.
-        count_share: above 0 another number counts who has text.
-    """
-    k = moment_dimensions or dimension
-    two_rounds = estimator == "two-rounds"
-    down = (k * dimension if moment_dimensions else 0) + k * (1 + two_rounds)
-    up = k * (k + 1) // 2 + k * (not two_rounds) + (count_share > 0)
-    return _communication(down, up, rounds)
-
-
-def joint_sketch_communication(
-    *,
-    num_bigrams: int,
-    rounds: int = 1,
-    vocabulary: int = 8192,
-) -> Communication:
-    """Joint sketch: counts up; down the table of bigrams, which is bytes and no numbers.
-
-    Args:
-        num_bigrams: K, that are counted; 0 for tokens alone.
-        rounds: releases; all that follows is free.
-        vocabulary: tokens of the student, those that were added included.
-    """
-    return _communication(0, vocabulary + num_bigrams, rounds)
-
-
-def federated_training_communication(
-    *, num_parameters: int, rounds: int, adaptive_clipping: bool = False
-) -> Communication:
-    """DP-FedAvg and DP-FTRL: the trained parameters down, their update up.
-
-    Args:
-        num_parameters: that are trained; with LoRA those of the adapters alone.
-        rounds: of training.
-        adaptive_clipping: one more number goes up, whether the update was clipped.
-
-    References:
-        PrE-Text, Table 6, and POPri, Table 2: the 82 million parameters of DistilGPT2 both ways.
-    """
-    return _communication(num_parameters, num_parameters + adaptive_clipping, rounds)
-
-
-def ctcl_communication(
-    *,
-    num_parameters: int,
-    num_topics: int,
-    rounds: int,
-    dimension: int = MINILM_DIMENSION,
-) -> Communication:
-    """CTCL: the trained parameters and the centres of topics down, the update up.
-
-    That of a round that trains. The one round that asks for the histogram sends the centres alone
-    and gets a number for each topic. Conditions are text, and travel as bytes.
-
-    Args:
-        num_parameters: that are trained; with LoRA those of the adapters alone.
-        num_topics: whose centres the nodes look conditions up by.
-        rounds: of the run, the histogram's included.
-        dimension: of an embedding.
-    """
-    return _communication(num_parameters + num_topics * dimension, num_parameters, rounds)
-
-
-def communication(method: str, settings: Mapping[str, Any]) -> Communication:
-    """What a run with these settings sends, before it is started.
-
-    Args:
-        method: a name of the catalogue: a strategy, a paper's settings of one ("pre-text",
-            "pe-sft"), "public-only" or "expand-only".
-        settings: the method's hyphenated keys, and where embeddings travel optionally `dimension`;
-            for training on the device `num-parameters`.
-
-    Raises:
-        ConfigError: The method is unknown or a setting is missing.
-    """
-    counted = _counted()
-    if method not in counted:
-        raise ConfigError(
-            f"the communication of {method!r} is not known; known are {', '.join(counted)}"
-        )
-    if not counted[method]:
-        return Communication(floats_down=0, floats_up=0, rounds=0)
-    count = resolved(counted[method])
-    given = {}
-    for name, parameter in inspect.signature(count).parameters.items():
-        key = "num-rounds" if name == "rounds" else name.replace("_", "-")
-        if key in settings:
-            given[name] = settings[key]
-        elif parameter.default is parameter.empty:
-            raise ConfigError(f"the communication of {method} depends on {key}, which is missing")
-    found: Communication = count(**given)
-    return found
-
-
-def _counted() -> dict[str, str]:
-    """References to the functions above by the catalogue's names; "" where nobody is asked."""
-    found = {}
-    for name, method in compared().items():
-        strategy = entries().get(method.settings_of or name)
-        if strategy is not None and strategy.communication:
-            found[name] = strategy.communication
-        elif method.kind == "public text":
-            found[name] = ""
-    return found
-
-
-def _communication(down: int, up: int, rounds: int) -> Communication:
-    for name, value in (("numbers down", down), ("numbers up", up), ("rounds", rounds)):
-        check_whole(name, value, ge=0)
-    return Communication(floats_down=down, floats_up=up, rounds=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)

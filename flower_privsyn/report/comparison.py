@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import Chart, Cloud, Level, Series, by_round
+from flower_privsyn.report.figures import Chart, Level, Series, by_round
 from flower_privsyn.report.line import Line
 from flower_privsyn.report.methods import looks, title
 from flower_privsyn.report.numbers import (
     Fact,
-    Look,
     Row,
     Sample,
     bytes_text,
-    component_title,
     counted,
     epsilon_text,
     finite,
@@ -32,13 +30,9 @@ from flower_privsyn.report.numbers import (
     mapping,
     number,
     seconds_text,
-    thinned,
     time_text,
     whole,
 )
-
-#: Points of a cloud.
-_CLOUD = 350
 
 #: Figures of quality: name, title of the axis with its unit, decimals.
 _QUALITY = {
@@ -110,7 +104,6 @@ class ComparisonFacts:
         named = [str(name) for name in document.get("methods") or []]
         named += [line.method for line in self.lines]
         named += [str(cell.get("method")) for cell in self.cells]
-        named += list(mapping(mapping(document.get("embedding")).get("methods")))
         self.methods = list(dict.fromkeys(named))
         self.order = {name: place for place, name in enumerate(self.methods)}
         self.lines.sort(key=lambda line: (line.epsilon, self.order[line.method]))
@@ -371,61 +364,6 @@ class ComparisonFacts:
             rows.append((*self._at(line), line.shown("frechet", 4), *means))
         return rows
 
-    @cached_property
-    def _embedded(self) -> dict[str, dict[int, list[_Point]]]:
-        """Places of the texts of each method, by round."""
-        found = mapping(mapping(self.document.get("embedding")).get("methods"))
-        rounds = {}
-        for name in (name for name in self.methods if name in found):
-            places = {int(n): _points(v) for n, v in mapping(found[name]).items() if n.isdigit()}
-            rounds[name] = {n: there for n, there in sorted(places.items()) if there}
-        return {name: by for name, by in rounds.items() if by}
-
-    @property
-    def component_titles(self) -> tuple[str, str]:
-        """Titles of the axes of the pictures of embeddings."""
-        embedding = mapping(self.document.get("embedding"))
-        explained = [finite(value) for value in embedding.get("explained") or []]
-        return component_title(0, explained), component_title(1, explained)
-
-    @cached_property
-    def movement(self) -> dict[str, Cloud]:
-        """The first and the last round of each method beside held-out text, by its heading."""
-        held_out = _points(mapping(self.document.get("embedding")).get("held_out"))
-        found = {}
-        for name, by in self._embedded.items():
-            path = [_centre(by[n]) for n in by]
-            first, last = min(by), max(by)
-            (x, y), (to_x, to_y) = path[0], path[-1]
-            look = self.looks[name]
-            layers = [(thinned(held_out, 2 * _CLOUD), 7, 2.6, 0.3)]
-            marks = []
-            if first != last:
-                layers.append((thinned(by[first], _CLOUD), look.colour, 3.0, 0.45))
-                marks.append((path[0], Look(7, "circle"), f"round {first}"))
-            layers.append((thinned(by[last], _CLOUD), look.colour, 3.6, 0.85))
-            marks.append((path[-1], look, f"round {last}"))
-            shown = f"rounds {first} and {last}" if first != last else f"round {last}"
-            found[f"{self.titles[name]}, {shown}"] = Cloud(
-                title=f"Embeddings of {self.titles[name]} by round",
-                description=f"{self.stamp}. The centre moves from ({number(x, 3)}, {number(y, 3)}) "
-                f"in round {first} to ({number(to_x, 3)}, {number(to_y, 3)}) in round {last}.",
-                axes=self.component_titles,
-                layers=tuple(layers),
-                path=path,
-                marks=tuple(marks),
-            )
-        return found
-
-    @property
-    def movement_rows(self) -> list[Row]:
-        """Method, round, count and centre of the texts."""
-        return [
-            (self.titles[name], str(n), whole(len(there)), *[number(v, 3) for v in _centre(there)])
-            for name, by in self._embedded.items()
-            for n, there in by.items()
-        ]
-
     # ---------------------------------------------------------------- budget
 
     @cached_property
@@ -534,11 +472,6 @@ class ComparisonFacts:
         seed = cell.get("seed")
         budget = epsilon_text(_epsilon(cell.get("epsilon")))
         return self.titles[str(cell.get("method"))], budget, None if seed is None else str(seed)
-
-
-def _centre(points: Sequence[_Point]) -> _Point:
-    count = len(points)
-    return sum(x for x, _ in points) / count, sum(y for _, y in points) / count
 
 
 def _points(value: Any) -> list[_Point]:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from flower_privsyn.report.numbers import Look, bytes_text, epsilon_text, number
 from flower_privsyn.report.svg import INK, MUTED, PAPER, colour, drawing, embedded
 
@@ -149,27 +147,6 @@ def by_round(
     return Chart(x="round", x_title=x_title, series=series, **parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cloud:
-    """Clouds of points in a plane with one unit in both directions.
-
-    Attributes:
-        title: short name.
-        description: what can be seen, for those who cannot.
-        axes: titles of the horizontal and the vertical axis.
-        layers: points, their colour, diameter in pixels and opacity; drawn one over the other.
-        path: joined by a line, as a centre from round to round.
-        marks: place, look and tooltip of each.
-    """
-
-    title: str
-    description: str
-    axes: tuple[str, str]
-    layers: tuple[tuple[Sequence[_Point], int, float, float], ...]
-    path: Sequence[_Point]
-    marks: tuple[tuple[_Point, Look, str], ...]
-
-
 def charts(
     shown: Sequence[Chart], identifier: str, *, wide: int = WIDE, height: int = 400
 ) -> list[Markup]:
@@ -191,47 +168,6 @@ def charts(
         for place, chart in enumerate(shown):
             picture = _chart(chart, limits, width, high, f"{identifier}-{place}-{kind}")
             drawn[place] += Markup('<div class="{}">{}</div>').format(kind, picture)
-    return drawn
-
-
-def clouds(shown: Sequence[Cloud], identifier: str) -> list[Markup]:
-    """Clouds in the same part of the plane: all but the outermost points, 1 in 200 at each side."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    sides = []
-    for axis in (0, 1):
-        values = sorted(p[axis] for cloud in shown for layer in cloud.layers for p in layer[0])
-        low, high = values[len(values) // 200], values[-1 - len(values) // 200]
-        pad = 0.06 * (high - low) or 0.5
-        sides.append((low - pad, high + pad))
-    x, y = sides
-    drawn = []
-    for place, cloud in enumerate(shown):
-        figure, axes = axes_of(PANEL, 270, cloud.axes)
-        axes.set(xlim=x, ylim=y)
-        axes.locator_params(nbins=5)
-        settle(figure)
-        # One unit is as long in both directions: the shorter side is widened.
-        box = axes.get_window_extent()
-        unit = max((x[1] - x[0]) / box.width, (y[1] - y[0]) / box.height) / 2
-        axes.set_xlim(sum(x) / 2 - unit * box.width, sum(x) / 2 + unit * box.width)
-        axes.set_ylim(sum(y) / 2 - unit * box.height, sum(y) / 2 + unit * box.height)
-        for points, shade, size, opacity in cloud.layers:
-            held = [p for p in points if x[0] <= p[0] <= x[1] and y[0] <= p[1] <= y[1]]
-            # A line of no length with round ends is a dot: all of a layer are one short element.
-            twice = np.repeat(np.array(held).reshape(-1, 2), 2, axis=0)
-            path = Path(twice, [Path.MOVETO, Path.LINETO] * len(held))
-            dots = PathPatch(path, facecolor="none", linewidth=size, alpha=opacity)
-            dots.set(edgecolor=colour(shade), capstyle="round")
-            axes.add_patch(dots)
-        axes.plot(*zip(*cloud.path, strict=True), color=colour(cloud.marks[-1][1].colour))
-        tips = {}
-        for n, (there, look, tip) in enumerate(cloud.marks):
-            tips[f"tip-{n}"] = tip
-            axes.plot(*there, gid=f"tip-{n}", **_marked(look, size=10))
-        name = f"{identifier}-{place}"
-        drawn.append(embedded(figure, cloud.title, cloud.description, name, tips))
     return drawn
 
 

@@ -141,12 +141,6 @@ def finite(value: Any) -> float | None:
     return float(value)
 
 
-def component_title(place: int, explained: Sequence[float | None]) -> str:
-    """The title of an axis of principal components, with the share of variance it explains."""
-    share = explained[place] if place < len(explained) else None
-    return f"Component {place + 1}" + (f" ({100 * share:.0f} % of variance)" if share else "")
-
-
 def setting_text(value: Any) -> str:
     """The value of a setting as a settings file has it."""
     if value is None:
@@ -159,13 +153,6 @@ def setting_text(value: Any) -> str:
 def mapping(value: Any) -> Mapping[str, Any]:
     """A JSON object from a file; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
-
-
-def thinned(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[float, float]]:
-    """At most so many of the points, evenly through the list."""
-    if len(points) <= most:
-        return points
-    return [points[place * len(points) // most] for place in range(most)]
 
 
 def writable(text: str) -> str:

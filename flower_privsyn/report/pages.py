@@ -113,7 +113,6 @@ def _environment() -> Environment:
     environment.filters |= {"counted": numbers.counted, "shortened": numbers.shortened}
     environment.globals |= {
         "charts": figures.charts,
-        "clouds": figures.clouds,
         "sign": figures.sign,
         "NOTHING": numbers.NOTHING,
         "PANEL": figures.PANEL,

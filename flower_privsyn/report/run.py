@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,37 +17,31 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
-from flower_privsyn.report.figures import Chart, Cloud, Level, by_round
+from flower_privsyn.report.figures import Chart, Level, by_round
 from flower_privsyn.report.numbers import (
     Fact,
     Look,
     Row,
     Sample,
     bytes_text,
-    component_title,
     epsilon_text,
     finite,
     mapping,
     number,
     setting_text,
-    thinned,
     time_text,
     whole,
 )
 from flower_privsyn.report.rounds import (
     RoundTexts,
-    principal_plane,
     read_round,
     round_files,
     round_records,
-    spread_over,
 )
 from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import stamp_of
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 
-_PANELS = 3
-_DOTS = 500
 _ROUND_SAMPLES, _FINAL_SAMPLES = 3, 9
 _SAID = 12
 
@@ -76,23 +69,6 @@ def _noise_of(line: Mapping[str, Any]) -> str:
         f"added by the nodes, sums of at least {facts.get('least_nodes')} of them, "
         f"{facts.get('colluding_nodes')} of which may collude with the server (secure aggregation)"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Movement:
-    """Texts of some rounds in the plane of two principal components.
-
-    Attributes:
-        clouds: a picture for each round.
-        headings: of the pictures.
-        titles: of the axes.
-        rows: number, count and centre of each round.
-    """
-
-    clouds: tuple[Cloud, ...]
-    headings: tuple[str, ...]
-    titles: tuple[str, str]
-    rows: tuple[Row, ...]
 
 
 class RunFacts:
@@ -383,51 +359,14 @@ class RunFacts:
     def _files(self) -> dict[int, Path]:
         return round_files(self.run)
 
-    def _texts(self, count: int) -> dict[int, RoundTexts]:
+    def _texts(self) -> list[RoundTexts]:
+        """The texts of the first and the last round."""
         files = self._files
-        found = {n: read_round(n, files[n]) for n in spread_over(sorted(files), count)}
-        return {n: texts for n, texts in found.items() if texts is not None}
+        shown = sorted({min(files), max(files)}) if files else []
+        return [found for n in shown if (found := read_round(n, files[n])) is not None]
 
     def _heading(self, texts: RoundTexts) -> str:
         return f"Round {texts.number}" + (", public text" if texts.is_public else "")
-
-    @cached_property
-    def movement(self) -> Movement | None:
-        """Embeddings of some rounds; None where no text has moved."""
-        texts = self._texts(_PANELS)
-        if len(texts) < 2 or all(found.is_public for found in texts.values()):
-            return None
-        plane = principal_plane(
-            {n: f.embeddings for n, f in texts.items() if f.embeddings is not None}
-        )
-        if plane is None:
-            return None
-        titles = (component_title(0, plane.explained), component_title(1, plane.explained))
-        points = {n: [(float(x), float(y)) for x, y in p] for n, p in plane.points.items()}
-        centres = {
-            n: (float(p[:, 0].mean()), float(p[:, 1].mean())) for n, p in plane.points.items()
-        }
-        everything = [point for n in points for point in thinned(points[n], _DOTS)]
-        shown, rows = [], []
-        for place, (n, centre) in enumerate(centres.items()):
-            there = [number(value, 3) for value in centre]
-            rows.append((str(n), whole(len(points[n])), *there))
-            shown.append(
-                Cloud(
-                    title=f"Embeddings of the text of {self._heading(texts[n]).lower()}",
-                    description=f"{whole(len(points[n]))} texts; their centre lies at "
-                    f"({there[0]}, {there[1]}).",
-                    axes=titles,
-                    layers=(
-                        (everything, 7, 2.4, 0.25),
-                        (thinned(points[n], _DOTS), 0, 3.4, 0.85),
-                    ),
-                    path=list(centres.values())[: place + 1],
-                    marks=((centre, _CENTRE, "centre"),),
-                )
-            )
-        headings = tuple(self._heading(texts[n]) for n in centres)
-        return Movement(clouds=tuple(shown), headings=headings, titles=titles, rows=tuple(rows))
 
     @cached_property
     def distances(self) -> dict[int, float]:
@@ -504,7 +443,7 @@ class RunFacts:
         """Texts of the first and the last round, and of the result."""
         cards: list[Sample] = []
         before: tuple[str, ...] = ()
-        for texts in self._texts(2).values():
+        for texts in self._texts():
             # Rounds that released nothing leave the text as it was.
             if texts.texts and texts.texts != before:
                 before = texts.texts

@@ -153,15 +153,12 @@ class CatalogueEntry(ComparedMethod):
         queries: names of the queries it asks, the first in every run, unless settings have
             another one asked in its place.
         papers: where it was published, the first above all; none for a method of this package.
-        communication: reference to a function from settings to `evaluation.costs.Communication`;
-            its parameters are named as the settings, with underscores. "" where nobody counted.
     """
 
     config: str
     strategy: str
     queries: tuple[str, ...]
     papers: tuple[Paper, ...] = ()
-    communication: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names that settings cannot hold and references that name nothing."""
@@ -171,7 +168,7 @@ class CatalogueEntry(ComparedMethod):
                 "the name of a method must be lower-case words joined by hyphens, "
                 f"got {self.name!r}"
             )
-        for reference in (self.config, self.strategy, self.communication or "costs:unknown"):
+        for reference in (self.config, self.strategy):
             if not _REFERENCE.fullmatch(reference):
                 raise ConfigError(
                     f'the references of {self.name} must be "module:name", got {reference!r}'
@@ -200,8 +197,6 @@ class CatalogueEntry(ComparedMethod):
 
 
 _STRATEGIES = "flower_privsyn.strategies"
-_COSTS = "flower_privsyn.evaluation.costs"
-
 #: In the order of a table, from the floor to the ceiling.
 _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
     ComparedMethod(
@@ -246,7 +241,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
             Paper(authors="Hou et al.", venue="ICML", year=2024, name="PrE-Text"),
             Paper(authors="Lin et al.", year=2023),
         ),
-        communication=f"{_COSTS}:private_evolution_communication",
     ),
     ComparedMethod(
         name="pre-text",
@@ -266,7 +260,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.aug_pe:AugPE",
         queries=("nearest_neighbor_histogram", "labelled_histogram"),
         papers=(Paper(authors="Xie et al.", venue="ICML", year=2024),),
-        communication=f"{_COSTS}:private_evolution_communication",
     ),
     ComparedMethod(
         name="pe-sft",
@@ -286,7 +279,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.popri:POPri",
         queries=("mean_similarity",),
         papers=(Paper(authors="Hou et al.", venue="ICML", year=2025),),
-        communication=f"{_COSTS}:popri_communication",
     ),
     CatalogueEntry(
         name="joint-sketch",
@@ -297,7 +289,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         config=f"{_STRATEGIES}.joint_sketch:JointSketchConfig",
         strategy=f"{_STRATEGIES}.joint_sketch:JointSketch",
         queries=("joint_sketch",),
-        communication=f"{_COSTS}:joint_sketch_communication",
     ),
     CatalogueEntry(
         name="ctcl",
@@ -309,7 +300,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.ctcl:CTCL",
         queries=("nearest_neighbor_histogram", "conditional_delta"),
         papers=(Paper(authors="Tan et al.", year=2025),),
-        communication=f"{_COSTS}:ctcl_communication",
     ),
     CatalogueEntry(
         name="dp-fedavg",
@@ -324,7 +314,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
             Paper(authors="McMahan et al.", venue="ICLR", year=2018),
             Paper(authors="Andrew et al.", venue="NeurIPS", year=2021),
         ),
-        communication=f"{_COSTS}:federated_training_communication",
     ),
     CatalogueEntry(
         name="dp-ftrl",
@@ -339,7 +328,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
             Paper(authors="Kairouz et al.", venue="ICML", year=2021),
             Paper(authors="Dvijotham et al.", year=2024),
         ),
-        communication=f"{_COSTS}:federated_training_communication",
     ),
     CatalogueEntry(
         name="hybrid",
@@ -350,7 +338,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         config=f"{_STRATEGIES}.hybrid:HybridConfig",
         strategy=f"{_STRATEGIES}.hybrid:Hybrid",
         queries=("joint_sketch", "model_delta"),
-        communication=f"{_COSTS}:federated_training_communication",
     ),
     CatalogueEntry(
         name="public-mid-training",
@@ -362,7 +349,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.public_mid_training:PublicMidTraining",
         queries=("model_delta",),
         papers=(Paper(authors="Wang et al.", venue="NAACL", year=2024),),
-        communication=f"{_COSTS}:federated_training_communication",
         by_default=False,
     ),
     CatalogueEntry(
@@ -375,7 +361,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         strategy=f"{_STRATEGIES}.fred:FreD",
         queries=("moments",),
         papers=(Paper(authors="Hou et al.", year=2023),),
-        communication=f"{_COSTS}:fred_communication",
         by_default=False,
     ),
     ComparedMethod(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.evaluation.costs import MINILM_DIMENSION, run_costs
+from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
     POPri,
@@ -32,6 +32,9 @@ from flower_privsyn.testing import (
 )
 from tests.support.federation import WORDS, make_users
 from tests.support.paper_sizes import DISTILGPT2_PARAMETERS
+
+#: Of all-MiniLM-L6-v2, in which both papers send candidates.
+MINILM_DIMENSION = 384
 
 TABLES = json.loads(
     (Path(__file__).parents[1] / "data" / "communication_reference.json").read_text()

@@ -28,7 +28,7 @@ def page() -> Node:
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    return {**comparison(methods=["popri"], epsilons=(1.0,), seeds=1), "embedding": None, **changes}
+    return {**comparison(methods=["popri"], epsilons=(1.0,), seeds=1), **changes}
 
 
 def test_the_stamp_is_everywhere(page: Node) -> None:
@@ -78,22 +78,13 @@ def test_epsilons_of_both_kinds_are_the_largest_of_the_seeds() -> None:
     assert row[-2:] == ["1", "3.25"]
 
 
-def test_spending_movement_and_samples(page: Node) -> None:
+def test_spending_and_samples(page: Node) -> None:
     spending = part(page, "ε spent by each round")
     assert [n.text for n in spending.all("h3")] == [
         DOCUMENT["titles"].get(name, compared()[name].title) for name in PRIVATE
     ]
     counts = {method: rounds for method, (_, _, rounds) in PRIVATE.items()}
     assert len(rows(spending, "ε by round")) == 2 * sum(counts.values())
-    moved = part(page, "How the embeddings moved")
-    assert [n.text for n in moved.all("h3")] == [
-        "PrE-Text, rounds 0 and 10",
-        "POPri, rounds 0 and 10",
-    ]
-    assert "Component 1 (8 % of variance)" in moved.text
-    dots = [(n.attributes["d"] or "").count("h0") for n in moved.all("path")]
-    assert sum(count > 450 for count in dots) == 2
-    assert sum(50 < count <= 60 for count in dots) == 4
     groups = [n for n in part(page, "Sample texts side by side").all("details") if n.all("article")]
     assert [n.all("summary")[0].text for n in groups] == [
         "ε = 7",
@@ -136,8 +127,6 @@ def test_a_second_student_that_is_missing_is_named() -> None:
             for line in d["summary"]
         ],
         lambda d: [d.pop(k) for k in ("data", "versions", "methods", "seeds", "delta", "command")],
-        lambda d: d.update(embedding={"held_out": [[0, 0]], "methods": {"popri": {"0": []}}}),
-        lambda d: d.update(embedding={"held_out": [], "methods": {"popri": {"3": [[1, 1]]}}}),
         lambda d: [line["next_token_accuracy"].update(mean=0.25) for line in d["summary"]],
         lambda d: d.update(titles={"popri": "$x_{<script>\n\ud800" + "long " * 40}),
     ],

@@ -56,14 +56,6 @@ def comparison(
         "titles": {"pe-sft": "PE+SFT"},
         "cells": [*cells, pending],
         "summary": summary,
-        "embedding": {
-            "explained": [0.08, 0.05],
-            "held_out": random.normal(size=(500, 2)).tolist(),
-            "methods": {
-                name: {str(n): (random.normal(size=(60, 2)) + n / 10).tolist() for n in (0, 5, 10)}
-                for name in ("pre-text", "popri")
-            },
-        },
     }
 
 
