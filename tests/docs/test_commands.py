@@ -83,7 +83,7 @@ RUN_BY = {
     r"privsyn inspect \S+ --rank .*": (
         "tests/strategies/test_fred.py::test_ranks_any_sets_for_nothing"
     ),
-    r"python central.py .*": (
+    r"python (\S+/)?central.py .*": (
         "tests/baselines/test_central.py::test_it_trains_writes_and_says_record_level"
     ),
     r"python (\S+/)?on_device.py .*": (

@@ -230,7 +230,7 @@ def test_research_is_stamped_everywhere(tmp_path: Path) -> None:
     page = check(run_page(run))
     shown = [page.all("title")[0], page.with_class("banner")[0], page.all("footer")[0]]
     shown += [figure.all("figcaption")[0] for figure in page.all("figure")]
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert all(RESEARCH_STAMP in node.text for node in shown)
 
 
