@@ -75,7 +75,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return launch.Outcome(path=Path("nowhere"), error=None)
 
     monkeypatch.setattr(launch, "run_app", begins)
-    monkeypatch.setattr(compare, "_run", lambda *_, **__: 0)
+    monkeypatch.setattr(compare, "_follow", lambda *_, **__: 0)
 
     def found(settings: Mapping[str, str]) -> dict[str, tuple[int, str]]:
         given = {"data": "users.jsonl", **SMALL, **settings}
