@@ -121,12 +121,9 @@ def test_newer_than_without_dates() -> None:
     ("fields", "words"),
     [
         ({"user_ids": ("a", "a")}, "distinct"),
-        ({"user_ids": ("a", "\ud800")}, "half of a surrogate pair"),
         ({"owners": np.array([0])}, "one entry per text: 1 owners, 2 texts"),
         ({"owners": np.array([1, 0])}, "nondecreasing"),
         ({"owners": np.array([0, 2])}, r"lie in 0\.\.1"),
-        ({"owners": np.array([-1, 0])}, r"lie in 0\.\.1"),
-        ({"owners": np.array([0.0, 1.0])}, "integer array"),
         ({"dates": [None]}, "one entry per text: 1 dates"),
     ],
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import MaskFill, Variation
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
@@ -105,28 +103,6 @@ def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
         rest = text[prefix:]
         suffix = next(k for k in range(len(rest) + 1) if varied.endswith(rest[k:]))
         assert suffix <= 12, (text, varied)
-
-
-def test_max_tokens_beyond_the_model_is_refused(roberta: Path):
-    """A setting is at fault, and the sentence names it as it is set."""
-    said = f"max-tokens = 66 must be at most 65 for variation-model = {roberta}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
-        MaskFill(roberta, max_tokens=66)
-    fill = MaskFill(roberta, max_tokens=65, dtype="float32")
-    assert fill.vary(["the river waits under the garden " * 20], seed=0)
-
-
-def test_a_model_whose_head_cannot_be_fed_falls_back_to_full_logits(
-    roberta: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    expected = MaskFill(roberta, dtype="float32").vary(texts[:5], seed=1)
-    from transformers import RobertaForMaskedLM
-
-    # As for a class that keeps its encoder under no prefix.
-    monkeypatch.setattr(RobertaForMaskedLM, "base_model", property(lambda model: model))
-    fill = MaskFill(roberta, dtype="float32")
-    assert not fill._gathers_before_head
-    assert fill.vary(texts[:5], seed=1) == expected
 
 
 def test_the_bundled_model_prefers_what_fits():
