@@ -12,20 +12,25 @@ rounds and what asks nobody, below the rest, have a colour each. Needs the extra
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.report import require_libraries
+from flower_privsyn.report import require_libraries, svg
 from flower_privsyn.report.figures import WIDE, axes_of, settle
 from flower_privsyn.report.numbers import bytes_text
-from flower_privsyn.report.svg import INK, MUTED, colour, drawing, embedded, standalone
+from flower_privsyn.report.svg import INK, MUTED, colour, drawing, embedded
 from research.compared_cells import cells_of, printed, summary_of
 from research.measured_cells import CHOICES
+
+#: What the style sheet begins with: its colours, on a light and on a dark screen.
+_COLOURS = re.compile(r":root\{[^}]*\}\s*@media \(prefers-color-scheme:dark\)\{:root\{[^}]*\}\}")
 
 #: What has closed all of the gap.
 CEILING = "finetune-private"
@@ -169,6 +174,30 @@ def picture(bars: Sequence[Bar], title: str) -> str:
         axes.set_ylim(0.3, len(bars) + 0.7)
         settle(figure)
         return standalone(embedded(figure, title, described, "gap"))
+
+
+def standalone(element: str) -> str:
+    """An element of a page as a file of its own, for pages without the style sheet.
+
+    Args:
+        element: of `embedded`, with a title.
+
+    Returns:
+        SVG with the colours of the style sheet, on paper of their own; dark on a dark screen.
+    """
+    style = (Path(svg.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
+    found = _COLOURS.match(style)
+    assert found is not None, "the style sheet begins with its colours"
+    root = ElementTree.fromstring(element)
+    left, top, width, height = root.attrib["viewBox"].split()
+    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
+    sheet = ElementTree.Element("style")
+    sheet.text = f"{found[0]}text{{font-family:system-ui,sans-serif}}"
+    paper = ElementTree.Element(
+        "rect", {"x": left, "y": top, "width": width, "height": height, "fill": "var(--paper)"}
+    )
+    root[2:2] = [sheet, paper]
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,13 +1,10 @@
 r"""Make the table that `privsyn advise` reads, of comparisons that were run.
 
-    python -m research.measured_cells research/results/joint_sketch.jsonl \
-        abstracts=comparison/compare.json \
-        --setup "privsyn-tiny, 200 steps of 32 rows" > measured.json
+    python -m research.measured_cells research/results/compare.jsonl ... > measured.json
 
-A source is NAME=FILE, a `compare.json` and what its text is; or a file of JSON lines, one cell each
-with `data` and `users`. Of two cells of one method, place and seed the first counts, so
-comparisons with other settings belong into a table of their own: comparisons that differ in the
-downstream model or its training are refused. Lines with settings of their own (`public_text`,
+A source is a file of JSON lines, one cell each with `data` and `users`. Of two cells of one method,
+place and seed the first counts, so comparisons with other settings belong into a table of their
+own. Lines with settings of their own (`public_text`,
 `held_out`) are left out; variants of a method that somebody would choose have a name of their own.
 
 `--with-ends FILE` are cells whose students learnt ends of texts, which is no longer the default. Of
@@ -28,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.cli.advise import VARIANTS, MeasuredCell
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.strategies.catalogue import compared
 
@@ -44,18 +40,8 @@ _OF_THEIR_OWN = ("public_text", "held_out")
 CHOICES = {config.rpartition("/")[2]: named for named, config in VARIANTS.items()}
 
 
-def cells_of(source: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """The cells of one source, with its text and its number of users.
-
-    Args:
-        source: NAME=FILE, or a file of lines.
-    """
-    name, _, file = source.rpartition("=")
-    if name:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-        users = int(found["data"]["private_users"])
-        yield from ((name, users, cell) for cell in found["cells"])
-        return
+def cells_of(file: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The cells of a file of lines, with their text and number of users."""
     for line in read_json_lines(Path(file)):
         if not any(key in line for key in _OF_THEIR_OWN):
             cell = {**line, "costs": costs_today(line)}
@@ -93,30 +79,6 @@ def costs_today(line: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     more = int(line.get("bytes_a_number", _BYTES_A_NUMBER)) - _BYTES_A_NUMBER
     return {**costs, "bytes_up": costs["bytes_up"] - more * costs["floats_up"]}
-
-
-def refuse_unlike(sources: list[str]) -> None:
-    """Refuse comparisons whose figures are of other downstream models or trainings.
-
-    Args:
-        sources: as on the command line.
-
-    Raises:
-        ConfigError: two of them differ, or one is not there.
-    """
-    first: tuple[str, Any] | None = None
-    for source in sources:
-        name, _, file = source.rpartition("=")
-        if not Path(file).is_file():
-            raise ConfigError(f"there is no file {file}")
-        if not name:
-            continue
-        fixed = json.loads(Path(file).read_text(encoding="utf-8"))["fixed"]
-        here = {key: fixed[key] for key in ("downstream", "training")}
-        if first is None:
-            first = (file, here)
-        elif first[1] != here:
-            raise ConfigError(f"{first[0]} and {file} are of other downstream models or trainings")
 
 
 def collect(
@@ -204,19 +166,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="+")
     parser.add_argument("--with-ends", action="append", default=[], metavar="FILE")
-    parser.add_argument("--setup", action="append", default=[], help="a sentence of the page")
     arguments = parser.parse_args()
-    try:
-        refuse_unlike([*arguments.sources, *arguments.with_ends])
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
     found = [cell for source in arguments.sources for cell in cells_of(source)]
     known = {(data, users, cell["method"], cell["epsilon"]) for data, users, cell in found}
     found += [cell for file in arguments.with_ends for cell in with_ends(file, known)]
     cells = collect(found, own=tuple(VARIANTS))
-    table = {"version": 1, "setup": arguments.setup, "cells": [asdict(cell) for cell in cells]}
-    print(json.dumps(table, indent=1, ensure_ascii=False))
+    print(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1, ensure_ascii=False))
     return 0
 
 

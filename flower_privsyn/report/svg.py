@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -42,8 +41,6 @@ _ATTRIBUTES = ("d", "x", "y")
 _DECIMALS = re.compile(r"-?\d+\.\d+")
 _DOT = re.compile(r"M (\S+ \S+) L \1(?: |$)")
 _MOVED = re.compile(r"translate\(\S+ \S+\)")
-#: What the style sheet begins with: its colours, on a light and on a dark screen.
-_COLOURS = re.compile(r":root\{[^}]*\}\s*@media \(prefers-color-scheme:dark\)\{:root\{[^}]*\}\}")
 _REFERENCE = "{http://www.w3.org/1999/xlink}href"
 
 
@@ -181,27 +178,3 @@ def _short(text: str) -> str:
     text = " ".join(text.split())
     text = _DECIMALS.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), text)
     return _DOT.sub(r"M\1h0", text)
-
-
-def standalone(element: Markup) -> str:
-    """An element of a page as a file of its own, for pages without the style sheet.
-
-    Args:
-        element: of `embedded`, with a title.
-
-    Returns:
-        SVG with the colours of the style sheet, on paper of their own; dark on a dark screen.
-    """
-    style = (Path(__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
-    found = _COLOURS.match(style)
-    assert found is not None, "the style sheet begins with its colours"
-    root = ElementTree.fromstring(element)
-    left, top, width, height = root.attrib["viewBox"].split()
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
-    sheet = ElementTree.Element("style")
-    sheet.text = f"{found[0]}text{{font-family:system-ui,sans-serif}}"
-    paper = ElementTree.Element(
-        "rect", {"x": left, "y": top, "width": width, "height": height, "fill": "var(--paper)"}
-    )
-    root[2:2] = [sheet, paper]
-    return ElementTree.tostring(root, encoding="unicode") + "\n"

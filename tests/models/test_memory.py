@@ -24,6 +24,11 @@ faults()
 print(kept, before, faults())
 """
 
+CALLED = """
+from flower_privsyn.models.memory import keep_freed_memory
+kept = keep_freed_memory()
+"""
+
 LOADED = """
 from flower_privsyn.models.memory import keep_freed_memory
 from flower_privsyn.models.pretrained import load_pretrained
@@ -32,9 +37,10 @@ kept = keep_freed_memory.cache_info().currsize and keep_freed_memory()
 """
 
 
-def test_large_arrays_are_not_asked_of_the_kernel_anew() -> None:
+@pytest.mark.parametrize("keep", [CALLED, LOADED], ids=["called", "a model is loaded"])
+def test_large_arrays_are_not_asked_of_the_kernel_anew(keep: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(keep=LOADED)],
+        [sys.executable, "-c", SCRIPT.format(keep=keep)],
         capture_output=True,
         text=True,
         check=True,
