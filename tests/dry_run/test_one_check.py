@@ -235,7 +235,7 @@ def test_who_is_held_out(
 def test_an_app_that_flower_refuses(
     verdicts: Verdicts, folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    """`privsyn run` leaves that to Flower (tests/host/test_launch.py)."""
+    """`privsyn run` leaves that to Flower."""
     app = shutil.copytree(APP, folder / "app")
     project = app / "pyproject.toml"
     text = project.read_text()
