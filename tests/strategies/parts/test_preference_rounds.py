@@ -323,43 +323,33 @@ class TestLearning:
             seen.update(kwargs, model=model, pairs=list(pairs))
             return train_words(model, pairs, **kwargs)
 
-        made = rounds(
-            tmp_path,
-            Scripted(["good text", "a b c d e f"]),
-            responses_per_prompt=2,
-            loss="ipo",
-            beta=0.5,
-            lora_rank=3,
-            lora_alpha=6,
-            learning_rate=0.01,
-            learning_rate_schedule="constant",
-            warmup_steps=7,
-            training_epochs=4,
-            training_batch_size=10,
-            training_micro_batch_size=5,
-            gradient_checkpointing=True,
-            reference="previous",
-            max_new_tokens=33,
-            generator="some/model",
-        )
+        told = {
+            "loss": "ipo",
+            "beta": 0.5,
+            "lora_rank": 3,
+            "lora_alpha": 6,
+            "learning_rate": 0.01,
+            "warmup_steps": 7,
+            "gradient_checkpointing": True,
+            "reference": "previous",
+            "max_new_tokens": 33,
+        }
+        renamed = {
+            "learning_rate_schedule": "constant",
+            "training_epochs": 4,
+            "training_batch_size": 10,
+            "training_micro_batch_size": 5,
+        }
+        writer = Scripted(["good text", "a b c d e f"])
+        changes = {**told, **renamed, "generator": "some/model"}
+        made = rounds(tmp_path, writer, responses_per_prompt=2, **changes)
         made._trainer = trainer
         made.candidates(1)
         made.learn(1, np.tile([1.0, 0.0], 3))
         settings = seen["settings"]
-        assert (settings.loss, settings.beta, settings.lora_rank, settings.lora_alpha) == (
-            "ipo",
-            0.5,
-            3,
-            6,
-        )
-        assert (settings.learning_rate, settings.schedule, settings.warmup_steps) == (
-            0.01,
-            "constant",
-            7,
-        )
+        assert {key: getattr(settings, key) for key in told} == told
+        assert settings.schedule == "constant"
         assert (settings.epochs, settings.batch_size, settings.micro_batch_size) == (4, 10, 5)
-        assert (settings.reference, settings.max_new_tokens) == ("previous", 33)
-        assert settings.gradient_checkpointing is True
         assert seen["model"] == "some/model"
         pair = seen["pairs"][0]
         assert (pair.chosen, pair.chosen_end) == ("good text", END)
