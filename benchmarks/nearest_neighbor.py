@@ -3,8 +3,7 @@
     python -m benchmarks.nearest_neighbor [--users 10000] [--samples 8] [--repeats 5]
 
 For each number of candidates, in the same process and in turn: the votes
-(`NearestNeighborHistogram.answer`), with a product in bfloat16 first where the package finds that
-faster; the nearest candidates by one product in float32 alone; that product (records x candidates,
+(`NearestNeighborHistogram.answer`); their product in float32 (records x candidates,
 in the same blocks); and faiss's flat index where it is installed, which is also the search of
 Microsoft's `private-evolution`. The floor is 2 n m d floating-point operations in float32. Seconds
 of the clock, CPU seconds of all threads, and the ratios of both: medians, those of ratios taken run
@@ -24,8 +23,7 @@ import torch
 
 from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram
-from flower_privsyn.queries.nearest_neighbor import _by_product, block_rows
-from flower_privsyn.queries.sieve import sieve_of
+from flower_privsyn.queries.nearest_neighbor import block_rows
 
 FAISS_INSTALL = "pip install faiss-cpu"
 
@@ -53,7 +51,6 @@ def ways_of(
 
     ways: dict[str, Callable[[], object]] = {
         "votes": lambda: query.answer(cohort, {"candidates": candidates}),
-        "float32": lambda: _by_product(records, candidates),
         "sgemm": sgemm,
     }
     try:
@@ -108,8 +105,6 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
                 f"{users:>7,} x {samples:<5} {m:>10,}  {name:<8} {wall:>6.2f} {cpu:>7.2f} "
                 f"{to_wall:>9.2f} {to_cpu:>15.2f}"
             )
-        used = sieve_of(candidates, len(cohort.records)) is not None
-        print(f"  a product in bfloat16 {'came first' if used else 'is not faster here'}")
         part, ours = f"votes, {m:,} candidates", float(np.median(seconds["votes"][:, 1]))
         for name, kind in (("sgemm", "floor"), ("faiss", "peer")):
             theirs = float(np.median(seconds[name][:, 1])) if name in seconds else None

@@ -7,7 +7,6 @@ Private Federated Data in the Age of LLMs" (ICML 2024), Algorithm 2, lines 8-13 
 
 from __future__ import annotations
 
-import collections
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.models.threads import side_by_side
 from flower_privsyn.queries.once_per_array import all_finite, once_per_array
 from flower_privsyn.queries.query import (
     Broadcast,
@@ -27,16 +25,9 @@ from flower_privsyn.queries.query import (
     IntArray,
     Query,
 )
-from flower_privsyn.queries.sieve import Block, Sieve, sieve_of
 
 #: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21
-#: Candidates whose product with a record takes as long as another look at one of them.
-_PAIRS_WORTH_A_PRODUCT = 256
-#: Pairs of a record and a candidate that are multiplied at a time: less than a megabyte of both.
-_PAIRS_AT_A_TIME = 256
-#: Records that a sieve has left undecided, copied at a time.
-_ROWS_AT_A_TIME = 2**15
 
 VoteClip = Literal["count", "l2", "share"]
 
@@ -64,9 +55,7 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     One blocked float32 product, whose last bits do depend on all of these, only chooses which
     candidates are looked at in float64. It cannot miss a winner: product and s are each off from
     the true value by a proven bound (`_tolerance`), and every candidate within twice their sum of
-    the product's best is looked at. Where PyTorch is there and multiplies bfloat16 faster, such a
-    product comes first and rules out, by a bound of its own, all candidates but a few
-    (`flower_privsyn.queries.sieve`).
+    the product's best is looked at.
 
     Args:
         records: (n, d) float32, finite.
@@ -86,36 +75,24 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
         )
     if not all_finite(candidates):
         raise ValueError("candidates must be finite")
-    sieve = sieve_of(candidates, len(records))
-    if sieve is None:
-        return _by_product(records, candidates)
-    nearest = _by_sieve(sieve, records, candidates)
-    rest = np.flatnonzero(nearest < 0)
-    for start in range(0, len(rest), _ROWS_AT_A_TIME):
-        rows = rest[start : start + _ROWS_AT_A_TIME]
-        nearest[rows] = _by_product(records[rows], candidates)
-    return nearest
-
-
-def _by_sieve(sieve: Sieve, records: Float32Array, candidates: Float32Array) -> IntArray:
-    """The nearest of the candidates that a sieve leaves; -1 where it does not help."""
-    nearest = np.full(len(records), -1, dtype=np.int64)
-    pieces, spare = sieve.pieces(len(records)), list[Any]()
-    helps = True
-
-    def decide(piece: tuple[int, int]) -> None:
-        nonlocal helps
-        if not helps:
-            return
-        block = sieve.block(records, *piece, spare)
-        # Where many are left, as of candidates that hardly differ, one product is the faster way.
-        few = len(candidates) * len(block.lengths) // _PAIRS_WORTH_A_PRODUCT
-        helps = len(block.rows) <= few and 2 * block.open <= len(block.lengths)
-        if helps:
-            nearest[slice(*piece)] = _among(block, records, candidates)
-
-    for part in (pieces[:1], pieces[1:]):  # the first, which is small, tells of the others
-        collections.deque(side_by_side(decide, part), maxlen=0)
+    n, dimension = records.shape
+    m = len(candidates)
+    right, longest = _right_side(candidates)
+    nearest = np.empty(n, dtype=np.int64)
+    rows = block_rows(m)
+    left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)
+    scores = np.empty((min(rows, n), m), dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, n, rows):
+            stop = min(start + rows, n)
+            block, product = left[: stop - start], scores[: stop - start]
+            block[:, :-1] = records[start:stop]
+            np.matmul(block, right, out=product)
+            lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
+            tolerance = _tolerance(lengths, longest, dimension)
+            nearest[start:stop] = _best_with_ties(
+                product, tolerance, records[start:stop], candidates
+            )
     return nearest
 
 
@@ -139,74 +116,6 @@ def _tolerance(lengths: Float64Array, longest: float, dimension: int) -> Float64
     # Beyond float32 a partial sum may overflow although the product does not, and which
     # one does depends on the other rows of the block: there only float64 decides.
     return np.where(bound < 1e38, unit * bound + underflow, np.inf)
-
-
-def _by_product(records: Float32Array, candidates: Float32Array) -> IntArray:
-    """The nearest candidates by one float32 product, near ties decided in float64."""
-    n, dimension = records.shape
-    m = len(candidates)
-    right, longest = _right_side(candidates)
-    nearest = np.empty(n, dtype=np.int64)
-    rows = block_rows(m)
-    left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)
-    scores = np.empty((min(rows, n), m), dtype=np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, n, rows):
-            stop = min(start + rows, n)
-            block, product = left[: stop - start], scores[: stop - start]
-            block[:, :-1] = records[start:stop]
-            np.matmul(block, right, out=product)
-            lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
-            tolerance = _tolerance(lengths, longest, dimension)
-            nearest[start:stop] = _best_with_ties(
-                product, tolerance, records[start:stop], candidates
-            )
-    return nearest
-
-
-def _among(block: Block, records: Float32Array, candidates: Float32Array) -> IntArray:
-    """The nearest of the candidates that a sieve has left; -1 for records that are open."""
-    nearest = np.full(block.stop - block.start, -1, dtype=np.int64)
-    rows, columns = block.rows, block.columns
-    nearest[rows] = columns
-    several = np.bincount(rows, minlength=len(nearest))[rows] > 1
-    rows, columns = rows[several], columns[several]
-    if len(rows) == 0:
-        return nearest
-    right, longest = _right_side(candidates)
-    scores = _products_of_pairs(records[block.start : block.stop], candidates, rows, columns)
-    scores += right[-1, columns]
-    first = np.flatnonzero(np.diff(rows, prepend=-1))
-    top = np.repeat(np.maximum.reduceat(scores, first), np.diff(first, append=len(rows)))
-    tolerance = _tolerance(np.hypot(block.lengths, 1.0), longest, records.shape[1])[rows]
-    close = ~(scores < top.astype(np.float64) - tolerance)
-    rows, columns = rows[close], columns[close]
-    nearest[rows] = columns
-    first = np.flatnonzero(np.diff(rows, prepend=-1))
-    for begin, end in zip(first, np.append(first[1:], len(rows)), strict=True):
-        if end - begin > 1:
-            record = records[block.start + rows[begin]]
-            nearest[rows[begin]] = _by_float64(record, candidates, columns[begin:end])
-    return nearest
-
-
-def _products_of_pairs(
-    records: Float32Array, candidates: Float32Array, rows: IntArray, columns: IntArray
-) -> Float32Array:
-    """(p,) the products of some records with one candidate each, in memory that stays the same.
-
-    Gathered all at once, they would be new pages for every block.
-    """
-    products = np.empty(len(rows), dtype=np.float32)
-    left, right = np.empty((2, min(_PAIRS_AT_A_TIME, len(rows)), records.shape[1]), np.float32)
-    for start in range(0, len(rows), _PAIRS_AT_A_TIME):
-        pairs = slice(start, start + _PAIRS_AT_A_TIME)
-        count = len(rows[pairs])
-        # Indices are in range; "clip" is the way that copies nothing in between.
-        np.take(records, rows[pairs], axis=0, out=left[:count], mode="clip")
-        np.take(candidates, columns[pairs], axis=0, out=right[:count], mode="clip")
-        np.einsum("pd,pd->p", left[:count], right[:count], out=products[pairs])
-    return products
 
 
 @once_per_array
