@@ -6,7 +6,6 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,28 +183,6 @@ def test_a_list_that_cannot_be_kept_is_no_permission(
         check_deal(tmp_path / "cache", run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
     # Nobody is said to be on two nodes.
     assert prepare(where(1)).error.code == wire.ClientErrorCode.INTERNAL
-
-
-def test_nodes_that_note_their_users_at_the_same_time(tmp_path: Path) -> None:
-    """The journals of others come and go while a node looks for old lists to sweep."""
-
-    def note(node: int) -> None:
-        for run in range(25):
-            check_deal(
-                tmp_path, run_id=RUN + run, node_id=node, user_ids=[f"user {node}"], max_nodes=1
-            )
-
-    with ThreadPoolExecutor(8) as nodes:
-        list(nodes.map(note, range(8)))
-
-
-def test_a_list_of_last_week_is_swept(tmp_path: Path) -> None:
-    for run, days in ((1, 8), (2, 6)):
-        check_deal(tmp_path, run_id=run, node_id=1, user_ids=["a"], max_nodes=1)
-        then = time.time() - days * 24 * 3600
-        os.utime(tmp_path / "deals" / f"{run}.sqlite", (then, then))
-    check_deal(tmp_path, run_id=3, node_id=1, user_ids=["a"], max_nodes=1)
-    assert sorted(path.name for path in (tmp_path / "deals").iterdir()) == ["2.sqlite", "3.sqlite"]
 
 
 def test_what_is_noted_of_a_run_that_takes_longer_stays(tmp_path: Path) -> None:

@@ -93,24 +93,6 @@ def test_real_text_is_cut_between_words_in_order(make: Any, max_tokens: int) -> 
             assert all(4 <= tokens(piece, tokenizer) <= max_tokens for piece in samples.texts)
 
 
-def test_settings_of_the_tokenizer_do_not_matter_and_stay() -> None:
-    text = passages()[0]
-    strict = Tokenizer.from_str(wordpiece().to_str())
-    strict.enable_truncation(8)
-    strict.enable_padding(length=512)
-    expected = samples_of(users_of({"a": [text]}), tokenizer=wordpiece())
-    got = samples_of(users_of({"a": [text, "short one here"]}), tokenizer=strict)
-    assert got.texts == [*expected.texts, "short one here"]
-    assert strict.truncation["max_length"] == 8
-    assert strict.padding["length"] == 512
-
-
-def test_a_document_border_is_a_sample_border() -> None:
-    users = users_of({"a": ["one two three four five", "six seven eight nine ten"]})
-    samples = samples_of(users, tokenizer=wordpiece(), max_tokens=64)
-    assert samples.texts == users.texts
-
-
 def test_short_tails_are_dropped_and_short_documents_kept() -> None:
     text = "one two three four five six seven eight nine ten"
     users = users_of({"a": [text], "b": ["yes"], "c": ["\u200b"]})

@@ -71,25 +71,10 @@ def test_a_data_set_of_the_hub(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "owner/news",
-            "owner/news has several configurations: write owner/news:CONFIG:SPLIT with one of "
-            "mail, press.",
-        ),
-        (
-            "owner/news:letters",
-            "owner/news has no configuration 'letters': write owner/news:CONFIG:SPLIT with one of "
-            "mail, press.",
-        ),
-        (
-            "owner/news:press:validation",
-            "owner/news:press has no split 'validation'; its splits are 'train', 'test'.",
-        ),
-        (
-            "owner/olds:press:train",
-            "owner/olds:press:train is neither a file nor in the data set cache, and the hub "
-            "cannot be reached (HF_HUB_OFFLINE=1).",
-        ),
+        ("owner/news", "owner/news:CONFIG:SPLIT"),
+        ("owner/news:letters", "'letters'"),
+        ("owner/news:press:validation", "'validation'"),
+        ("owner/olds:press:train", "HF_HUB_OFFLINE=1"),
     ],
 )
 def test_what_the_hub_does_not_have_is_named(
@@ -103,9 +88,8 @@ def test_what_the_hub_does_not_have_is_named(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError, match=says):
         load_users(name)
-    assert str(refused.value) == says
     assert capsys.readouterr().err == ""
 
 

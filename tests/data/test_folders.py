@@ -62,18 +62,6 @@ def test_files_and_texts_of_a_folder_come_before_files_below_it(tmp_path: Path) 
     assert kind_of(str(tmp_path / "notes")) == "a folder of 1 texts"
 
 
-def test_a_folder_that_names_no_class_leaves_its_rows_without_one(tmp_path: Path) -> None:
-    rows = '{{"client_id": "{}", "text": "x"}}\n'
-    parts = {f"all/kind={kind}/1.jsonl": rows.format(kind) for kind in ("%FF", "news%20", "talk")}
-    folder_of(parts)(tmp_path)
-    users = load_users(tmp_path / "all", label_column="kind")
-    assert dict(zip(users.user_ids, users.labels or [], strict=True)) == {
-        "%FF": None,
-        "news%20": "news",
-        "talk": "talk",
-    }
-
-
 @pytest.mark.parametrize("journal", ["_delta_log/0.json", ".hoodie/hoodie.properties"])
 def test_a_table_that_keeps_deleted_rows_is_refused(tmp_path: Path, journal: str) -> None:
     gone, left = '{"client_id": "ann", "text": "x"}\n', '{"client_id": "ben", "text": "y"}\n'

@@ -13,7 +13,6 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.data import load_configured, load_users
-from flower_privsyn.data.flat_json import entries
 from flower_privsyn.data.formats import format_of
 from flower_privsyn.privacy import quarantine
 from tests.support.data_cases import BAD, GOOD, ROWS, SECRET, DataCase, content, delimited, locked
@@ -121,21 +120,6 @@ def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None
 
 
 # ---- arrays -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "[ ]\n",
-        '[{}, {"a": [1, {"b": "]}"}]} ,\n{"a": "\\"}"}]',
-        '[{"a": "{["}]  ',
-        '[{"a": ' + "[" * 5000 + "]" * 5000 + "}, {}]",
-    ],
-)
-def test_the_objects_of_an_array_are_found(text: str) -> None:
-    found = [entry.decode() for entry in entries(text.encode()) if entry is not None]
-    assert "".join("".join(found).split()) == "".join(text.split())[1:-1].replace("},{", "}{")
 
 
 # ---- what is told apart -------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from flower_privsyn.data import (
     labels_of_public_texts,
     load_users,
 )
-from flower_privsyn.data.cut import class_names
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import quarantine
@@ -44,16 +43,6 @@ def rows(users: Users) -> list[tuple[str, str, str | None]]:
 
 
 class TestSources:
-    @pytest.mark.parametrize("ending", [".csv", ".tsv"])
-    def test_delimited_text(self, tmp_path: Path, ending: str) -> None:
-        between = "," if ending == ".csv" else "\t"
-        path = tmp_path / f"users{ending}"
-        names = ["client_id", "text", "label"]
-        body = [between.join(str(row.get(name, "")) for name in names) for row in ROWS]
-        path.write_text("\n".join([between.join(names), *body]) + "\n")
-        users = load_users(path, label_column="label")
-        assert rows(users) == [*EXPECTED[:-1], ("c", "the fourth", "")]
-
     def test_parquet_and_another_column_of_whole_numbers(self, tmp_path: Path) -> None:
         path = tmp_path / "users.parquet"
         stars = [5, 1, 1, None]
@@ -173,15 +162,6 @@ class TestCut:
         assert dealt == [["good", "bad", None], ["other"]]
         with pytest.raises(DataError, match="labels must hold one entry per text"):
             Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])
-
-    @pytest.mark.parametrize(
-        "setting", ["a;;b", "a; a", ";", "a\x1b;b", "a" * 201, ";".join(map(str, range(1001)))]
-    )
-    def test_classes_are_different_names(self, setting: str) -> None:
-        with pytest.raises(ConfigError, match="classes must be different names"):
-            class_names(setting)
-        assert class_names(" a, b ;c") == ("a, b", "c")
-        assert class_names(" ") == ()
 
 
 def test_public_texts_may_have_classes(tmp_path: Path) -> None:

@@ -94,13 +94,6 @@ def test_integer_ids_and_other_columns(tmp_path: Path) -> None:
     assert users.dates == [None] * 3  # lines have no columns, so nobody's may decide that
 
 
-def test_a_text_longer_than_a_block(tmp_path: Path) -> None:
-    long = "word " * 5_000_000
-    path = write_lines(tmp_path / "u.jsonl", [ROWS[0], {"client_id": "a", "text": long}])
-    users = load_users(path)
-    assert len(users.texts[1]) == len(long)
-
-
 def test_parquet_with_every_type_of_date(tmp_path: Path) -> None:
     days = [datetime.fromisoformat(str(row["date"])) for row in ROWS]
     texts = [str(row["text"]) for row in ROWS]
@@ -164,13 +157,9 @@ GOOD = {"client_id": "a", "text": SECRET}
     [
         ('{"client_id": "a", "text": "' + SECRET, "not a JSON object"),
         (SECRET, "not a JSON object"),
-        (f'"{SECRET}"', "not a JSON object"),
-        ("[1]", "not a JSON object"),
         (json.dumps(GOOD) + json.dumps(GOOD), "not a JSON object"),
         ({"text": SECRET}, "the key 'client_id' is missing"),
         ({"client_id": 1.5, "text": SECRET}, "'client_id' must be a string or an integer"),
-        ({"client_id": None, "text": SECRET}, "'client_id' must be a string or an integer"),
-        ({"client_id": [SECRET], "text": SECRET}, "a string or an integer, not an array"),
         ({"client_id": "", "text": SECRET}, "'client_id' must not be empty"),
         ('{"client_id": "\\ud800", "text": "x"}', "'client_id' must be text that UTF-8 can hold"),
     ],
@@ -186,10 +175,8 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: Any, words: str, suffix: str) 
 UNUSABLE = [
     {"client_id": "bad", "body": SECRET},
     {"client_id": "bad", "text": [SECRET]},
-    {"client_id": "bad", "text": {SECRET: 1}},
     {"client_id": "bad", "text": None},
     {"client_id": "bad", "text": 5},
-    {"client_id": "bad", "text": True},
     '{"client_id": "bad", "text": ' + "7" * 5000 + "}",
     '{"client_id": "bad", "text": "\\ud800 half"}',
     '{"client_id": "bad", "text": "a \\u0000 b"}',
@@ -208,9 +195,6 @@ def test_unusable_text_is_no_document_of_its_user(tmp_path: Path, bad: Any) -> N
     assert users.texts == [SECRET, SECRET]
     assert users.owners.tolist() == [0, 0]
     assert (tally.records, tally.users) == (1, {"bad"})
-    assert (
-        str(tally) == "1 records of 1 users are left out as unusable: see `privsyn data describe`"
-    )
 
 
 def test_unusable_text_in_parquet_and_data_sets(tmp_path: Path) -> None:
@@ -261,13 +245,6 @@ YEAR_12099 = 3_700_000  # days
     "dates",
     [
         pa.array([20_000, YEAR_12099, -800_000, None], pa.int32()).cast(pa.date32()),
-        pa.array([20_000 * 86_400, 10**14, -(10**14), None], pa.int64()).cast(pa.timestamp("s")),
-        pa.array([20_000 * 86_400_000, YEAR_12099 * 86_400_000, 2**63 - 1, None], pa.int64()).cast(
-            pa.timestamp("ms", tz="Europe/Berlin")
-        ),
-        pa.array([20_000 * 86_400_000, YEAR_12099 * 86_400_000, -(10**17), None], pa.int64()).cast(
-            pa.date64(), safe=False
-        ),
         # Wraps around to a day of 1970 in 32 bits.
         pa.array([20_000 * 86_400, 2**32 * 86_400, -(2**32) * 86_400, None], pa.int64()).cast(
             pa.timestamp("s")
@@ -334,30 +311,6 @@ def test_lines_are_read_flat_as_they_are_read_whole(text: str) -> None:
         assert repr(outermost(text.encode())) == repr(empty)
     else:
         assert outermost(text.encode()) is None
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"client_id": ["a"], "body": [SECRET]}, "no column 'text'; its columns are 'client_id'"),
-        ({"text": [SECRET]}, "no column 'client_id'; its columns are 'text'"),
-        ({"client_id": ["a", None], "text": ["x", "y"]}, "row 2: 'client_id' must be a string"),
-        ({"client_id": ["a", "", ""], "text": ["x"] * 3}, "row 2: 'client_id' must not be empty"),
-        ({"client_id": ["a"], "text": [1.5]}, "'text' must be a string, but the column holds"),
-        ({"client_id": [1.5], "text": ["x"]}, "'client_id' must be a string or an integer"),
-        ({"client_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}, "no rows"),
-    ],
-)
-def test_bad_tables_are_named_in_parquet_and_data_sets(
-    tmp_path: Path, table: dict[str, Any], words: str
-) -> None:
-    import datasets
-
-    pq.write_table(pa.table(table), tmp_path / "u.parquet")
-    message = sentence(tmp_path / "u.parquet")
-    assert str(tmp_path / "u.parquet") in message
-    assert words in message
-    assert words in sentence(datasets.Dataset(pa.table(table)))
 
 
 def test_dates_where_newer_than_needs_them(tmp_path: Path) -> None:

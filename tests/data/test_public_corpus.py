@@ -15,7 +15,6 @@ from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.data.public_text import public_documents
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.errors import DataError
 
 README = """---
 configs:
@@ -95,16 +94,6 @@ def test_c4_by_its_name_is_streamed(c4: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list(itertools.islice(documents, 3)) == ["one", "two", "three"]
     assert found("allenai/c4:realnewslike:train[:1]") == ["the news"]
     assert asked == [("allenai/c4", "en", True), ("allenai/c4", "realnewslike", True)]
-
-
-def test_a_saved_data_set(tmp_path: Path) -> None:
-    made = datasets.Dataset.from_dict({"text": ["a", "b"], "other": [1, 2]})
-    made.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": made}).save_to_disk(str(tmp_path / "several"))
-    assert found(tmp_path / "one") == found(tmp_path / "several") == ["a", "b"]
-    datasets.Dataset.from_dict({"body": ["a"]}).save_to_disk(str(tmp_path / "other"))
-    with pytest.raises(DataError, match='row 1 has no string "text"; its columns are body'):
-        found(tmp_path / "other")
 
 
 def test_rows_are_those_of_the_name_and_kept_for_their_owner(c4: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from flower_privsyn.data import Cut, public_rows
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.errors import DataError
 
 TEXTS = [
     "A first document, long enough to be cut into several rows of a few tokens each.",
@@ -86,19 +85,3 @@ def test_those_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert kept == {found[0].folder.name, latest.folder.name}
     # Whoever has one open reads on.
     assert found[1].text_of(0)
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b'{"text": "a"}\n{"texts": 1}\n', 'line 2: expected a JSON object with a string "text"'),
-        (b"\n", "holds no text"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    file = tmp_path / "texts.jsonl"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
-        rows_of(file, tmp_path / "rows")

@@ -72,15 +72,6 @@ def test_bits_survive_and_order_is_kept(tmp_path: Path) -> None:
     assert len(cache) == 5000
 
 
-def test_models_do_not_see_each_other(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path)
-    cache.put_many("one", ["x"], np.ones((1, 4), np.float32))
-    cache.put_many("two", ["x"], np.zeros((1, 4), np.float32))
-    assert cache.get_many("one", ["x"], dimension=4)[0].tolist() == [[1, 1, 1, 1]]
-    assert cache.get_many("two", ["x"], dimension=4)[0].tolist() == [[0, 0, 0, 0]]
-    assert not cache.get_many("three", ["x"], dimension=4)[1].any()
-
-
 def test_a_vector_of_another_length_is_computed_again(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path)
     cache.put_many(MODEL, ["x"], np.ones((1, 4), np.float32))

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from flower_privsyn.data import load_users
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.classification import (
-    LabelledTexts,
     classify,
     logistic_regression,
     share,
@@ -65,25 +64,6 @@ def test_the_standard_error_is_that_of_users_and_not_of_texts() -> None:
     ]
     assert found.standard_error == pytest.approx(float(np.std(drawn)), rel=0.15)
     assert share(np.array([True, False]), np.array([3, 3])).standard_error is None
-
-
-def test_with_one_class_or_few_texts_there_is_still_an_answer() -> None:
-    learn = logistic_regression(HashEmbedder().embed)
-    held_out = texts_of(60, 5)
-    one = LabelledTexts(texts=["court judge"], classes=np.array([0]))
-    found = classify(learn, name="x", classes=NAMES, synthetic=one, held_out=held_out)
-    assert found.synthetic.accuracy.value == (held_out.classes == 0).mean()
-    assert (found.public, found.private) == (None, None)
-    few = LabelledTexts(texts=["court judge", "water bank"], classes=np.array([0, 1]))
-    found = classify(learn, name="x", classes=NAMES, synthetic=few, held_out=held_out)
-    assert found.synthetic.recall["food"] == 0.0
-    nobody = LabelledTexts(texts=[], classes=np.zeros(0, np.int64), owners=np.zeros(0, np.int64))
-    for what, given in (
-        ("synthetic", {"synthetic": nobody, "held_out": held_out}),
-        ("held-out", {"synthetic": few, "held_out": nobody}),
-    ):
-        with pytest.raises(DataError, match=f"no labelled {what} text"):
-            classify(learn, name="x", classes=NAMES, **given)
 
 
 class TestEncoder:

@@ -72,22 +72,3 @@ def test_what_is_beyond_the_limits_of_one_user_is_counted() -> None:
     )
     found = describe(users, source="u", format_="", cut=Cut())
     assert (found.texts, found.unusable, found.beyond_limits) == (MAX_DOCUMENTS + 1, 0, 3)
-
-
-def test_text_of_another_script_is_unknown_to_the_tokenizer() -> None:
-    tokenizer, _ = load_tokenizer("all-MiniLM-L6-v2")
-    texts = ["\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u5427"]
-    users = Users(user_ids=("a",), texts=texts, owners=np.array([0]))
-    found = describe(
-        users, source="u", format_="", cut=Cut(), tokenizer=tokenizer, tokenizer_name="it"
-    )
-    assert found.tokens is not None
-    assert found.tokens.unknown is not None
-    assert 0.3 < found.tokens.unknown < 1
-    # A tokenizer of bytes knows all of them.
-    tokenizer, _ = load_tokenizer("privsyn-lm")
-    found = describe(
-        users, source="u", format_="", cut=Cut(), tokenizer=tokenizer, tokenizer_name="it"
-    )
-    assert found.tokens is not None
-    assert found.tokens.unknown is None

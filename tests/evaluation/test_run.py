@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +75,6 @@ class TestCompare:
         )
         assert found.private_copies is not None
         assert (found.private_copies.exact, found.held_out_copies.exact) == (0.25, 0.0)
-
-    def test_held_out_texts_are_the_same_whatever_they_are_compared_with(self) -> None:
-        embedded: list[list[str]] = []
-
-        class Listening(HashEmbedder):
-            def embed(self, texts: Sequence[str], **how: Any) -> Any:
-                embedded.append(list(texts))
-                return super().embed(texts, **how)
-
-        held_out = [f"held out {i}" for i in range(60)]
-        for size in (20, 70):
-            compare_texts(
-                [f"synthetic {i}" for i in range(size)],
-                held_out,
-                embedder=Listening(),
-                embedding_model="h",
-                max_texts=25,
-            )
-        assert [len(texts) for texts in embedded] == [20, 25, 25, 25]
-        assert embedded[1] == embedded[3]
 
 
 class TestEvaluateRun:

@@ -18,7 +18,6 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from flower_privsyn import environment
 from flower_privsyn.node import NodeAccount, NodeLedger, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
 from tests.support.federation import make_users
@@ -83,37 +82,6 @@ def test_what_compose_and_systemd_start_are_commands_with_options_that_there_are
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
         assert any(volume.startswith(f"{name}:/state") for volume in service["volumes"])
-
-
-def known(name: str) -> bool:
-    """Whether a variable of the environment is one that Flower or this package reads."""
-    return name.startswith(("FLWR_", "OMP_")) or name in vars(environment).values()
-
-
-def test_what_containers_read_and_write_is_mounted() -> None:
-    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())
-    dockerfile = (FOLDER / "Dockerfile").read_text()
-    kept = dict(one.split("=") for one in re.findall(r"[A-Z_]+=/\S+", dockerfile))
-    assert all(known(name) and path.startswith("/state/") for name, path in kept.items())
-    assert {environment.NODE_LEDGERS, environment.NODE_STATE, environment.RUNS_FOLDER} < set(kept)
-    for name, service in compose["services"].items():
-        sources, targets = zip(
-            *(volume.removesuffix(":ro").split(":") for volume in service["volumes"]), strict=True
-        )
-        # Docker makes a folder of a source that is not there, so each is one of the README's.
-        assert {one for one in sources if not one.startswith("./")} == {name}
-        assert name in compose["volumes"]
-        command = service["command"]
-        text = command if isinstance(command, str) else command[-1]
-        paths = set(re.findall(r"[ \"](/[\w./-]+)", text))
-        assert len(paths) >= 4
-        assert [one for one in paths if not one.startswith(targets)] == []
-        assert all(known(key) for key in set(service.get("environment", {})) - {"OWNER"})
-        if name != "superlink":
-            assert service["environment"]["OWNER"] == name
-            # Nobody else's key, text or policy.
-            assert not [one for one in sources if "owner-" in one and name not in one]
-            assert f"./keys/nodes/{name}" in sources
 
 
 OWN_DATA = ROOT / "examples" / "own-data"

@@ -135,28 +135,6 @@ def test_what_is_thought_before_an_answer_is_no_text(answer: str, text: str) -> 
     assert varied.vary(["old"], seed=0) == [text or "old"]
 
 
-def test_one_of_this_process_is_tried_with_a_whole_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its first token would pass for a text, or be told of as a thought without end."""
-
-    class Thinking(Chat):
-        def answer(self, *args: Any, **kwargs: Any) -> list[str]:
-            self.says = "<" if kwargs["sampling"].max_new_tokens == 1 else self.whole
-            return super().answer(*args, **kwargs)
-
-        whole = "<think>and so on"
-
-    chat, prompt = Thinking(), load_prompt("pre-text")
-    expand = Expand(ByMessages(chat, instruction=""), prompt=prompt)
-    with pytest.raises(GenerationError, match="each time answered without"):
-        expand.rehearse(SEEDS)
-    caplog.clear()
-    chat.whole = "<think>so</think> a text"
-    expand.rehearse(SEEDS)
-    assert not caplog.text
-
-
 def test_what_ends_a_text_is_looked_for_behind_thoughts_and_headings() -> None:
     answer = "<think>First\nSample 4\n</think>\n\nSample 4\na new text END and more"
     chat = Chat(answer)

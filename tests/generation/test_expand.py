@@ -57,15 +57,6 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
     assert result.dropped == dict.fromkeys(DROP_REASONS, 0)
 
 
-def test_a_seed_given_several_times_is_drawn_more_often_but_never_twice_in_a_prompt():
-    seeds = ["often"] * 6 + ["often  "] * 2 + ["a", "b", "c", "d"]
-    generator = Scripted(_numbered)
-    result = Expand(generator, num_examples=2).run(seeds, num_samples=500, seed=1)
-    with_often = sum(any(index < 8 for index in parents) for parents in result.parents)
-    assert with_often > 400
-    assert all(prompt.count("often") <= 1 for prompt in generator.prompts)
-
-
 def test_the_seed_decides():
     def draws(seed: int) -> tuple[tuple[int, ...], ...]:
         return Expand(Scripted(_numbered)).run(SEEDS, num_samples=40, seed=seed).parents

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError, ModelError
+from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, SamplingParameters, TextGenerator
 from tests.support.generation_server import Server
 
@@ -303,36 +303,6 @@ def test_adapters_are_loaded_once_under_a_name_of_their_own(
     assert texts[0] != texts[1] != texts[2]
     assert len(server.adapters) == server.paths()["/v1/load_lora_adapter"] == 2
     assert sorted(path for path, _ in server.adapters.values()) == [str(path) for path in adapters]
-
-
-def test_a_server_that_was_restarted_gets_the_adapter_again(
-    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
-):
-    expected = generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
-    server.adapters.clear()
-    assert generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0]) == expected
-
-
-def test_adapters_that_cannot_be_loaded(
-    server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path], tmp_path: Path
-):
-    with pytest.raises(ModelError, match=r"adapter_config\.json"):
-        generator.generate(["a"], sampling=SAMPLING, adapter=tmp_path)
-    assert server.requests == []
-
-    def refuse(path: str, body: dict[str, Any], number: int) -> Any:
-        if path.endswith("load_lora_adapter"):
-            return 400, {"error": {"message": "LoRA rank 64 is greater than max_lora_rank 8."}}
-        return None
-
-    server.misbehave = refuse
-    with pytest.raises(GenerationError, match=r"cannot load the adapter .*LoRA rank 64 is greater"):
-        generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
-    server.misbehave = lambda path, body, number: (
-        (404, {"detail": "Not Found"}) if path.endswith("load_lora_adapter") else None
-    )
-    with pytest.raises(GenerationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-        generator.generate(["a"], sampling=SAMPLING, adapter=adapters[0])
 
 
 def test_the_example_client(server: Server, adapters: tuple[Path, Path], tmp_path: Path):

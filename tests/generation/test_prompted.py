@@ -147,14 +147,6 @@ class TestChat:
         assert body["stop"] == ["END"]  # an answer may have several lines
         generator.close()
 
-    def test_a_key_that_a_server_says_again_is_taken_out(self, server: Server) -> None:
-        key = "sk-proj-Q7v2pLr9wXe4TzN8"
-        said = {"choices": [{"message": {"content": f"it is {key}"}}]}
-        server.misbehave = lambda path, body, number: (200, said)
-        generator = self.chat(server, api_key=key)
-        assert key not in generator.answer(["hello"], sampling=SAMPLING)[0]
-        generator.close()
-
     def test_a_model_of_this_process_answers_by_its_own_template(self) -> None:
         generator = TransformersGenerator("privsyn-lm")
         with pytest.raises(GenerationError, match="'privsyn-lm' has no chat template"):

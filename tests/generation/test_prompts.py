@@ -75,12 +75,8 @@ def test_a_prompt_file_of_ones_own(tmp_path: Path) -> None:
     [
         ({"heading": ""}, "heading"),
         ({"marker": "Text"}, "marker"),
-        ({"marker": "{number}"}, "marker"),
-        ({"marker": "{number} {number}"}, "marker"),
         ({"marker": "a\n{number}"}, "marker"),
         ({"num_samples": 1}, "num_samples"),
-        ({"num_samples": True}, "num_samples"),
-        ({"num_samples": "6"}, "num_samples"),
         ({"colour": "red"}, "colour"),
     ],
 )

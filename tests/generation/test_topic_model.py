@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topic_model import (
     TopicModel,
     make_topics,
@@ -36,22 +33,6 @@ def test_the_subjects_of_a_corpus_are_found_and_named() -> None:
     assert len(set(zip(found.tolist(), [n % 6 for n in range(180)], strict=True))) == 6
     assert np.allclose(topics.shares, 1 / 6, atol=0.01)
     assert np.allclose(np.linalg.norm(topics.centres, axis=1), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "texts", "told"),
-    [
-        ({"counts": (6,)}, documents(5), "counts 6 needs at least 6 passages to cluster, and"),
-        ({"counts": (1,)}, documents(1), "counts 1 needs at least 2 passages to cluster, and"),
-        ({"counts": (2,)}, ["1 2 3", "4 5", "a b"], "topics of them would have no keywords"),
-        ({"counts": (8,)}, 9 * documents(6), "counts 8: of 54 passages only 6 differ"),
-    ],
-)
-def test_text_of_which_no_topics_can_be_made(
-    settings: dict[str, Any], texts: list[str], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told):
-        fitted(TopicModel(**settings), texts)
 
 
 class TestPassages:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topics import (
-    Topics,
     condition,
     load_topics,
     quotas,
@@ -34,28 +32,6 @@ class TestTopics:
             below = {word for place in np.flatnonzero(inside) for word in fine.keywords[place]}
             assert set(coarse.keywords[topic]) <= below
 
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"centres": np.full((2, 2), np.nan, np.float32)}, "must be finite vectors"),
-            ({"centres": np.ones(2, np.float32)}, "must be finite vectors of one length"),
-            ({"shares": np.array([np.nan, 1.0])}, "shares of topics must be numbers of at least 0"),
-            ({"shares": np.array([-0.5, 1.5])}, "shares of topics must be numbers of at least 0"),
-            ({"shares": np.zeros(2)}, "one of them above"),
-            ({"keywords": (("river",), ("a\0b",))}, "topic 1 of 2 has a keyword with a line break"),
-            ({"keywords": (("a\nDocument:",), ("b",))}, "topic 0 of 2 has a keyword with a line"),
-        ],
-    )
-    def test_what_nothing_could_be_made_of(self, changes: dict[str, Any], sentence: str) -> None:
-        values: dict[str, Any] = {
-            "centres": np.eye(2, dtype=np.float32),
-            "keywords": (("river",), ("doctor",)),
-            "shares": np.full(2, 0.5),
-            **changes,
-        }
-        with pytest.raises(ConfigError, match=sentence):
-            Topics(**values)
-
 
 class TestReading:
     def test_the_bundled_ones(self) -> None:
@@ -75,18 +51,6 @@ class TestReading:
         for other in (HashEmbedder(16), _Turned()):
             with pytest.raises(ConfigError, match="these were made with another embedding model"):
                 topics.check_embedder(other, setting="these")
-
-    @pytest.mark.parametrize("content", [b"", b"no archive", None])
-    def test_something_else(self, tmp_path: Path, content: bytes | None) -> None:
-        path = tmp_path / "other.npz"
-        if content is None:
-            np.savez(path, counts=np.array([3]))
-        else:
-            path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"other.npz cannot be read"):
-            load_topics(str(path))
-        with pytest.raises(ConfigError, match=r"nowhere.npz cannot be read \(No such file"):
-            load_topics(str(tmp_path / "nowhere.npz"))
 
 
 class _Turned(HashEmbedder):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import MaskFill, Variation
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
@@ -93,14 +91,6 @@ def test_special_tokens_are_never_written(
     assert not any(ord(letter) < 32 and letter not in "\t\n\r" for letter in varied)
 
 
-def test_special_tokens_spelled_in_a_text_are_characters(roberta: Path):
-    fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1)
-    seen = _watch_masks(fill)
-    varied = fill.vary(["The river </s> reads <mask> over <pad> the garden and waits"], seed=1)[0]
-    assert seen[0][0] == 1
-    assert sum(token in varied for token in ("</s>", "<mask>", "<pad>")) >= 2
-
-
 def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
     """One masked token: everything but that place must be the original, blanks included."""
     fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1)
@@ -113,70 +103,6 @@ def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
         rest = text[prefix:]
         suffix = next(k for k in range(len(rest) + 1) if varied.endswith(rest[k:]))
         assert suffix <= 12, (text, varied)
-
-
-@pytest.mark.parametrize("text", ["字🙂", "🙂" * 12, "naïve café", "Ω≈ç√∫"])
-def test_shared_characters_are_masked_as_a_whole(fill: MaskFill, text: str):
-    for seed in range(10):
-        assert "\ufffd" not in fill.vary([text], seed=seed)[0]
-
-
-def test_max_tokens_beyond_the_model_is_refused(roberta: Path):
-    """A setting is at fault, and the sentence names it as it is set."""
-    said = f"max-tokens = 66 must be at most 65 for variation-model = {roberta}"
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
-        MaskFill(roberta, max_tokens=66)
-    fill = MaskFill(roberta, max_tokens=65, dtype="float32")
-    assert fill.vary(["the river waits under the garden " * 20], seed=0)
-
-
-@pytest.mark.parametrize("name", ["roberta", "bert"])
-def test_the_head_on_masked_places_gives_the_full_models_logits(
-    name: str, texts: list[str], request: pytest.FixtureRequest
-):
-    fill = MaskFill(request.getfixturevalue(name), dtype="float32")
-    assert fill._gathers_before_head
-    batch = fill._tokenizer(texts[:6], padding=True, return_tensors="pt")
-    where_row, where_place = torch.tensor([0, 2, 2, 5]), torch.tensor([1, 3, 4, 2])
-    arguments = (batch["input_ids"], batch["attention_mask"], where_row, where_place)
-    with torch.inference_mode():
-        found = fill._logits(*arguments)
-        fill._gathers_before_head = False
-        expected = fill._logits(*arguments)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_model_whose_head_cannot_be_fed_falls_back_to_full_logits(
-    roberta: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    expected = MaskFill(roberta, dtype="float32").vary(texts[:5], seed=1)
-    from transformers import RobertaForMaskedLM
-
-    # As for a class that keeps its encoder under no prefix.
-    monkeypatch.setattr(RobertaForMaskedLM, "base_model", property(lambda model: model))
-    fill = MaskFill(roberta, dtype="float32")
-    assert not fill._gathers_before_head
-    assert fill.vary(texts[:5], seed=1) == expected
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("mask_fraction", 0),
-        ("mask_fraction", 1.5),
-        ("mask_fraction", "0.3"),
-        ("mask_fraction", float("nan")),
-        ("num_steps", 0),
-        ("max_tokens", 0),
-        ("batch_size", 0),
-        ("temperature", -1),
-        ("top_p", 0),
-    ],
-)
-def test_a_wrong_setting_is_named_before_the_model_is_loaded(setting: str, value: object):
-    with pytest.raises(ConfigError, match=setting) as caught:
-        MaskFill("no-such-model", **{setting: value})
-    assert repr(value) in str(caught.value)
 
 
 def test_the_bundled_model_prefers_what_fits():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.generation import Expand, MaskFill, SamplingParameters, streams
+from flower_privsyn.generation import MaskFill, SamplingParameters, streams
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.queries import TrainableModel
@@ -33,7 +33,6 @@ TEXTS = (
     "He played for the club until the end of the season, when he left for another country.",
     "Rain.",
 )
-SAMPLING = SamplingParameters(seed=3, max_new_tokens=24)
 
 
 def vocabulary(model: str) -> int:
@@ -80,15 +79,6 @@ class TestGeneration:
         alone = [generator.generate([text], sampling=greedy)[0] for text in TEXTS]
         assert together == alone
 
-    def test_padding_in_reduced_precision_leaves_numbers(self) -> None:
-        model = TransformersGenerator("privsyn-lm", device="cuda", dtype="bfloat16")._model
-        tokens = torch.arange(5, 37, device="cuda").repeat(3, 1)
-        mask = torch.ones_like(tokens)
-        mask[0, :20], mask[1, :31] = 0, 0
-        with torch.inference_mode():
-            logits = model(input_ids=tokens, attention_mask=mask).logits[:, -1]
-        assert bool(logits.isfinite().all())
-
     def test_greedy_text_is_that_of_the_cpu(self) -> None:
         greedy = SamplingParameters(seed=0, max_new_tokens=8, temperature=0.0)
         found = [
@@ -98,22 +88,6 @@ class TestGeneration:
             for device in ("cuda", "cpu")
         ]
         assert found[0] == found[1]
-
-    def test_a_penalty_a_nucleus_and_a_stop(self) -> None:
-        generator = TransformersGenerator("privsyn-lm", device="cuda")
-        sampling = SamplingParameters(
-            seed=1, max_new_tokens=24, top_p=0.9, repetition_penalty=1.3, stop=(".",)
-        )
-        found = generator.generate(TEXTS, num_samples=4, sampling=sampling)
-        assert not any("." in text for row in found for text in row)
-        assert found == generator.generate(TEXTS, num_samples=4, sampling=sampling)
-
-    def test_a_bias_is_added(self, biased: Path) -> None:
-        generator = TransformersGenerator(biased, device="cuda")
-        found = generator.generate(TEXTS, num_samples=2, sampling=SAMPLING)
-        assert found == generator.generate(TEXTS, num_samples=2, sampling=SAMPLING)
-        plain = TransformersGenerator("privsyn-tiny", device="cuda")
-        assert found != plain.generate(TEXTS, num_samples=2, sampling=SAMPLING)
 
     @pytest.mark.parametrize("rows", [1, 64])
     @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -132,12 +106,6 @@ class TestGeneration:
         )
         assert bool((found % 7 != 0).all())
         assert float((found == expected).float().mean()) > 0.9  # all but near boundaries
-
-    def test_expansion_writes_what_is_asked_for(self) -> None:
-        expand = Expand(TransformersGenerator("privsyn-lm", device="cuda"), batch_size=16)
-        results = [expand.run(TEXTS[:4], num_samples=8, seed=5) for _ in range(2)]
-        assert results[0].texts == results[1].texts
-        assert len(results[0].texts) == 8
 
     @pytest.mark.parametrize("unit", ["token", "word"])
     def test_masks_are_filled(self, unit: Any) -> None:
@@ -181,37 +149,6 @@ class TestCausalTraining:
         assert np.allclose(mixed, cpu, rtol=0.1)
         assert mixed[-1] < mixed[0]
 
-    def test_it_goes_on_from_a_checkpoint(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """And counts its steps on the CPU again, where nobody has to wait for the counts."""
-        from flower_privsyn.training import causal
-
-        monkeypatch.setattr(causal, "CHECKPOINT_SECONDS", 0.0)
-        whole = self.losses("privsyn-tiny", tmp_path / "whole", "cuda", "float32")
-        settings = CausalTraining(
-            max_steps=12, batch_size=5, warmup_steps=0, device="cuda", precision="float32"
-        )
-
-        def interrupt(done: int, _: int) -> None:
-            if done == 6:
-                raise KeyboardInterrupt
-
-        arguments: dict[str, Any] = {"settings": settings, "output": tmp_path / "cut", "seed": 1}
-        with pytest.raises(KeyboardInterrupt):
-            fine_tune("privsyn-tiny", TEXTS, progress=interrupt, **arguments)
-        seen: list[str] = []
-        step = torch.optim.AdamW.step
-
-        def watched(self: torch.optim.AdamW, *given: Any) -> Any:
-            seen.extend(state["step"].device.type for state in self.state.values())
-            return step(self, *given)
-
-        monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-        resumed = fine_tune("privsyn-tiny", TEXTS, **arguments).losses
-        assert np.allclose(resumed, whole, rtol=1e-3)
-        assert set(seen) == {"cpu"}
-
 
 class TestLocalTraining:
     @pytest.mark.parametrize("trainable", ["full", "lora"])
@@ -228,16 +165,6 @@ class TestLocalTraining:
         assert expected is not None
         assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
         assert gpu.loss(samples) == pytest.approx(cpu.loss(samples), rel=2e-3)
-
-    def test_in_bfloat16_and_under_a_bias(self) -> None:
-        gpu = LocalModel(TrainableModel(name="privsyn-tiny", precision="bfloat16"), device="cuda")
-        before = torch.cuda.get_rng_state()
-        gpu.set_bias(some_bias(gpu.predicted))
-        update = gpu.update(gpu.encode(TEXTS), learning_rate=0.1, epochs=1, batch_size=2)
-        assert update is not None
-        assert np.isfinite(update).all()
-        assert update.any()
-        assert torch.equal(before, torch.cuda.get_rng_state())
 
 
 class TestPreferences:
@@ -259,27 +186,6 @@ class TestPreferences:
         mixed = self.losses("privsyn-tiny", tmp_path / "mixed", loss=loss, precision="auto")
         assert np.allclose(gpu, cpu, rtol=2e-2)
         assert mixed[-1] < mixed[0]
-
-    def test_the_adapter_writes_and_is_trained_further(self, tmp_path: Path) -> None:
-        self.losses("privsyn-tiny", tmp_path / "one")
-        generator = TransformersGenerator("privsyn-tiny", device="cuda")
-        plain = generator.generate(TEXTS, sampling=SAMPLING)
-        assert generator.generate(TEXTS, sampling=SAMPLING, adapter=tmp_path / "one") != plain
-        assert generator.generate(TEXTS, sampling=SAMPLING) == plain
-        report = preference.train_preferences(
-            "privsyn-tiny",
-            pairs_of_topics(8),
-            adapter=tmp_path / "one",
-            output=tmp_path / "two",
-            settings=quick(device="cuda"),
-            seed=1,
-        )
-        assert report.steps == 4
-
-    def test_of_a_model_with_a_bias(self, biased: Path, tmp_path: Path) -> None:
-        """Its logits are more than its output layer gives, as TRL's kernel would have them."""
-        cpu = self.losses(biased, tmp_path / "cpu", device="cpu")
-        assert np.allclose(self.losses(biased, tmp_path / "gpu"), cpu, rtol=2e-2)
 
 
 class TestReading:

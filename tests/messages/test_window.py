@@ -137,18 +137,6 @@ class TestRoom:
         assert answered == 200
         assert most == grid.most_under_way == min(window, 200)
 
-    def test_a_simulation_is_given_no_more_than_it_has_cores_for(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        most = []
-        for cores in (None, 2, 100):
-            monkeypatch.setattr(window_module, "_simulating_cores", lambda cores=cores: cores)
-            grid = LoopbackGrid(echo(), num_nodes=200)
-            replies = WindowedGrid(grid).send_and_receive(ask(range(1, 201)), timeout=60)
-            assert len(senders(replies)) == 200
-            most.append(grid.most_under_way)
-        assert most == [128, 32, 128]
-
     def test_a_strategy_asks_two_hundred_single_users_through_it(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import shutil
@@ -16,7 +15,6 @@ import pytest
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.generation import SamplingParameters, load_generator
-from flower_privsyn.generation.generators import describe_generator
 from flower_privsyn.models import packaged, resolve_model
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
@@ -118,24 +116,6 @@ def test_a_package_that_is_missing(package: Path, cache: Path, monkeypatch: pyte
     assert INSTALL in str(caught.value)
 
 
-def test_a_distribution_without_its_file(package: Path, cache: Path):
-    package.unlink()
-    with pytest.raises(MissingExtraError) as caught:
-        load_generator(NAME)
-    assert INSTALL in str(caught.value)
-
-
-def test_what_reads_the_file_is_missing(
-    package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
-    )
-    with pytest.raises(MissingExtraError, match="pip install gguf"):
-        load_generator(NAME)
-
-
 def test_a_disk_that_is_full(package: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PRIVSYN_CACHE", str(small_disk / "cache"))
     with pytest.raises(ModelError, match="full") as caught:
@@ -176,14 +156,6 @@ def test_terms_are_said_once(
         packaged.folder(row)
         packaged.folder(row)
     assert len([line for line in caplog.messages if "example.org/terms" in line]) == 1
-
-
-def test_what_a_run_directory_says_of_it():
-    for name, licence in ((NAME, "Apache-2.0"), ("gemma-3-270m", "Gemma Terms of Use")):
-        said = describe_generator(name)
-        assert said["licence"].startswith(licence)
-        assert said["sha256"] == PACKAGED[name].sha256
-        assert said["deterministic"]
 
 
 @pytest.mark.slow

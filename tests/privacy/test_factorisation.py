@@ -212,13 +212,6 @@ def test_sixteen_hundred_rounds_need_three_buffers() -> None:
     assert rmse(tree) * tree.sensitivity(once) * scale == pytest.approx(18.80, abs=6e-3)
 
 
-def test_buffers_are_the_series_they_name() -> None:
-    series = FALLING.series
-    expected = [1.0, *(0.5 * 0.8**i + 0.3 * 0.3**i for i in range(8))]
-    assert series == pytest.approx(expected)
-    assert noise_matrix(FALLING) == pytest.approx(np.linalg.inv(strategy_matrix(FALLING)))
-
-
 def with_momentum(one: BandedToeplitz | BufferedLinearToeplitz, workload: Any) -> float:
     """Root mean square noise of running totals in which a round weighs less as it ages."""
     rounds = one.rounds

@@ -488,21 +488,6 @@ def test_a_header_is_checked(tmp_path: Path, key: str, value: object) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_paths_that_do_not_work(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="does not exist"):
-        PrivacyLedger.open(tmp_path / "none.jsonl")
-    with pytest.raises(LedgerError, match="does not exist"):
-        PrivacyLedger.read(tmp_path / "none.jsonl")
-    with pytest.raises(LedgerError, match="cannot be written: No such file"):
-        create(tmp_path / "none" / "ledger.jsonl")
-    (tmp_path / "other.json").write_text('{"event": "something"}\n')
-    with pytest.raises(LedgerError, match="is not a privacy ledger"):
-        PrivacyLedger.open(tmp_path / "other.json")
-    (tmp_path / "empty").touch()
-    with pytest.raises(LedgerError, match="is not a privacy ledger"):
-        PrivacyLedger.open(tmp_path / "empty")
-
-
 # Interruptions ----------------------------------------------------------------------------------
 
 

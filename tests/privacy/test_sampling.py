@@ -124,15 +124,6 @@ def test_descriptions_survive_json(sampling: Sampling) -> None:
     assert again.rate == sampling.rate
 
 
-def test_expected_users() -> None:
-    assert FullParticipation(12).expected_users == 12
-    assert PoissonSampling(0.25, population=12).expected_users == 3
-    assert FixedSizeSampling(3, population=12).expected_users == pytest.approx(3)
-    assert FixedSizeSampling(3, population=12).rate == 0.25
-    with pytest.raises(ConfigError, match="population must be given"):
-        _ = PoissonSampling(0.25).expected_users
-
-
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan, None, "0.1"])
 def test_rates_are_checked(rate: object) -> None:
     with pytest.raises(ConfigError, match="rate must be a number between 5.42101e-20 and 1, got"):

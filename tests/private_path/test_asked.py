@@ -106,14 +106,6 @@ class TestWhatNoNodeAnswers:
         assert rounds_asked(grid) == [1, 2, 3]
         assert len(strategy.released) == 3
 
-    def test_a_parameter_that_no_message_carries(self, config: Builder, tmp_path: Path) -> None:
-        for resume in (False, True):
-            grid, strategy = self.nodes(), self.strategy(config, Chosen(limit=None), resume=resume)
-            with pytest.raises(ConfigError, match="limit of the query chosen is None"):
-                strategy.start(grid)
-            assert grid.requests == []
-        assert self.events(tmp_path) == []
-
     def test_a_parameter_that_only_a_later_round_has(self, config: Builder, tmp_path: Path) -> None:
         for resume in (False, True):
             grid = self.nodes()

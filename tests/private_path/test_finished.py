@@ -92,18 +92,3 @@ def test_a_folder_that_depends_on_where_flower_was_started_is_refused(
     monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
     Probe(config(resume="auto", run_dir="mine")).start(federation())
     assert len(releases(tmp_path / "mine")) == 3
-
-
-def test_a_run_that_is_given_a_folder_takes_no_home(
-    federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of a user without a name, whom containers have."""
-
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", nowhere)
-    monkeypatch.delenv("PRIVSYN_RUNS", raising=False)
-    strategy = Probe(config(resume="auto"))
-    strategy.start(federation())
-    assert len(releases(strategy.run.path)) == 3

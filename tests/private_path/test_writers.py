@@ -89,25 +89,3 @@ def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
     again = go(settings(expand_samples=2, generator="privsyn-tiny", resume=True), None)
     assert again.run.status == "finished"
     assert list(again.run.document["generators"]) == ["mine", "privsyn-tiny"]
-
-
-def test_one_that_varies_what_survives_is_an_object_too(
-    federation: Callable[..., Any], settings: Settings
-) -> None:
-    """It is asked before a release, where no setting may stand for it."""
-
-    class Failing(Mine):
-        def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-            self.calls = getattr(self, "calls", 0) + 1
-            if self.calls > 3:  # the rehearsal, and what stands for the first candidates
-                raise GenerationError("it has gone")
-            return super().generate(prompts, **kwargs)
-
-    config = settings(variation="prompt", output="survivors", resume="auto")
-    mine = PrivateEvolution(config, embedder=HashEmbedder(), generator=Failing())
-    for _ in range(2):
-        with pytest.raises(GenerationError, match="it has gone"):
-            mine.start(federation())
-        assert object_of_the_app(mine.run) == "mine"
-    with pytest.raises(ConfigError, match="begun with an object of its app as generator"):
-        PrivateEvolution(config, embedder=HashEmbedder()).start(federation())

@@ -299,15 +299,6 @@ def test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone(tmp_path: 
     assert len(run.owner.times()) == 1
 
 
-def test_a_run_goes_on_where_no_times_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "run.owner").write_text("a file in the way")
-    run = RunDirectory.create(tmp_path / "run", config={})
-    with run.session():
-        pass
-    assert run.status == "finished"
-    assert run.owner.path.read_text() == "a file in the way"
-
-
 def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     moment = datetime.fromisoformat(run.document["created"]).timestamp()

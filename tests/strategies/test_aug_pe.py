@@ -285,14 +285,6 @@ class TestTheAlgorithm:
         survived = Counter(row["label"] for row in rows if row["survived"])
         assert survived == {"law": 4, "river": 4}
 
-    def test_texts_without_classes(self, config: Builder, tmp_path: Path) -> None:
-        method = strategy(config(classes=""))
-        grid = grid_of(labelled_users(10), tmp_path)
-        method.start(grid)
-        assert "label" not in lines(method.run.path / "synthetic.jsonl")[0]
-        asked = {m.metadata.message_type for m in grid.requests}
-        assert asked == {"query.prepare", "query.nearest_neighbor_histogram"}
-
     def test_first_texts_from_public_ones_of_each_class_or_of_all(
         self, config: Builder, tmp_path: Path
     ) -> None:

@@ -10,10 +10,8 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.comparison.references import REFERENCES
-from flower_privsyn.dry_run.check import _settings_of
-from flower_privsyn.dry_run.report import Report
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, check_settings, strategies_of
+from flower_privsyn.host.app import App, check_settings
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.strategies import (
     STRATEGIES,
@@ -95,19 +93,6 @@ def test_keys_of_an_app_s_own_are_left_alone_where_it_names_them() -> None:
     assert type(strategy_of(values, other_keys={"fraction-fit"})) is STRATEGIES["popri"][1]
     with pytest.raises(ConfigError, match="num-rounds"):
         strategy_of({**values, "num-rounds": 0}, other_keys=["fraction-fit"])
-
-
-def test_what_an_app_declares_for_itself_does_not_stop_its_run(tmp_path: Path) -> None:
-    values = {"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5, "run-dir": ""}
-    app = App(path=tmp_path, name="mine", defaults=values)
-    ((settings, strategy),) = strategies_of(app, values)
-    assert (settings.epsilon, strategy) == (1.0, STRATEGIES["popri"][1])
-    report = Report()
-    assert _settings_of(app, values, report)[0] is not None
-    said = [finding.sentence for finding in report.findings]
-    assert said[-1] == "other_keys in mine's ServerApp must name its own keys: fraction-fit"
-    with pytest.raises(ConfigError, match="num-rounds"):
-        strategies_of(app, {**values, "num-rounds": 0})
 
 
 def test_a_value_is_checked_before_flower_starts(tmp_path) -> None:

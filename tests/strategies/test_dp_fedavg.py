@@ -52,14 +52,6 @@ def people(texts: list[str]) -> Users:
     return Users.from_rows([*rows, ("user-6", "")])
 
 
-def cut(model: LocalModel, text: str, tokens: int) -> str:
-    """The beginning of a text that is exactly so many tokens to the model."""
-    for end in range(1, len(text) + 1):
-        if len(model.encode([text[:end]])[0]) == tokens:
-            return text[:end]
-    raise AssertionError(f"the text is shorter than {tokens} tokens")
-
-
 def broadcasts(grid: LoopbackGrid) -> list[np.ndarray]:
     """What was sent to the first node in each round."""
     return [
@@ -118,64 +110,6 @@ class TestIsFederatedAveraging:
         ):
             assert float((got - expected).detach().abs().max()) < 1e-6, name
 
-    @pytest.mark.parametrize("model", ["lstm", "llama"])
-    @pytest.mark.parametrize("sizes", ["equal", "unequal"])
-    def test_one_step_is_a_step_of_plain_sgd_on_the_union_batch(
-        self,
-        config: Builder,
-        texts: list[str],
-        request: pytest.FixtureRequest,
-        model: str,
-        sizes: str,
-    ) -> None:
-        """To 1e-6 where all users have equally many tokens, and not where they have not.
-
-        No noise, no clipping, one step per user over all that is theirs. The union's loss is what
-        Transformers makes of one batch of everybody's samples: a mean over its tokens, in which a
-        user weighs by how many they have. Users weigh the same here, so the two are one step only
-        where the sizes are equal.
-        """
-        from transformers import AutoModelForCausalLM
-
-        folder = request.getfixturevalue(model)
-        local = LocalModel(TrainableModel(name=str(folder)))
-        lengths = [24] * 6 if sizes == "equal" else [8, 16, 24, 24, 28, 30]
-        rows = [
-            (f"user-{user}", cut(local, " ".join(texts[9 * user + k :]), length))
-            for user, length in enumerate(lengths)
-            for k in range(2)
-        ]
-        strategy = DPFedAvg(
-            config(
-                model=str(folder),
-                num_rounds=1,
-                clip_norm=1e6,
-                local_batch_size=100,
-                local_learning_rate=0.3,
-            )
-        )
-        strategy.start(training_nodes(Users.from_rows(rows)))
-        trained = AutoModelForCausalLM.from_pretrained(
-            strategy.run.path / "models" / "final", dtype=torch.float32
-        )
-        public = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        samples = local.encode([text for _, text in rows])
-        width = max(map(len, samples))
-        labels = torch.tensor([[*one, *[-100] * (width - len(one))] for one in samples])
-        mask = (labels != -100).long()
-        optimiser = torch.optim.SGD(public.parameters(), lr=0.3)
-        public(
-            input_ids=labels * mask, attention_mask=mask, labels=labels, use_cache=False
-        ).loss.backward()
-        optimiser.step()
-        away = [
-            float((got - expected).detach().abs().max())
-            for got, expected in zip(trained.parameters(), public.parameters(), strict=True)
-        ]
-        assert max(away) < 1e-6 if sizes == "equal" else max(away) > 1e-4
-        moved = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
-        assert np.abs(moved.parameters - local.parameters).max() > 1e-3
-
     def test_momentum_and_rate_of_the_server(self, config: Builder, people: Users) -> None:
         strategy = DPFedAvg(
             config(num_rounds=3, server_momentum=0.9, server_learning_rate=0.7, clip_norm=3.0)
@@ -192,20 +126,6 @@ class TestIsFederatedAveraging:
         final = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
         assert np.abs(final.parameters - x).max() < 1e-6
         assert np.abs(final.parameters - sent[0]).max() > 1e-3
-
-    def test_training_learns_the_users_text(self, config: Builder, texts: list[str]) -> None:
-        users = Users.from_rows((f"u{i}", text) for i, text in enumerate(texts[:20]))
-        strategy = DPFedAvg(
-            config(num_rounds=8, clip_norm=50.0, local_learning_rate=2.0, server_momentum=0.5)
-        )
-        strategy.start(training_nodes(users))
-
-        def loss(name: str) -> float:
-            model = LocalModel(TrainableModel(name=name))
-            with torch.no_grad():
-                return float(model._loss([(row, 0) for row in model.encode(texts[:20])]))
-
-        assert loss(str(strategy.run.path / "models" / "final")) < loss(strategy.config.model) - 0.3
 
 
 class TestNodes:
@@ -541,37 +461,6 @@ class TestResume:
         assert models == ([True] * 4 if kept == "all" else [False, False, True, True])
         optimisers = [(folder / "server.safetensors").exists() for folder in folders]
         assert optimisers == [False, False, True, True]
-
-
-class TestResult:
-    def test_adapters_are_trained_and_merged(
-        self, config: Builder, people: Users, llama: Path
-    ) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        strategy = DPFedAvg(
-            config(model=str(llama), trainable="lora", lora_rank=2, clip_norm=20.0, num_rounds=3)
-        )
-        strategy.start(training_nodes(people))
-        folder = strategy.run.path / "models" / "final"
-        assert release(strategy.run.path, 1).shape == (strategy.method.model.dimension,)
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        public = AutoModelForCausalLM.from_pretrained(llama)
-        assert set(model.state_dict()) == set(public.state_dict())
-        changed = {
-            name
-            for name, value in model.state_dict().items()
-            if not torch.equal(value, public.state_dict()[name])
-        }
-        assert changed
-        assert all("proj" in name for name in changed)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        prompt = tokenizer("The river", return_tensors="pt")
-        assert model.generate(**prompt, max_new_tokens=3, do_sample=False).shape[1] > 3
-        assert not (strategy.run.path / "synthetic.jsonl").exists()
-        summary = strategy.run.state["summary"]
-        assert summary["model"] == "models/final"
-        assert summary["trained_parameters"] == strategy.method.model.dimension
 
 
 class TestSettings:

@@ -187,15 +187,6 @@ class TestTurns:
         for reply in grid.replies:
             assert wire.unexpected_records(reply) == []
 
-    def test_another_seed_deals_other_groups(self, votes: Builder) -> None:
-        ids = [f"user-{i}" for i in range(1000)]
-        first, second = (
-            votes(seed=seed).sampling_of(1000).groups_of(ids)  # type: ignore[attr-defined]
-            for seed in (0, 1)
-        )
-        assert (votes().sampling_of(5).groups_of(ids) == first).all()
-        assert abs((first == second).mean() - 1 / GROUPS) < 0.06
-
 
 class TestRestart:
     def killing(self, number: int) -> Callable[[Message, Message], list[Message]]:
@@ -315,15 +306,6 @@ class TestRestart:
         # Of the lost round 6 and of these two. Those of rounds 4 and 5, drawn a second time, would
         # be taken back from what is out with other ones.
         assert len(drawn) == 3
-
-    def test_users_may_come_and_go_between_processes(
-        self, federation: Builder, votes: Builder
-    ) -> None:
-        with pytest.raises(Killed):
-            CorrelatedProbe(votes()).start(federation(make_users(9), tamper=self.killing(3)))
-        strategy = CorrelatedProbe(votes(resume=True))
-        strategy.start(federation(make_users(12)))
-        assert [one.round_number for one in strategy.released] == [4, 5, 6, 7, 8]
 
     @pytest.mark.parametrize("last", ["released", "discarded", "interrupted"])
     def test_nothing_secret_is_left_at_the_end(
@@ -487,16 +469,6 @@ class TestTraining:
             DPFTRL(config(initial_model=str(gpt2))).start(grid)
         assert grid.requests == []
 
-    def test_users_of_one_node_are_asked_by_group(self, config: Builder, people: Users) -> None:
-        strategy = DPFTRL(config())
-        grid = training_nodes(people, num_nodes=2)
-        strategy.start(grid)
-        metrics = lines(strategy.run.path / "metrics.jsonl")
-        sizes = [line["num_users"] for line in metrics]
-        assert sizes[0] + sizes[1] == 8
-        assert sizes == sizes[:2] * 3
-        assert {line["num_nodes"] for line in metrics} == {2}
-
 
 class TestSettings:
     @pytest.mark.parametrize(
@@ -519,15 +491,6 @@ class TestSettings:
         if isinstance(matrix, BandedToeplitz):
             assert matrix.bands == 5
 
-    def test_a_momentum_changes_the_matrix(self, votes: Builder) -> None:
-        pattern = Participation(rounds=ROUNDS, min_separation=GROUPS)
-        for correlation in ("blt", "banded"):
-            first, second = (
-                votes(correlation=correlation, server_momentum=momentum).factorisation(pattern)
-                for momentum in (0.0, 0.9)
-            )
-            assert first != second
-
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
@@ -542,22 +505,6 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match=sentence):
             votes(**changes)
-
-    def test_settings_come_from_flat_keys(self) -> None:
-        config = DPFTRLConfig.from_run_config(
-            {
-                "epsilon": 2.0,
-                "min-separation": 5,
-                "correlation": "tree",
-                "num-rounds": 40,
-            }
-        )
-        assert (config.min_separation, config.correlation) == (5, "tree")
-        stated = {key: config.to_dict()[key] for key in DPFTRLConfig.keys()}  # noqa: SIM118
-        assert DPFTRLConfig.from_run_config({**stated, "noise-multiplier": -1}) == config
-        assert "samplings" not in config.to_dict()
-        with pytest.raises(ConfigError, match='unknown key "samplings"'):
-            DPFTRLConfig.from_run_config({"epsilon": 1.0, "samplings": "full"})
 
     @pytest.mark.parametrize(("users", "per_round"), POPRI_TREES)
     @pytest.mark.parametrize("epsilon", ["1", "7"])

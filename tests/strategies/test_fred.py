@@ -463,13 +463,6 @@ class TestTheCommand:
         assert "Nothing was spent." in shown
         assert (released / "ledger.jsonl").read_bytes() == before
 
-    def test_a_run_without_moments_is_named(
-        self, tmp_path: Path, released: Path, near: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        (released / "moments.npz").unlink()
-        assert main(["inspect", str(released), "--rank", near]) != 0
-        assert "holds no moments.npz" in " ".join(capsys.readouterr().err.split())
-
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -526,15 +519,6 @@ class TestBadInput:
         ):
             ranking(config(accept_noise=False, **changes)).start(grid)
         assert rounds_asked(grid) == []
-
-    def test_a_ratio_above_a_half_is_warned_of(
-        self, federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        strategy = ranking(config(epsilon=4.0, moment_dimensions=12))
-        strategy.start(federation(USERS))
-        ratio = strategy.run.state["summary"]["noise_ratio"]
-        assert ratio > 0.5
-        assert f"the noise of the covariance is {ratio:.2g} of what it says" in caplog.text
 
 
 def test_distances_follow_the_definition(federation: Builder, config: Builder, far: str) -> None:

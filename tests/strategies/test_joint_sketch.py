@@ -34,7 +34,7 @@ from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
 from flower_privsyn.training.causal import training_rows
-from tests.support.federation import asked, is_rehearsal, make_users, silent
+from tests.support.federation import asked, make_users, silent
 from tests.support.generation_server import Server
 from tests.support.launched import launched
 from tests.support.probe import Killed
@@ -188,29 +188,6 @@ class TestARun:
                 config(noise_multiplier=0.0, run_dir=str(other.path), resume=True, num_bigrams=300)
             ).start(gone)
         assert gone.requests == []
-
-    def test_what_cannot_be_read_again_is_named(
-        self, finished: JointSketch, tmp_path: Path
-    ) -> None:
-        run = finished.run
-        launched(run)
-        (tmp_path / "there").mkdir()
-        with pytest.raises(ConfigError, match="there exists: name a folder that does not"):
-            copy_released(run, tmp_path / "there")
-        document = run.document
-        ended = {**document, "changes": [{"settings": {"num-rounds": {"from": 3, "to": 1}}}]}
-        run.config_file.write_text(json.dumps(ended), encoding="utf-8")
-        with pytest.raises(ConfigError, match="ended early"):
-            copy_released(RunDirectory.open(run.path), tmp_path / "new")
-        other = {**document, "strategy": "DPFTRL"}
-        run.config_file.write_text(json.dumps(other), encoding="utf-8")
-        with pytest.raises(ConfigError, match="is a run of DPFTRL; .* a run of JointSketch"):
-            copy_released(RunDirectory.open(run.path), tmp_path / "new")
-        run.config_file.write_text(json.dumps(document), encoding="utf-8")
-        run.state_file.write_text(json.dumps({**run.state, "status": "failed"}), encoding="utf-8")
-        with pytest.raises(ConfigError, match="has not finished"):
-            copy_released(RunDirectory.open(run.path), tmp_path / "new")
-        assert not (tmp_path / "new").exists()
 
     def test_no_copy_is_made_of_a_run_with_a_round_that_could_be_asked_again(
         self, config: Builder, federation: Builder, tmp_path: Path
@@ -470,28 +447,6 @@ class TestResume:
         table = pq.read_table(strategy.run.path / SKETCH_FILE)
         assert table.column("kind").to_pylist().count("bigram") == before
 
-    def test_what_texts_are_to_be_may_change_until_one_is_written(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        class Silent(EchoGenerator):
-            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-                if is_rehearsal(prompts, kwargs["sampling"]):
-                    return super().generate(prompts, **kwargs)
-                raise Killed
-
-        settings = {"synthesis": "written", "synthetic_samples": 2}
-        with pytest.raises(Killed):
-            JointSketch(config(**settings), generator=Silent()).start(federation())
-        assert (tmp_path / "run" / "models" / "final").exists()
-        # The student is there by now: what it was made of is settled.
-        other = config(**settings | {"select_share": 0.1}, resume=True)
-        with pytest.raises(PrivsynError, match="select-share"):
-            JointSketch(other, generator=EchoGenerator()).start(federation())
-        changed = config(**settings | {"synthetic_samples": 1, "best_of": 1}, resume=True)
-        strategy = JointSketch(changed, generator=EchoGenerator())
-        strategy.start(federation())
-        assert len(lines(strategy.run.path / "synthetic.jsonl")) == 1
-
 
 class TestSettings:
     @pytest.mark.parametrize(
@@ -506,12 +461,6 @@ class TestSettings:
     def test_that_do_not_fit(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
         with pytest.raises(ConfigError, match=sentence):
             config(**changes)
-
-    def test_public_text_without_a_row_that_is_long_enough(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        with pytest.raises(ConfigError, match="no row of least-row-tokens = 64 tokens"):
-            JointSketch(config(least_row_tokens=64)).start(federation())
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),

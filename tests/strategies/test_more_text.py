@@ -18,7 +18,6 @@ from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
 from flower_privsyn.testing import EchoGenerator
-from tests.support.data_cases import locked
 from tests.support.generation_server import Server
 from tests.support.run_files import lines
 
@@ -78,17 +77,6 @@ def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> No
     assert note["temperature"] == finished.config["temperature"]
 
 
-def test_a_folder_that_takes_no_files_is_named_before_the_generator_is_asked(
-    finished: RunDirectory,
-) -> None:
-    file = finished.path / "expanded-privsyn-lm-1.jsonl"
-    with (
-        locked(finished.path, mode=0o555),
-        pytest.raises(RunDirectoryError, match=f"The file {file} cannot be written: Permission"),
-    ):
-        write(finished, writer=None)
-
-
 def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> None:
     class Failing(EchoGenerator):
         calls = 0
@@ -129,22 +117,6 @@ def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_pa
         write(finished, output=finished.synthetic_jsonl)
     with pytest.raises(ConfigError, match="does not exist"):
         write(finished, output=tmp_path / "nowhere" / "more.jsonl")
-
-
-def test_a_file_goes_on_with_the_same_model_elsewhere(finished: RunDirectory) -> None:
-    here = {"generator": "http://a:1/v1#owner/model", "generator_api_key_env": "KEY_OF_A"}
-    there = {"generator": "HTTPS://b:2/v1#owner/model", "generator_api_key_env": "KEY_OF_B"}
-    first = write(finished, 5, **here)
-    again = write(finished, 10, **there)
-    assert again.path == first.path == finished.path / "expanded-model-1.jsonl"
-    assert again.texts == 10
-    note = json.loads((finished.path / "expanded-model-1.jsonl.settings.json").read_text())
-    assert note["generator"] == there["generator"]
-    for other in ("http://a:1/v1#another/model", "model"):
-        with pytest.raises(
-            ConfigError, match=r"was written with generator = 'HTTPS://b:2/v1#owner"
-        ):
-            write(finished, 20, generator=other)
 
 
 def test_a_chat_model_is_asked_by_messages(finished: RunDirectory, server: Server) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
@@ -117,19 +117,6 @@ class TestSpread:
         moved = end.parameters - start.parameters
         assert len(moved) > 2000
         assert np.std(moved) == pytest.approx(found.spread, rel=0.06)
-
-    def test_halves_add_up_as_independent_noise_does(
-        self, ftrl: Builder, model: LocalModel
-    ) -> None:
-        settings = ftrl(noise_multiplier=1.0, num_users=8)
-        (phase,) = DPFTRL(settings).method.phases(8)
-        one = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
-        again = dataclasses.replace(phase, name="again", sampling=_turns(phase, rounds=12))
-        first = dataclasses.replace(phase, sampling=again.sampling)
-        both = alone(model, Plan(phases=(first, again), delta=1e-3), settings)
-        assert one is not None
-        assert both is not None
-        assert both.spread == pytest.approx(math.sqrt(2) * one.spread, rel=1e-6)
 
     @pytest.mark.parametrize("correlation", ["blt", "tree"])
     def test_public_text_in_the_middle_ends_the_momentum(
@@ -240,15 +227,6 @@ class TestStep:
         assert whole.lost > MOST_LOST
         assert chosen.spread == pytest.approx(whole.spread * chosen.learning_rate)
 
-    def test_it_is_one_where_a_model_bears_that(self, ftrl: Builder, model: LocalModel) -> None:
-        settings = ftrl(
-            noise_multiplier=0.01, clip_norm=1e-3, server_learning_rate=None, num_users=8
-        )
-        (phase,) = DPFTRL(settings).method.phases(8)
-        found = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
-        assert found is not None
-        assert found.learning_rate == 1.0
-
     @pytest.mark.parametrize(("clip_norm", "short"), [(0.05, False), (30.0, True)])
     def test_a_short_one_is_worth_a_word(
         self, ftrl: Builder, clip_norm: float, short: bool
@@ -322,19 +300,6 @@ class TestStep:
         shorter = min(begun, now)
         assert [one["learning_rate"] for one in taken] == [begun] * 1 + [shorter] * 5
 
-    def test_what_is_tried_is_the_step_that_is_taken(
-        self, ftrl: Builder, people: Users, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        settings = {**FAR, "accept_noise": False, "server_learning_rate": None}
-        strategy = self.killed(ftrl(**settings), people)
-        file = strategy.run.round_path(1) / "server.safetensors"
-        save_file({**load_file(file), "longest_step": np.array([0.01])}, file)
-        resumed = DPFTRL(ftrl(**settings, resume=True))
-        resumed.start(training_nodes(people))
-        assert "server-learning-rate = 0.01;" in caplog.text
-        last = json.loads((resumed.run.round_path(6) / "server.json").read_text())
-        assert last["learning_rate"] == 0.01
-
     def test_a_clip_norm_that_grows_shortens_it(
         self, lstm: Path, tmp_path: Path, people: Users
     ) -> None:
@@ -375,18 +340,6 @@ class TestStep:
 
 
 class TestLoss:
-    def test_more_noise_makes_more_of_it(self, ftrl: Builder, model: LocalModel) -> None:
-        found = []
-        for clip_norm in (1e-6, 1.0, 10.0):
-            settings = ftrl(noise_multiplier=1.0, clip_norm=clip_norm, num_users=8)
-            (phase,) = DPFTRL(settings).method.phases(8)
-            one = alone(model, Plan(phases=(phase,), delta=1e-3), settings)
-            assert one is not None
-            found.append(one)
-        assert found[0].after == pytest.approx(found[0].before, abs=1e-3)
-        assert found[0].after < found[1].after < found[2].after
-        assert {one.before for one in found} == {found[0].before}
-
     def test_the_model_is_as_it_was(self, ftrl: Builder, model: LocalModel) -> None:
         before, weights = model.parameters, model._weights.clone()
         settings = ftrl(noise_multiplier=1.0, clip_norm=10.0, num_users=8)

@@ -61,19 +61,6 @@ class TestSettings:
         with pytest.raises(ConfigError, match=named):
             config(**changes)
 
-    def test_are_read_from_flat_keys(self) -> None:
-        config = POPriConfig.from_run_config(
-            {
-                "epsilon": 1.0,
-                "num-prompts": 60,
-                "answer-space": "candidates",
-                "data": "users.jsonl",
-            }
-        )
-        assert (config.num_prompts, config.answer_space) == (60, "candidates")
-        with pytest.raises(ConfigError, match='"num-prompt".*"num-prompts"'):
-            POPriConfig.from_run_config({"epsilon": 1.0, "num-prompt": 5})
-
     def test_the_model_to_train(self, config: Builder) -> None:
         assert config().model_to_train == "privsyn-lm"
         assert config(generator="/models/llama").model_to_train == "/models/llama"

@@ -23,7 +23,6 @@ from flower_privsyn.privacy import (
     Correlation,
     PrivacyLedger,
     Release,
-    Sampling,
     release_epsilon,
 )
 from flower_privsyn.queries import TrainableModel
@@ -47,8 +46,6 @@ from tests.support.small_runs import small_mid_training
 from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
-
-WIDTH = 20_000
 
 
 @pytest.fixture
@@ -75,17 +72,6 @@ def people(texts: list[str]) -> Users:
 
 def model_of(folder: Path) -> LocalModel:
     return LocalModel(TrainableModel(name=str(folder)))
-
-
-def samplings(run: Path) -> list[Sampling]:
-    """Who is asked in each round, as the ledger says."""
-    started = [line for line in lines(run / "ledger.jsonl") if line["event"] == "started"]
-    return [Sampling.from_dict(line["sampling"]).of_round(line["round"]) for line in started]
-
-
-def turns(run: Path, users: Users) -> np.ndarray:
-    """(rounds, users) whether each of them takes part."""
-    return np.stack([one.participants(users.user_ids, key=b"") for one in samplings(run)])
 
 
 def streams(run: Path) -> list[tuple[Correlation, float]]:

@@ -45,11 +45,6 @@ def contents(path: Path) -> dict[str, bytes]:
     }
 
 
-def released_files(path: Path) -> list[Path]:
-    """The files of a run that hold released numbers as arrays."""
-    return [*sorted(path.glob("rounds/*/release.npy")), *path.glob("sketch.npy")]
-
-
 def times_in(path: Path) -> dict[str, set[str]]:
     """Moments and durations that stand in the files of a folder: what was found, by file."""
     found: dict[str, set[str]] = {}

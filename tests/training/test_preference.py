@@ -219,17 +219,6 @@ class TestLearning:
         train(tiny, bare, tmp_path / "without", settings=settings)
         assert end_given_text(tmp_path / "with") > end_given_text(tmp_path / "without") + 2
 
-    def test_rounds_add_up(self, tiny: Path, tmp_path: Path):
-        held_out = pairs_of_topics(12, first=600)
-        base = scores(tiny, None, held_out)
-        train(tiny, pairs_of_topics(12), tmp_path / "one")
-        train(tiny, pairs_of_topics(12, first=40), tmp_path / "two", adapter=tmp_path / "one")
-        gains = [
-            np.diff(scores(tiny, tmp_path / name, held_out) - base).mean()
-            for name in ("one", "two")
-        ]
-        assert gains[1] < gains[0] < 0
-
     def test_the_models_own_weights_never_change(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
@@ -267,12 +256,6 @@ class TestPairs:
         report = train(tiny, [], tmp_path / "a", adapter=first)
         assert (report.steps, report.pairs, report.losses) == (0, 0, ())
         assert adapter_digest(tmp_path / "a") == adapter_digest(first)
-
-    def test_no_pairs_and_no_adapter_give_one_without_effect(self, tiny: Path, tmp_path: Path):
-        report = train(tiny, [], tmp_path / "a")
-        assert (report.steps, report.margin, report.loss) == (0, None, 0.0)
-        pairs = pairs_of_topics(3)
-        assert scores(tiny, tmp_path / "a", pairs) == pytest.approx(scores(tiny, None, pairs))
 
     def test_too_long_pairs_are_named(
         self, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

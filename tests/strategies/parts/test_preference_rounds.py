@@ -189,13 +189,6 @@ class TestCandidates:
         rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60).candidates(2)
         assert len(set(generator.asked) & set(again.asked)) < 10  # another round, other prompts
 
-    def test_prompts_differ_although_there_is_little_public_text(self, tmp_path: Path) -> None:
-        # Five samples make 60 prompts; 30 drawn without looking hold about seven repetitions.
-        generator = Scripted(["x", "y"])
-        made = rounds(tmp_path, generator, seeds=SEEDS[:5], num_prompts=30, responses_per_prompt=2)
-        made.candidates(1)
-        assert len(set(generator.asked)) == 30
-
     def test_nothing_usable_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(GenerationError, match=r"round 1: none of the 18 responses.*18 empty"):
             rounds(tmp_path, Scripted([" "] * 6)).candidates(1)
@@ -376,16 +369,6 @@ class TestPublicSide:
     def load(self, public_file: Path, **changes: Any) -> PublicSide:
         config = POPriConfig(epsilon=1.0, public_text=str(public_file), **changes)
         return PublicSide.load(config, embedder=HashEmbedder(), generator=Scripted([]))
-
-    def test_a_prompt_for_too_few_samples(self, public_file: Path, tmp_path: Path) -> None:
-        prompt = tmp_path / "short.json"
-        prompt.write_text(
-            json.dumps(
-                {"name": "short", "heading": "Texts:", "marker": "Text {number}", "num_samples": 3}
-            )
-        )
-        with pytest.raises(ConfigError, match="announces 3 samples"):
-            self.load(public_file, prompt=str(prompt))
 
     def test_too_little_public_text(self, tmp_path: Path) -> None:
         few = tmp_path / "few.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -137,17 +136,6 @@ def test_nothing_is_read_out_of_noise(world: World) -> None:
         assert np.isfinite(block.standard_error).all()
 
 
-def test_what_is_not_known_may_be_large(world: World) -> None:
-    block = world.read("tokens", 6.0).tokens
-    assert block is not None
-    # Of a normal law the mean of exp exceeds exp of the mean by half the variance.
-    more = block.predictive - block.log_ratio
-    assert (more > 0).all()
-    close = block.standard_error < 0.3
-    assert close.any()
-    assert np.allclose(more[close], block.standard_error[close] ** 2 / 2, atol=0.02)
-
-
 def test_the_more_noise_the_less_is_told(world: World) -> None:
     told = []
     for noise_std in (0.0, 3.0, 20.0, 80.0, 1e7):
@@ -273,23 +261,3 @@ class TestPseudoUsers:
         assert pseudo_users([], tokens_per_user=5).num_users == 0
         with pytest.raises(ValueError, match="tokens_per_user"):
             pseudo_users([], tokens_per_user=0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"total": np.zeros(V - 1)}, "release must be"),
-        ({"total": np.full(V, np.nan)}, "finite"),
-        ({"users": 0.0}, "num_users"),
-        ({"noise_std": -1.0}, "noise_std"),
-        ({"noise_std": float("inf")}, "noise_std"),
-        ({"public": Cohort.of([], [], 0)}, "at least one user"),
-    ],
-)
-def test_unusable_arguments_are_named(world: World, changes: dict[str, Any], named: str) -> None:
-    query = JointSketch()
-    public = changes.get("public", world.asked)
-    fields = {key: value for key, value in changes.items() if key != "public"}
-    released = SumOfUsers(np.zeros(V), 10.0, 1.0)._replace(**fields)
-    with pytest.raises(ValueError, match=named):
-        read_sketch(query, query.broadcast(V), released, public=public)

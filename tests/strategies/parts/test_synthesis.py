@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
 from flower_privsyn.host.progress import NullProgress
@@ -37,25 +36,6 @@ def test_the_best_of_so_many_are_kept_as_they_were_written(best_of: int, tmp_pat
     best = sorted(written, key=len, reverse=True)[:4]
     assert [record["text"] for record in records] == [text for text in written if text in best]
     assert {record["source"] for record in records} == {"written"}
-
-
-def test_examples_after_which_nothing_is_written(tmp_path: Path) -> None:
-    class Silent(EchoGenerator):
-        def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-            return [[""] for _ in prompts]
-
-    with pytest.raises(GenerationError, match=r"asked for 6 texts and wrote none .* 24 empty\)"):
-        write_after(
-            Expand(Silent()),
-            EXAMPLES,
-            ids=[f"public:{index}" for index in range(len(EXAMPLES))],
-            num_samples=2,
-            best_of=3,
-            seed=0,
-            score=pytest.fail,
-            kept=tmp_path / "written.jsonl",
-            progress=NullProgress(),
-        )
 
 
 class Killed(BaseException):
