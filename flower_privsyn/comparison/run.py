@@ -128,9 +128,7 @@ class Comparison:
             raise ConfigError(f"{self.document_file} cannot be read: {error}") from error
         fixed = before.get("fixed", {})
         for key, value in self._fixed.items():
-            # Of a comparison that an earlier version began, nobody knows the weights.
-            known = key in fixed or key != "downstream_files"
-            if known and fixed.get(key) != json.loads(json.dumps(value)):
+            if fixed.get(key) != json.loads(json.dumps(value)):
                 what = "other users" if key == "users" else f"another value of {key}"
                 raise ConfigError(
                     f"{self.folder} holds a comparison with {what}: choose another --output, or "

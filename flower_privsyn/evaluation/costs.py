@@ -70,7 +70,7 @@ def run_costs(run: RunDirectory) -> RunCosts:
         run: of a strategy of this package.
 
     Raises:
-        DataError: The run has no round with counts, as one of an older version.
+        DataError: The run has no round with counts.
     """
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:

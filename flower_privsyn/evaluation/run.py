@@ -433,7 +433,7 @@ def _costs(run: RunDirectory) -> RunCosts | None:
     try:
         return run_costs(run)
     except DataError:
-        return None  # a run of an older version, or one that asked nothing
+        return None  # of a run that asked nothing
 
 
 def _made(

@@ -385,12 +385,7 @@ def _opened(ledger: Path, output: Path, header: dict[str, Any]) -> set[int]:
         return set()
     known = json.loads(json.dumps(header))
     first = dict(lines[0])
-    if "texts" not in first:
-        raise DataError(
-            f"{output} was begun by an older version, whose ledger does not say of which "
-            "documents: write to another file"
-        )
-    if first["texts"] != known["texts"]:
+    if first.get("texts") != known["texts"]:
         raise DataError(
             f"{output} was begun with other documents, or in another order: some would be told a "
             "second time. Tell those that are not in it to another file"
