@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
+from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_tokenizer
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     import torch
 
 Rest = Literal["drawn", "lumped", "dropped"]
+
+#: Tokens drawn from those that are not kept, at every position, which stand for them.
+DRAWS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -71,26 +74,12 @@ class Distillation(Settings):
         "largest probabilities of the teacher that are kept at every position. The vocabulary or "
         "more keeps all: the divergence is then exact.",
     ] = field(default=48, kw_only=True)
-    draws: Annotated[
-        PositiveInt,
-        "tokens drawn from the others at every position, which stand for them; for "
-        '`rest = "drawn"`.',
-    ] = field(default=16, kw_only=True)
     rest: Annotated[
         Rest,
         'what becomes of the tokens that are not kept. "drawn": some drawn from them stand for '
         'them; "lumped": they count as one class; "dropped": the kept ones are scaled to a sum of '
         "1, and a student is taught that no other token follows.",
     ] = field(default="drawn", kw_only=True)
-    temperature: Annotated[
-        PositiveFloat,
-        "what both models' logits are divided by before they are compared; the divergence is "
-        "multiplied by its square, which keeps the size of the gradient.",
-    ] = field(default=1.0, kw_only=True)
-    stored: Annotated[
-        Literal["float16", "float32"],
-        'how log-probabilities are kept: "float16" to 0.05 %, "float32" as they are computed.',
-    ] = field(default="float16", kw_only=True)
 
     def _called(self, name: str) -> str:
         return f"distillation setting {name}"
@@ -102,14 +91,10 @@ class Distillation(Settings):
 
     def reading(self) -> dict[str, Any]:
         """What the kept probabilities depend on besides the rows, as JSON can hold it."""
-        changed = {"rest": (self.rest, "drawn"), "stored": (self.stored, "float16")}
         return {
             "teacher": weight_files(resolve_model(self.teacher)),
             "top_k": self.top_k,
-            "draws": self.draws,
-            "temperature": float(self.temperature),
-            # Only where they say something: what was trained before they could be set still counts.
-            **{name: value for name, (value, usual) in changed.items() if value != usual},
+            "rest": self.rest,
         }
 
     def fingerprint(self) -> dict[str, Any]:
@@ -152,7 +137,6 @@ def mixed_losses(
     *,
     top_k: int,
     shares: tuple[float, float],
-    temperature: float,
     rest: Rest = "drawn",
 ) -> torch.Tensor:
     """Negative log-probability of the text and divergence from the teacher, added up.
@@ -162,10 +146,9 @@ def mixed_losses(
         tokens: (positions,) the text.
         ids: (positions, c) the teacher's most probable tokens, then some drawn from the others;
             see `sparse_targets`.
-        log_probabilities: (positions, c) what the teacher gives them at the temperature.
+        log_probabilities: (positions, c) what the teacher gives them.
         top_k: how many of them, or more than c, are the most probable ones.
         shares: what the text's loss and the divergence are multiplied by, each at least 0.
-        temperature: > 0.
         rest: what stands for the tokens that are not kept; see `Distillation`. It says nothing
             where all are kept.
 
@@ -178,11 +161,7 @@ def mixed_losses(
     wanted = torch.cat([tokens[:, None], ids], dim=-1)  # looked up together: one pass back
     every = torch.log_softmax(logits, dim=-1)
     logs = every.gather(-1, wanted)
-    softened = logs
-    if temperature != 1.0:
-        every = torch.log_softmax(logits / temperature, dim=-1)
-        softened = every.gather(-1, wanted)
-    text, log_student = -logs[:, 0], softened[:, 1:]
+    text, log_student = -logs[:, 0], logs[:, 1:]
     # Rounding on disk may have left a mass above 1; "dropped" has the kept ones sum to 1.
     largest = log_probabilities[:, :top_k].exp()
     kept = largest.sum(-1, keepdim=True)
@@ -197,7 +176,7 @@ def mixed_losses(
         left = (1.0 - chances.sum(-1)).clamp(min=0.0)
         others = every.scatter(-1, ids, -torch.inf).logsumexp(dim=-1)
         divergence = divergence + torch.xlogy(left, left) - left * others
-    return of_text * text + of_teacher * temperature**2 * divergence
+    return of_text * text + of_teacher * divergence
 
 
 def sparse_targets(
@@ -209,7 +188,7 @@ def sparse_targets(
     and to the nearest whole number: the least variance there is.
 
     Args:
-        logits: (positions, vocabulary) float32, at the temperature.
+        logits: (positions, vocabulary) float32.
         uniforms: (positions,) float32 in [0, 1), which decide what is drawn.
         top_k: how many of the largest, at most the vocabulary.
         draws: how many of the others, >= 0; none where there are no others.

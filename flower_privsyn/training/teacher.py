@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.training.distillation import Distillation, mixed_losses, sparse_targets
+from flower_privsyn.training.distillation import DRAWS, Distillation, mixed_losses, sparse_targets
 from flower_privsyn.training.fingerprint import digest_of_rows, digest_of_tokenizer
 from flower_privsyn.training.on_disk import mapped, note_rows_done, rows_done
 from flower_privsyn.training.tokens import batches_by_length, padded, text_window
@@ -33,7 +33,7 @@ BLOCK_ROWS = 1024
 SAVE_SECONDS = 1.0
 
 #: Begins the seeds of what is drawn from the tokens that are not kept.
-_DRAWS = 0x5EED
+_SEED_OF_DRAWS = 0x5EED
 
 _WHAT = "a teacher's probabilities"
 
@@ -41,9 +41,9 @@ _WHAT = "a teacher's probabilities"
 class TeacherTargets:
     """What is kept of a teacher's next-token probabilities at every position of some rows, on disk.
 
-    A row of t tokens takes (t - 1) * c * 4 bytes, c being `top_k`, and `draws` with them where
+    A row of t tokens takes (t - 1) * c * 4 bytes, c being `top_k`, and `DRAWS` with them where
     tokens are drawn: c token ids of 2 bytes and c log-probabilities of 2. Ids take 4 bytes where
-    the vocabulary is above 65,536, and log-probabilities where `stored` is "float32".
+    the vocabulary is above 65,536.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TeacherTargets:
 
         Args:
             ids: (positions, c), the most probable tokens before those drawn from the others.
-            log_probabilities: (positions, c), natural logarithms at the temperature.
+            log_probabilities: (positions, c), natural logarithms.
             starts: (rows,) the first position of each row; -1 for one the teacher did not read.
             distillation: how they are used.
         """
@@ -129,7 +129,6 @@ class TeacherTargets:
             torch.from_numpy(kept.astype(np.float32)).to(logits.device),
             top_k=self.distillation.top_k,
             shares=self.distillation.shares,
-            temperature=self.distillation.temperature,
             rest=self.distillation.rest,
         )
 
@@ -187,7 +186,7 @@ def teacher_targets(
     id_type = np.uint16 if vocabulary <= 2**16 else np.int32
     targets = TeacherTargets(
         mapped(folder / "ids.npy", id_type, shape, mode=mode),
-        mapped(folder / "log_probabilities.npy", np.dtype(distillation.stored), shape, mode=mode),
+        mapped(folder / "log_probabilities.npy", np.dtype(np.float16), shape, mode=mode),
         starts,
         distillation=distillation,
     )
@@ -233,7 +232,7 @@ def _read(
             network,
             [rows[index] for index in chosen],
             # Of a row alone, so that it does not matter what else is read.
-            [np.random.default_rng([_DRAWS, index]) for index in chosen],
+            [np.random.default_rng([_SEED_OF_DRAWS, index]) for index in chosen],
             distillation=targets.distillation,
             vocabulary=vocabulary,
             bfloat16=bfloat16,
@@ -248,7 +247,7 @@ def _read(
 
 
 def _draws(distillation: Distillation) -> int:
-    return distillation.draws if distillation.rest == "drawn" else 0
+    return DRAWS if distillation.rest == "drawn" else 0
 
 
 def _loaded(distillation: Distillation, device: str, *, longest: int) -> Any:
@@ -309,7 +308,7 @@ def _predictions(
         # A teacher's output may be wider than the vocabulary, for the hardware's sake.
         logits = logits[attention[:, 1:].bool().to(device)][:, :vocabulary].float()
         ids, logs = sparse_targets(
-            logits / distillation.temperature,
+            logits,
             torch.from_numpy(uniforms).to(device),
             top_k=min(distillation.top_k, vocabulary),
             draws=_draws(distillation),

@@ -53,13 +53,10 @@ class TestLoss:
         return student, teacher, tokens
 
     @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-    @pytest.mark.parametrize("temperature", [1.0, 2.5])
-    def test_all_probabilities_give_the_dense_loss_and_gradient(
-        self, weight: float, temperature: float
-    ) -> None:
+    def test_all_probabilities_give_the_dense_loss_and_gradient(self, weight: float) -> None:
         student, teacher, tokens = self.draw()
         ids = torch.stack([torch.randperm(31) for _ in range(9)])
-        logs = torch.log_softmax(teacher / temperature, -1).gather(-1, ids)
+        logs = torch.log_softmax(teacher, -1).gather(-1, ids)
         given = student.clone().requires_grad_(True)
         found = mixed_losses(
             given,
@@ -67,17 +64,16 @@ class TestLoss:
             ids,
             logs,
             shares=(1 - weight, weight),
-            temperature=temperature,
             top_k=31,
         )
         dense = student.clone().requires_grad_(True)
         text = torch.nn.functional.cross_entropy(dense, tokens, reduction="none")
         divergence = torch.nn.functional.kl_div(
-            torch.log_softmax(dense / temperature, -1),
-            torch.softmax(teacher / temperature, -1),
+            torch.log_softmax(dense, -1),
+            torch.softmax(teacher, -1),
             reduction="none",
         ).sum(-1)
-        expected = (1 - weight) * text + weight * temperature**2 * divergence
+        expected = (1 - weight) * text + weight * divergence
         assert torch.allclose(found, expected, atol=1e-5)
         found.sum().backward()
         expected.sum().backward()
@@ -99,9 +95,7 @@ class TestLoss:
             assert torch.allclose(logs, torch.log_softmax(teacher, -1).gather(-1, ids), atol=1e-5)
             # What is drawn is none of the most probable.
             assert not (ids[:, :4, None] == ids[:, None, 4:]).any()
-            found = mixed_losses(
-                given, tokens, ids, logs, shares=(0.0, 1.0), temperature=1.0, top_k=4
-            )
+            found = mixed_losses(given, tokens, ids, logs, shares=(0.0, 1.0), top_k=4)
             (found.sum() / steps).backward()
             means += found.detach() / steps
         assert torch.allclose(means, expected, atol=0.02)
@@ -111,9 +105,7 @@ class TestLoss:
     def test_a_student_that_agrees_has_no_loss(self) -> None:
         _, teacher, tokens = self.draw()
         ids, logs = sparse_targets(teacher, torch.full((9,), 0.3), top_k=4, draws=2)
-        found = mixed_losses(
-            teacher, tokens, ids, logs, shares=(0.0, 1.0), temperature=1.0, top_k=4
-        )
+        found = mixed_losses(teacher, tokens, ids, logs, shares=(0.0, 1.0), top_k=4)
         assert float(found.abs().max()) < 1e-5
 
     @pytest.mark.parametrize("rest", ["lumped", "dropped"])
@@ -126,7 +118,6 @@ class TestLoss:
             ids,
             logs,
             shares=(1.0, 0.01),
-            temperature=1.0,
             top_k=31,
             rest=rest,
         )
@@ -136,12 +127,9 @@ class TestLoss:
         assert torch.allclose(found, text + 0.01 * divergence, atol=1e-6, rtol=0)
 
     @pytest.mark.parametrize(("rest", "top_k"), [("lumped", 4), ("lumped", 31), ("dropped", 31)])
-    @pytest.mark.parametrize("temperature", [1.0, 2.5])
-    def test_a_teacher_equal_to_the_student_has_no_gradient(
-        self, rest: Any, top_k: int, temperature: float
-    ) -> None:
+    def test_a_teacher_equal_to_the_student_has_no_gradient(self, rest: Any, top_k: int) -> None:
         _, teacher, tokens = self.draw()
-        ids, logs = sparse_targets(teacher / temperature, torch.zeros(9), top_k=top_k, draws=0)
+        ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=top_k, draws=0)
         given = teacher.clone().requires_grad_(True)
         found = mixed_losses(
             given,
@@ -149,7 +137,6 @@ class TestLoss:
             ids,
             logs,
             shares=(0.0, 1.0),
-            temperature=temperature,
             top_k=top_k,
             rest=rest,
         )
@@ -161,7 +148,7 @@ class TestLoss:
     def test_lumped_is_the_divergence_of_kept_tokens_and_one_class_of_others(self) -> None:
         student, teacher, tokens = self.draw()
         ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=4, draws=0)
-        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 4}
+        options: dict[str, Any] = {"shares": (0.0, 1.0), "top_k": 4}
         found = mixed_losses(student, tokens, ids, logs, rest="lumped", **options)
         p, q = (torch.softmax(model, -1).gather(-1, ids) for model in (teacher, student))
         p, q = (torch.cat([kept, 1 - kept.sum(-1, keepdim=True)], -1) for kept in (p, q))
@@ -170,7 +157,7 @@ class TestLoss:
     def test_dropped_is_the_divergence_from_kept_tokens_scaled_to_one(self) -> None:
         student, teacher, tokens = self.draw()
         ids, logs = sparse_targets(teacher, torch.zeros(9), top_k=4, draws=0)
-        options: dict[str, Any] = {"shares": (0.0, 1.0), "temperature": 1.0, "top_k": 4}
+        options: dict[str, Any] = {"shares": (0.0, 1.0), "top_k": 4}
         found = mixed_losses(student, tokens, ids, logs, rest="dropped", **options)
         p = torch.softmax(teacher.gather(-1, ids), -1)
         q = torch.softmax(student, -1).gather(-1, ids)
@@ -196,11 +183,11 @@ class TestTargets:
     def test_they_are_the_teachers_probabilities_of_the_rows_that_are_visited(
         self, llama: Path, texts: list[str], tmp_path: Path
     ) -> None:
-        rows, targets = self.read(llama, texts[:20], tmp_path, temperature=2.0)
+        rows, targets = self.read(llama, texts[:20], tmp_path)
         model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
         for row in (0, 3, 7, 11):
             with torch.no_grad():
-                logits = model(torch.tensor([rows[row]])).logits[0, :-1] / 2.0
+                logits = model(torch.tensor([rows[row]])).logits[0, :-1]
             every = torch.log_softmax(logits, -1)
             start = targets._starts[row]
             place = slice(start, start + len(rows[row]) - 1)
@@ -214,12 +201,10 @@ class TestTargets:
         assert (np.delete(targets._starts, [0, 3, 7, 11]) == -1).all()
 
     @pytest.mark.parametrize("rest", ["drawn", "lumped"])
-    def test_stored_in_full_the_loss_is_that_of_all_of_the_vocabulary(
+    def test_of_all_of_the_vocabulary_the_loss_is_the_dense_one(
         self, llama: Path, texts: list[str], tmp_path: Path, rest: str
     ) -> None:
-        rows, targets = self.read(
-            llama, texts[:20], tmp_path, top_k=10**6, beta=0.1, rest=rest, stored="float32"
-        )
+        rows, targets = self.read(llama, texts[:20], tmp_path, top_k=10**6, beta=0.1, rest=rest)
         model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
         tokens = torch.tensor([rows[3]])
         with torch.no_grad():
@@ -229,7 +214,7 @@ class TestTargets:
         student = torch.log_softmax(logits.double(), -1)
         text = -student.gather(-1, tokens[0, 1:, None])[:, 0]
         expected = text + 0.1 * (taught.exp() * (taught - student)).sum(-1)
-        assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+        assert float((found - expected).abs().max()) < 1e-3 * float(expected.abs().max())
 
     def test_a_finished_reading_serves_again_without_the_teacher(
         self, llama: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,10 +229,8 @@ class TestTargets:
         ("given", "changes", "key"),
         [
             (slice(1, 21), {}, "rows"),
-            (slice(0, 20), {"temperature": 2.0}, "temperature"),
             (slice(0, 20), {"top_k": 6}, "top_k"),
             (slice(0, 20), {"rest": "lumped"}, "rest"),
-            (slice(0, 20), {"stored": "float32"}, "stored"),
         ],
     )
     def test_a_folder_of_another_reading_is_refused(
@@ -360,7 +343,7 @@ class TestFineTune:
         options: dict[str, Any] = {
             "settings": quick(max_steps=6),
             "seed": 3,
-            "distillation": Distillation(llama, top_k=9, temperature=1.5),
+            "distillation": Distillation(llama, top_k=9),
         }
         given = texts[:40]
         whole = fine_tune(gpt2, given, output=tmp_path / "whole", **options)
