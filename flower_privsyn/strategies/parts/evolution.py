@@ -48,7 +48,8 @@ from flower_privsyn.strategies.parts.selection import (
     SelectionName,
     Threshold,
     ThresholdUnit,
-    selection_of,
+    ranked,
+    resampled,
 )
 from flower_privsyn.strategies.parts.variation import (
     BlankFraction,
@@ -174,7 +175,6 @@ class Evolution(Method):
         self.config = config
         self._classes = config.class_names
         self._query: Query = config.histogram()
-        self._selection = selection_of(config)
         self._embedder = embedder
         self._given_variation = self._variation = variation
         self.given_writer = self._generator = generator
@@ -375,9 +375,11 @@ class Evolution(Method):
         """How often each of some candidates survives, of which there are so many in the end."""
         chooser = np.random.default_rng([self.config.seed, 2, *key])
         keep = len(members) // self.config.num_variations
-        counts = self._selection.counts(
-            release.values[members], keep=keep, noise_std=release.noise_std, chooser=chooser
-        )
+        config, votes = self.config, release.values[members]
+        if config.selection == "rank":
+            return ranked(votes, keep=keep)
+        unit = release.noise_std if config.threshold_unit == "noise-std" else 1.0
+        counts = resampled(votes, keep=keep, threshold=config.threshold * unit, chooser=chooser)
         if counts is not None:
             return counts
         logger.warning(

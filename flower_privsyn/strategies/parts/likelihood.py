@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from flower_privsyn.generation.variation import vary
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
     from flower_privsyn.host.progress import Progress
+    from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 
 WholeSentences = Annotated[
     bool,
@@ -192,34 +193,6 @@ class LikelyVariation:
         return stands
 
 
-class CareSettings(Protocol):
-    """Settings that say how near to public text everything stays."""
-
-    @property
-    def whole_sentences(self) -> bool:
-        """Whether only whole sentences stand."""
-
-    @property
-    def likelihood_quantile(self) -> float:
-        """The quantile of the public text's log-likelihood."""
-
-    @property
-    def likelihood_model(self) -> str:
-        """What judges."""
-
-    @property
-    def num_candidates(self) -> int:
-        """Texts that are needed."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Length of a text."""
-
-    @property
-    def seed(self) -> int:
-        """Of everything public."""
-
-
 def texts_before_quantile(fewest: int, quantile: float) -> int:
     """How many texts there must be so that at least `fewest` are above a quantile of them."""
     needed = fewest
@@ -231,7 +204,7 @@ def texts_before_quantile(fewest: int, quantile: float) -> int:
 def hold_to_public_text(
     seeds: list[str],
     variation: Variation,
-    config: CareSettings,
+    config: EvolutionConfig,
     *,
     fewest: int,
     progress: Progress,

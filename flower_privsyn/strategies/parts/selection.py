@@ -8,8 +8,7 @@ Papers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,88 +38,42 @@ ThresholdUnit = Annotated[
 """The setting `threshold-unit`."""
 
 
-class Selection(Protocol):
-    """A rule from released votes to survivors: post-processing, with public randomness."""
+def resampled(
+    votes: Votes, *, keep: int, threshold: float, chooser: np.random.Generator
+) -> Counts | None:
+    """How often each candidate survives, drawn with replacement by its votes above a threshold.
 
-    def counts(
-        self, votes: Votes, *, keep: int, noise_std: float, chooser: np.random.Generator
-    ) -> Counts | None:
-        """How often each candidate survives.
+    Post-processing, with public randomness.
 
-        Args:
-            votes: (m,) as released.
-            keep: how many survive, counted as often as they do; 1 <= keep.
-            noise_std: standard deviation of the noise in each vote.
-            chooser: public randomness.
+    Args:
+        votes: (m,) as released.
+        keep: how many survive, counted as often as they do; >= 1.
+        threshold: H, in votes.
+        chooser: public randomness.
 
-        Returns:
-            (m,) that sum to `keep`; None where the votes say nothing.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resample:
-    """Candidates drawn with replacement, in proportion to their votes above a threshold.
-
-    Attributes:
-        threshold: H.
-        unit: what H is counted in.
+    Returns:
+        (m,) that sum to `keep`; None where no candidate stands above the threshold.
     """
-
-    threshold: float
-    unit: Literal["noise-std", "votes"]
-
-    def counts(
-        self, votes: Votes, *, keep: int, noise_std: float, chooser: np.random.Generator
-    ) -> Counts | None:
-        """See `Selection`: None where no candidate stands above the threshold."""
-        unit = noise_std if self.unit == "noise-std" else 1.0
-        above = np.maximum(votes - self.threshold * unit, 0.0)
-        total = float(above.sum())
-        if not total > 0.0:
-            return None
-        drawn = chooser.choice(len(votes), size=keep, replace=True, p=above / total)
-        return np.bincount(drawn, minlength=len(votes))
+    above = np.maximum(votes - threshold, 0.0)
+    total = float(above.sum())
+    if not total > 0.0:
+        return None
+    drawn = chooser.choice(len(votes), size=keep, replace=True, p=above / total)
+    return np.bincount(drawn, minlength=len(votes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """The candidates with most votes, each once; of equal ones the first."""
+def ranked(votes: Votes, *, keep: int) -> Counts:
+    """The candidates with most votes, each once; of equal ones the first.
 
-    def counts(
-        self,
-        votes: Votes,
-        *,
-        keep: int,
-        noise_std: float,  # noqa: ARG002 - an order has no unit
-        chooser: np.random.Generator,  # noqa: ARG002 - nothing is drawn
-    ) -> Counts | None:
-        """See `Selection`; there may be no more survivors than candidates."""
-        if keep > len(votes):
-            raise ValueError(f"{keep} of {len(votes)} candidates cannot survive once each")
-        counts = np.zeros(len(votes), dtype=np.int64)
-        counts[np.argsort(-votes, kind="stable")[:keep]] = 1
-        return counts
+    Args:
+        votes: (m,) as released.
+        keep: how many survive, from 1 to m.
 
-
-class SelectsText(Protocol):
-    """The settings that are looked at."""
-
-    @property
-    def selection(self) -> Literal["resample", "rank"]:
-        """Who survives."""
-
-    @property
-    def threshold(self) -> float:
-        """H."""
-
-    @property
-    def threshold_unit(self) -> Literal["noise-std", "votes"]:
-        """What H is counted in."""
-
-
-def selection_of(config: SelectsText) -> Selection:
-    """The rule that settings name."""
-    if config.selection == "rank":
-        return Rank()
-    return Resample(threshold=config.threshold, unit=config.threshold_unit)
+    Returns:
+        (m,) 1 for whoever survives.
+    """
+    if keep > len(votes):
+        raise ValueError(f"{keep} of {len(votes)} candidates cannot survive once each")
+    counts = np.zeros(len(votes), dtype=np.int64)
+    counts[np.argsort(-votes, kind="stable")[:keep]] = 1
+    return counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -13,6 +13,7 @@ from flower_privsyn.private_path.needs import NeededModel
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
+    from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 
 VariationName = Annotated[
     Literal["mask-fill", "prompt"],
@@ -56,35 +57,7 @@ MaskUnitSetting = Annotated[
 """The setting `mask-unit`."""
 
 
-class MaskSettings(Protocol):
-    """Settings of mask-filling, which several methods have."""
-
-    @property
-    def variation_model(self) -> str:
-        """The masked language model."""
-
-    @property
-    def mask_fraction(self) -> float:
-        """Share of a text's tokens masked in one step."""
-
-    @property
-    def mask_steps(self) -> int:
-        """How often a text is masked and filled."""
-
-    @property
-    def temperature(self) -> float:
-        """Of sampling."""
-
-    @property
-    def top_p(self) -> float:
-        """The nucleus."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Length of a text."""
-
-
-def masked_model(config: MaskSettings) -> NeededModel:
+def masked_model(config: EvolutionConfig) -> NeededModel:
     """The model that `mask_filling` loads, for a check before a run."""
     return NeededModel(
         setting="variation-model",
@@ -94,7 +67,7 @@ def masked_model(config: MaskSettings) -> NeededModel:
     )
 
 
-def mask_filling(config: MaskSettings, *, unit: MaskUnit = "token") -> Variation:
+def mask_filling(config: EvolutionConfig, *, unit: MaskUnit = "token") -> Variation:
     """Mask-filling as the settings have it.
 
     Args:
@@ -117,40 +90,8 @@ def mask_filling(config: MaskSettings, *, unit: MaskUnit = "token") -> Variation
     )
 
 
-class PromptSettings(Protocol):
-    """Settings of what a generator is asked for by prompts."""
-
-    @property
-    def generator_interface(self) -> Literal["completions", "chat"]:
-        """How it is asked."""
-
-    @property
-    def domain(self) -> str:
-        """What the texts are."""
-
-    @property
-    def blank_fraction(self) -> float:
-        """Share of words left out."""
-
-    @property
-    def word_spread(self) -> float:
-        """Of the number of words asked for."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Of an answer."""
-
-    @property
-    def temperature(self) -> float:
-        """Of sampling."""
-
-    @property
-    def top_p(self) -> float:
-        """The nucleus."""
-
-
 def prompting(
-    config: PromptSettings,
+    config: EvolutionConfig,
     generator: TextGenerator,
     *,
     prompt: str,
