@@ -74,10 +74,7 @@ def fine_tune(
     output: str | Path,
     seed: int,
     distillation: Distillation | None = None,
-    teacher_folder: Path | None = None,
-    reading: Callable[[int, int], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    resume: bool = True,
     stamp: str = "",
 ) -> FineTuning:
     """Train a causal language model on texts.
@@ -98,11 +95,7 @@ def fine_tune(
         output: Folder of the model and its tokenizer; at the end it replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
         distillation: A teacher as well; None, or one of weight 0, for texts alone.
-        teacher_folder: Where what it makes of the rows stays, for other students of the same; None
-            keeps it with the checkpoints, until the end.
-        reading: Called with how many rows the teacher has read, and how many it will.
         progress: Called after every step with the steps made and the steps there will be.
-        resume: Go on with an interrupted training, or take a finished one. False starts anew.
         stamp: Of private texts, what the folder says of itself: runs refuse to begin with it. What
             has learnt from a model that says so, says so as well.
 
@@ -122,10 +115,9 @@ def fine_tune(
     resolved = _checked(model, texts, output=output, seed=seed)
     fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
     partial = output.with_name(output.name + ".partial")
-    known = storage.finished_model(output, fingerprint) if resume else None
-    if known is not None or not resume:
-        storage.discard(partial)  # a crash right after the end leaves it, too
+    known = storage.finished_model(output, fingerprint)
     if known is not None:
+        storage.discard(partial)  # a crash right after the end leaves it, too
         report = FineTuning(**{**known, "losses": tuple(known["losses"])})
         if progress is not None:
             progress(report.steps, report.steps)
@@ -139,7 +131,7 @@ def fine_tune(
         texts,
         settings=settings,
         seed=seed,
-        teaching=None if distillation is None else _Teaching(distillation, teacher_folder, reading),
+        distillation=distillation,
         progress=progress,
         partial=partial,
         checkpoint=checkpoint,
@@ -192,22 +184,13 @@ def training_rows(
     return [piece for piece in pieces if len(piece) > 1]
 
 
-@dataclass(frozen=True)
-class _Teaching:
-    """A teacher, where what it says of the rows stays, and who is told how far it has read."""
-
-    distillation: Distillation
-    folder: Path | None
-    reading: Callable[[int, int], None] | None
-
-
 def _train(
     model: str | Path,
     texts: Sequence[str],
     *,
     settings: CausalTraining,
     seed: int,
-    teaching: _Teaching | None,
+    distillation: Distillation | None,
     progress: Callable[[int, int], None] | None,
     partial: Path,
     checkpoint: Path | None,
@@ -242,17 +225,16 @@ def _train(
     total = settings.max_steps or settings.epochs * per_epoch
     bfloat16 = _multiplies_in_bfloat16(settings, device)
     taught = None
-    if teaching is not None:
+    if distillation is not None:
         taught = teacher_targets(
             rows,
             _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
-            distillation=teaching.distillation,
+            distillation=distillation,
             tokenizer=tokenizer,
             vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-            folder=teaching.folder or partial / "teacher",
+            folder=partial / "teacher",
             device=str(device),
             bfloat16=bfloat16,
-            progress=teaching.reading,
         )
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(

@@ -9,7 +9,7 @@ finished serves any number of students.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,6 @@ def teacher_targets(
     folder: Path,
     device: str,
     bfloat16: bool,
-    progress: Callable[[int, int], None] | None = None,
 ) -> TeacherTargets:
     """Let the teacher read rows, or those that are left of an interrupted reading.
 
@@ -159,7 +158,6 @@ def teacher_targets(
         folder: for these targets alone; made if needed.
         device: as PyTorch names it.
         bfloat16: multiply in bfloat16.
-        progress: called with how many rows were read, and how many there are to read.
 
     Raises:
         ConfigError: A row is longer than the teacher's context, or the folder holds what was read
@@ -190,8 +188,6 @@ def teacher_targets(
         starts,
         distillation=distillation,
     )
-    if progress is not None:
-        progress(done, len(visited))
     if done == len(visited):
         return targets
     _read(
@@ -203,7 +199,6 @@ def teacher_targets(
         network=_loaded(distillation, device, longest=max(len(rows[index]) for index in visited)),
         vocabulary=vocabulary,
         bfloat16=bfloat16,
-        progress=progress,
     )
     return targets
 
@@ -218,7 +213,6 @@ def _read(
     network: Any,
     vocabulary: int,
     bfloat16: bool,
-    progress: Callable[[int, int], None] | None,
 ) -> None:
     """Let the teacher read what is left of the batches, and note now and then how far it is."""
     saved = time.monotonic()
@@ -242,8 +236,6 @@ def _read(
             targets.flush()
             note_rows_done(folder, read)
             saved = time.monotonic()
-        if progress is not None:
-            progress(read, total)
 
 
 def _draws(distillation: Distillation) -> int:

@@ -397,23 +397,12 @@ class PreferenceRounds:
                     found[number] = judge.distance(candidates.embeddings)
         return found
 
-    def corpus(
-        self,
-        run: RunDirectory,
-        *,
-        round_number: int,
-        seeds: Sequence[str] | None = None,
-        ids: Sequence[str] | None = None,
-        source: str = "generated",
-    ) -> dict[str, Any]:
+    def corpus(self, run: RunDirectory, *, round_number: int) -> dict[str, Any]:
         """Write `synthetic.jsonl` with the adapter that writes in a round.
 
         Args:
             run: where to.
             round_number: whose adapter writes; stored with every text.
-            seeds: the texts in the prompts; the public samples when left out.
-            ids: their identifiers.
-            source: stored with every text.
 
         Returns:
             `synthetic_texts` and `dropped`, for the end of the run.
@@ -428,13 +417,13 @@ class PreferenceRounds:
         kept = run.path / EXPANDED
         records, dropped = expand_resumably(
             public.expansion(config, batch_size=self._batch_size),
-            public.seeds if seeds is None else seeds,
-            ids=public.seed_ids if ids is None else ids,
+            public.seeds,
+            ids=public.seed_ids,
             num_samples=config.synthetic_samples,
             kept=kept,
             seed=self.seed("corpus", 0),
             round_number=round_number,
-            source=source,
+            source="generated",
             stage="Write synthetic texts",
             progress=self._progress,
             adapter=self.adapter(round_number),

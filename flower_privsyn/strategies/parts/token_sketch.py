@@ -108,14 +108,11 @@ class TokenSketch:
             told = 0.0 if bigrams is None else bigrams.told(bigrams.public)
         return min(1.0, told / _TOLD_ENOUGH)
 
-    def scorer(self, *, trust: float | None = None) -> LogRatioScorer:
+    def scorer(self) -> LogRatioScorer:
         """How much a row of public text is like the users' text.
 
         Tokens weigh by their surprisal in public text: how often a row has the frequent ones is
         style more than subject.
-
-        Args:
-            trust: in [0, 1]; None for `trust`.
 
         Returns:
             Of rows of tokens of `reading.vocabulary`.
@@ -123,7 +120,7 @@ class TokenSketch:
         from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
         tokens, bigrams = self.reading.tokens, self.reading.bigrams
-        trust = self.trust if trust is None else trust
+        trust = self.trust
         ratios, weights = np.zeros(self.reading.vocabulary), None
         if tokens is not None:
             ratios = tokens.ranking(trust)
