@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import IN_PYTHON, OrZero
+from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import ExpandingSettings
@@ -83,7 +83,6 @@ class SketchedStudentConfig(StudentConfig):
         Gt(0),
         Le(1),
         "a row of whose 8-grams more than this share are in rows chosen before is left out.",
-        IN_PYTHON,
     ] = 0.5
     teacher: Annotated[
         str,
