@@ -258,7 +258,8 @@ class TestARun:
         expected = np.sqrt(0.5) * counts.sum(axis=0)
         released = release(finished.run.path, 1)
         np.testing.assert_allclose(released[: counts.shape[1]], expected, atol=1e-6)
-        assert len(released) == counts.shape[1] + 64
+        # As many pairs as asked for, or as many as the public text has.
+        assert counts.shape[1] < len(released) <= counts.shape[1] + 400
 
 
 class TestWriting:
