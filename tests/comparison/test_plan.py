@@ -482,7 +482,6 @@ class TestCheckedBeforeTheFirstCell:
         ("changes", "sentence"),
         [
             ({"settings": ["teacher="]}, "pre-text: a distilled student needs a teacher"),
-            ({"settings": ["pre-text.teacher-weight=0.0"]}, "pre-text: a distilled student needs"),
             ({"downstream": "privsyn-mlm"}, "pre-text: --distil: teacher must have the tokens"),
         ],
     )
