@@ -111,6 +111,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ({"data": "one.jsonl"}, "user"),
         ({"data": "silent.jsonl"}, "text"),
         ({"client-column": "who"}, "'who'"),
+        ({"client-column": ""}, None),
         ({"newer-than": "2025-01-01"}, None),
         ({"newer-than": "2030-01-01"}, "text"),
         ({"newer-than": "2025-01-01", "data": "undated.jsonl"}, "newer-than"),
@@ -118,6 +119,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ({"num-users": "80"}, "80"),
         # labels
         ({"classes": "A;B"}, None),
+        ({"classes": "A; B", "label-column": ""}, None),
         ({"classes": "C"}, "classes"),
         ({"classes": "A", "data": "undated.jsonl"}, "classes"),
         ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
@@ -126,6 +128,8 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ({"public-text": "first:5:labelled.jsonl"}, "public-text"),
         ({"public-text": "same.jsonl"}, "num-candidates"),
         ({"public-text": "users.jsonl"}, "public-text"),
+        ({"public-text": "./users.jsonl"}, "public-text"),
+        ({"public-text": "users.jsonl", "data": "{folder}/users.jsonl"}, "public-text"),
         ({"public-text": "{folder}/users.jsonl"}, "public-text"),
         ({"public-text": "undated.jsonl"}, "public-text"),
         # what the server writes and looks with
@@ -251,3 +255,15 @@ def test_an_app_that_flower_refuses(
     said = verdicts({})
     assert "Flower refuses the app" in said["check"][1]
     assert "Flower refuses the app" in said["compare"][1]
+
+
+def test_two_names_of_one_folder(verdicts: Verdicts, folder: Path) -> None:
+    app = str(EXAMPLES / "own-data")
+    for named, other, status in (
+        ("runs/a", "./runs/../runs/a", 0),
+        ("runs/a", str(folder / "runs" / "a"), 0),
+        ("runs/a", "runs/b", 2),
+    ):
+        words = [app, "--run-dir", named, "--set", f"run-dir={other}", "--set", "data=users.jsonl"]
+        words += ["--set", "num-candidates=24"]
+        assert [main([command, *words]) for command in ("check", "run")] == [status, status]

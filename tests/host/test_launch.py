@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import inspect
 import json
 import os
@@ -22,12 +23,13 @@ from flower_privsyn.cli import main
 from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.errors import (
     ConfigError,
+    FederationError,
     ModelError,
     RunDirectoryError,
 )
 from flower_privsyn.host import flower, launch, superlink
-from flower_privsyn.host.app import App, resolve_config
-from flower_privsyn.host.flower import FlowerStatus
+from flower_privsyn.host.app import App, load_app, resolve_config
+from flower_privsyn.host.flower import Flower, FlowerStatus
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
@@ -188,6 +190,19 @@ def test_nothing_is_left_of_a_start_without_room(
     assert not list(tmp_path.glob("privsyn-*"))
 
 
+def test_a_superlink_that_finds_no_room_says_so(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_start(self: Flower) -> None:
+        raise FederationError(f"Flower's SuperLink did not start; see {self.log}.")
+
+    monkeypatch.setattr(Flower, "start", no_start)
+    monkeypatch.setattr(Flower, "full_disk", lambda self: self.home)
+    with pytest.raises(FederationError, match=r"The disk of .* is full: .*SuperLink did not start"):
+        launch.run_app(app, tmp_path / "run", resolve_config(app))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.mark_failed("The users file is missing.")
@@ -242,6 +257,47 @@ def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None
     outcome = _judge(app, run.path, "finished:completed")
     assert outcome.error is not None
     assert outcome.error.startswith("The ServerApp ended early")
+
+
+def test_a_ray_that_did_not_start_is_told_from_a_server_app_that_failed(
+    app: App, tmp_path: Path
+) -> None:
+    node = importlib.util.find_spec("ray._private.node")
+    assert node is not None
+    assert node.origin is not None
+    assert launch._RAY_LATE in Path(node.origin).read_text(encoding="utf-8")
+    log = f"Exception: {launch._RAY_LATE}. This could happen because some of the raylet failed\n"
+    ended = {"details": "An error was encountered. Ending simulation.", "log": log}
+    begun = _judge(app, tmp_path / "none", "finished:failed", **ended)
+    assert begun.error is not None
+    assert begun.error.startswith("Ray, which simulates the nodes, did not start")
+    assert begun.error.endswith("busy with other work, or short of memory; run it again.")
+    run = RunDirectory.create(tmp_path / "run", config={})
+    launched(run)
+    outcome = _judge(app, run.path, "finished:failed", **ended)
+    assert outcome.error is not None
+    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
+    assert (run.error, outcome.unexpected) == (outcome.error, False)
+
+
+def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> None:
+    plain = load_app(write_app(tmp_path / "app", run_directory=False))
+    assert not plain.uses_run_directory
+    assert _judge(plain, tmp_path, "finished:completed").error is None
+    # The trace of a ServerApp that called sys.exit.
+    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n")
+    assert early.error is not None
+    failed = _judge(
+        plain,
+        tmp_path,
+        "finished:failed",
+        details="Simulation failed with exception: no such thing",
+    )
+    assert failed.error == "The ServerApp failed: no such thing"
+    assert failed.unexpected
+    log = "Traceback\nflower_privsyn.errors.ConfigError: epsilon is -1; it must be > 0.\nmore\n"
+    ours = _judge(plain, tmp_path, "finished:failed", log=log)
+    assert (ours.error, ours.unexpected) == ("epsilon is -1; it must be > 0.", False)
 
 
 def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
