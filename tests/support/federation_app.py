@@ -32,8 +32,6 @@ min-users = -1
 num-candidates = 24
 lookahead = 1
 clip = "l2"
-output = "survivors"
-expand-samples = 0
 public-text = ""
 node-timeout = 120.0
 behaviour = "honest"
@@ -47,6 +45,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -59,9 +58,8 @@ app = ServerApp()
 
 def asking(context: Context, **others) -> PrivateEvolution:
     given = {**context.run_config, **others}
-    config = PrivateEvolutionConfig.from_run_config(
-        given, other_keys=["behaviour", "app-does"]
-    )
+    config = PrivateEvolutionConfig.from_run_config(given, other_keys=["behaviour", "app-does"])
+    config = replace(config, output="survivors", expand_samples=0)
     return PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def ask(grid: Grid, run_config: Mapping[str, Any]) -> None:
     ]
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = PrivateEvolutionConfig.from_run_config({**run_config, "public-text": str(public)})
+    config = replace(config, output="survivors", expand_samples=0)
     seen = watch(grid)
     method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
     try:
