@@ -505,7 +505,7 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
                 trust_remote_code=False,
                 # Weights without code: safetensors where there are any, else a file that PyTorch
                 # reads as numbers only.
-                model_kwargs={"dtype": precision, "weights_only": True},
+                model_kwargs={"torch_dtype": precision, "weights_only": True},
             )
     except Exception as error:
         if own_code(folder):

@@ -33,6 +33,7 @@ _POOLING: Final = (
 )
 _NORMALIZE: Final = (
     "sentence_transformers.models.Normalize",
+    "sentence_transformers.sentence_transformer.modules.normalize.Normalize",
     "sentence_transformers.base.modules.normalize.Normalize",
 )
 # A folder of a module lies in that of the model.

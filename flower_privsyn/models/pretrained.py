@@ -110,7 +110,7 @@ def load_pretrained(
             # objects.
             model, report = _class_for(kind, config, transformers).from_pretrained(
                 resolved,
-                dtype=chosen_dtype,
+                torch_dtype=chosen_dtype,
                 local_files_only=True,
                 trust_remote_code=False,
                 weights_only=True,

@@ -35,6 +35,7 @@ from flower_privsyn.models.pretrained import (
     decoder_start_token,
     is_encoder_decoder,
     load_pretrained,
+    model_folder,
 )
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
@@ -143,10 +144,12 @@ class LocalModel:
         """SHA-256 of all that an update depends on besides the trained parameters' values.
 
         Architecture, tokenizer, precision, the names and shapes of what is trained, and the values
-        of what is not. No path and no name: the broadcast brings the rest.
+        of what is not. No path and no name: the broadcast brings the rest. The architecture is
+        taken as its file says it: what Transformers fills in differs between its releases.
         """
         digest = hashlib.sha256()
-        settings: dict[str, Any] = self._model.config.to_dict()
+        config = Path(model_folder(self.spec.name)) / "config.json"
+        settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
         for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
             settings.pop(key, None)
         described: dict[str, Any] = {

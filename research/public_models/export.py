@@ -100,6 +100,11 @@ def complete(folder: Path, recipe: Recipe, work: Path) -> None:
     tokenizer.save_pretrained(folder)
     # As compact as JSON goes: the vocabulary is half a megabyte otherwise.
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    # Under the names that Transformers 4 reads as well.
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     # Stored as float16, loaded as float32: half precision is slow and coarse on CPUs.
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = "float32"

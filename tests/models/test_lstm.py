@@ -48,7 +48,7 @@ def test_saving_and_loading_gives_the_same_model(tied: bool, tmp_path: Path):
     assert shared == tied
     model.half().save_pretrained(tmp_path)
     loaded, report = AutoModelForCausalLM.from_pretrained(
-        resolve_model(tmp_path), dtype=torch.float32, output_loading_info=True
+        resolve_model(tmp_path), torch_dtype=torch.float32, output_loading_info=True
     )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert isinstance(loaded, LSTMForCausalLM)

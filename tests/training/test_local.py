@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def reference(
     """Where torch's own optimiser takes Transformers' own model and loss, in float64."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).double()
+    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).double()
     start = {name: value.clone() for name, value in model.named_parameters()}
     model.eval()  # no dropout
     optimiser = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -375,7 +376,7 @@ class TestFingerprint:
 
         copy, other = tmp_path / "copy", tmp_path / "other"
         shutil.copytree(llama, copy)
-        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(llama, torch_dtype=torch.float32)
         with torch.no_grad():
             model.model.norm.weight += 0.5
         model.save_pretrained(other)
@@ -401,11 +402,9 @@ class TestFingerprint:
         changed = tmp_path / "changed"
         shutil.copytree(llama, changed)
         file = changed / "tokenizer.json"
-        file.write_text(
-            file.read_text()
-            .replace('"add_prefix_space":false', '"add_prefix_space":true')
-            .replace('"add_prefix_space": false', '"add_prefix_space": true')
-        )
+        tokenizer = json.loads(file.read_text())
+        tokenizer["model"]["merges"].pop()
+        file.write_text(json.dumps(tokenizer))
         assert local(changed).fingerprint != local(llama).fingerprint
 
 
@@ -431,7 +430,7 @@ class TestSaving:
         expected = loss(model)
         assert abs(expected - public) > 0.002
         model.save(tmp_path / "final", trained)
-        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype=torch.float32)
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final", torch_dtype=torch.float32)
         assert type(saved).__name__ == type(AutoModelForCausalLM.from_pretrained(folder)).__name__
         again = LocalModel(TrainableModel(name=str(tmp_path / "final")), device="cpu")
         assert loss(again) == pytest.approx(expected, abs=1e-4)
