@@ -40,6 +40,7 @@ from flower_privsyn.messages.packed import (
 from flower_privsyn.messages.shared_array import SharedArray, content_digest, numbers_of
 from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
+    MOST_PHASES,
     Correlation,
     FixedSizeSampling,
     GaussianMechanism,
@@ -59,10 +60,6 @@ _BROADCAST = "privsyn.broadcast"
 _ANSWER = "privsyn.answer"
 _COHORT = "privsyn.cohort"
 _ROSTER = "privsyn.roster"
-
-#: Kinds of release that a run may announce, one for a phase: each costs a node a step of its
-#: accountant.
-_MOST_KINDS: Final = 32
 
 #: Records of secure aggregation (`flower_privsyn.messages.secure`), and all that nodes put there.
 SECURE = "privsyn.secure"
@@ -267,8 +264,9 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
         or not all(0.0 <= multiplier < math.inf for multiplier in multipliers)
         or not all(type(count) is int and count >= 1 for count in counts)
         or sum(counts) > plan.num_rounds
-        or len(counts) > _MOST_KINDS
-        or (to_come and plan.noise_multiplier is None)
+        or len(counts) > MOST_PHASES
+        # What the owner's policy says of the least noise is asked of this number.
+        or (to_come and plan.noise_multiplier != min(one.noise_multiplier for one in to_come))
     ):
         raise WireError("the request's plan holds an absurd number")
     return data, plan

@@ -21,7 +21,7 @@ from flower_privsyn.privacy.factorisation import (
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
 from flower_privsyn.privacy.participation import Participation
-from flower_privsyn.privacy.plan import Phase, Plan
+from flower_privsyn.privacy.plan import MOST_PHASES, Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.rows import squared_norms
@@ -36,6 +36,7 @@ from flower_privsyn.privacy.turns import CyclicSampling, participation_of
 
 __all__ = [
     "MOST_NODES_PER_USER",
+    "MOST_PHASES",
     "BandedToeplitz",
     "BufferedLinearToeplitz",
     "CorrelatedNoise",

@@ -91,7 +91,18 @@ _RELATIVE_INTERVAL = 5e-6
 
 
 def _interval(costs: Costs, delta: float) -> float:
-    """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it."""
+    """Return the discretisation: 1e-4 up to an epsilon of 20, then in proportion to it.
+
+    It decides how tight epsilon is, and never whether it is an upper bound. As a function of
+    e^epsilon, the delta of one release is convex. The library puts in its place the chords between
+    the points of its grid (Doroshenko et al. 2022, "Connect the Dots"), which lie above it whatever
+    the points are, and of which those of a subset of points lie above those of all. Composition
+    keeps that order, and what is cut off the tails counts as infinite loss. So every interval
+    gives at least the true epsilon, but for the rounding that `_rounding` counts, and a multiple of
+    it at least as much. (Beyond 745, where e^-epsilon is no number any longer, the library takes
+    the first point of the grid above which there is less mass than delta: a bound as well, which a
+    multiple may tighten.) The first look chooses the interval alone.
+    """
     widest = together = 0.0
     for (kind, multiplier, *_), count in costs:
         shift = 2.0 if kind == "poisson-replace" else 1.0

@@ -97,6 +97,11 @@ def _sensitivity(factorisation: Factorisation, participation: Participation) -> 
     return factorisation.sensitivity(participation)
 
 
+#: Most phases of a plan; every method here has one or two. Each costs every node a step of its
+#: accountant, and a server could announce many.
+MOST_PHASES = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Phases, one after the other, that spend one budget.
@@ -106,15 +111,15 @@ class Plan:
         accountant says of all of them together.
 
     Attributes:
-        phases: at least one, of different names.
+        phases: one to `MOST_PHASES`, of different names.
         delta: in (0, 1).
         relation: which collections of users are neighbours.
         accountant: "pld" or "rdp".
         max_nodes_per_user: on how many nodes one user may be, >= 1.
 
     Raises:
-        ConfigError: there is no phase, two have one name, or users take turns in other rounds than
-            those of their phase.
+        ConfigError: there is no phase or too many, two have one name, or users take turns in other
+            rounds than those of their phase.
     """
 
     phases: tuple[Phase, ...]
@@ -128,6 +133,8 @@ class Plan:
         names = [phase.name for phase in self.phases]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"a plan needs phases of different names, got {names}.")
+        if len(names) > MOST_PHASES:
+            raise ConfigError(f"a plan has at most {MOST_PHASES} phases, got {len(names)}.")
         for phase in self.phases:
             last = self.first_round(phase) + phase.rounds - 1
             if isinstance(phase.sampling, CyclicSampling) and phase.sampling.rounds < last:

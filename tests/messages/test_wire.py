@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flower_privsyn.messages import wire
 from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
+    MOST_PHASES,
     BandedToeplitz,
     Correlation,
     CyclicSampling,
@@ -108,7 +109,8 @@ class TestRequests:
          ("queries", ["x\nINFO: node policy: nothing is refused"])],
     )  # fmt: skip
     def test_an_absurd_plan_is_refused(self, key: str, value: object) -> None:
-        content = wire.pack_prepare(DATA, plan=Announcement(num_rounds=7))
+        plan = Announcement(num_rounds=7, noise_multiplier=1.0)
+        content = wire.pack_prepare(DATA, plan=plan)
         content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
         with pytest.raises(wire.WireError):
             wire.unpack_prepare(message(content, wire.PREPARE))
@@ -117,11 +119,21 @@ class TestRequests:
         plan = Announcement(num_rounds=10_000, noise_multiplier=1.0)
         content = wire.pack_prepare(DATA, plan=plan)
         record = content.config_records["privsyn.request"]
-        for kinds in (32, 33):
+        for kinds in (MOST_PHASES, MOST_PHASES + 1):
             record["to-come"] = planned(*[1] * kinds)
-            with contextlib.nullcontext() if kinds == 32 else pytest.raises(wire.WireError):
+            fits = kinds == MOST_PHASES
+            with contextlib.nullcontext() if fits else pytest.raises(wire.WireError):
                 wire.unpack_prepare(message(content, wire.PREPARE))
-        record["to-come"], record["noise-multiplier"] = planned(1), "null"
+
+    @pytest.mark.parametrize("claimed", ["null", "1.01", "0.99"])
+    def test_a_plan_whose_noise_is_not_the_least_to_come_is_refused(self, claimed: str) -> None:
+        """Else the owner's least noise would be asked of another number."""
+        plan = Announcement(num_rounds=7, noise_multiplier=1.0)
+        content = wire.pack_prepare(DATA, plan=plan)
+        record = content.config_records["privsyn.request"]
+        record["to-come"] = planned(1)
+        wire.unpack_prepare(message(content, wire.PREPARE))
+        record["noise-multiplier"] = claimed
         with pytest.raises(wire.WireError):
             wire.unpack_prepare(message(content, wire.PREPARE))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tracemalloc
 
@@ -24,6 +25,7 @@ from flower_privsyn.privacy import (
     Sampling,
     accounting,
     known_cohorts_epsilon,
+    loss_distributions,
     release_epsilon,
     renyi,
 )
@@ -338,6 +340,37 @@ def test_tiny_noise_is_accounted_without_exhausting_memory() -> None:
     for noise_multiplier in (0.05, 1e-3):
         releases = plan(noise_multiplier, PoissonSampling(0.1))
         assert 1000 < epsilon(releases) <= epsilon(plan(noise_multiplier))
+
+
+def look(kind: str, noise_multiplier: float, rate: float, rounds: int, times: float) -> float:
+    """Epsilon by an interval that is so many times as wide as the one that is chosen."""
+    costs = (((kind, noise_multiplier, rate), rounds),)
+    interval = times * loss_distributions._interval(costs, DELTA)
+    return float(loss_distributions._pld(costs, interval).get_epsilon_for_delta(DELTA))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "poisson-replace"])
+@pytest.mark.parametrize(
+    ("noise_multiplier", "rate", "rounds"),
+    [(1.0, 0.01, 300), (0.3, 0.2, 50), (0.05, 1e-6, 30)],
+)
+def test_a_coarser_look_gives_no_smaller_epsilon(
+    kind: str, noise_multiplier: float, rate: float, rounds: int
+) -> None:
+    looks = [look(kind, noise_multiplier, rate, rounds, times) for times in (0.1, 1, 10, 100)]
+    assert looks[0] > 0.0
+    assert looks[-1] < 745.0
+    assert all(finer <= coarser * (1 + 1e-9) for finer, coarser in itertools.pairwise(looks))
+
+
+@pytest.mark.parametrize(("noise_multiplier", "rounds"), [(1.0, 300), (0.05, 30), (0.002, 4)])
+@pytest.mark.parametrize("times", [1, 10, 100])
+def test_every_look_gives_an_upper_bound(
+    noise_multiplier: float, rounds: int, times: float
+) -> None:
+    """Everybody in every round: the closed form says what is true."""
+    true = epsilon(plan(noise_multiplier, FULL, rounds))
+    assert look("poisson", noise_multiplier, 1.0, rounds, times) >= true * (1 - 1e-9)
 
 
 def test_many_rounds_of_tiny_noise_take_bounded_memory() -> None:
