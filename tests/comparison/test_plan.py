@@ -286,7 +286,6 @@ class TestSealedUsers:
             created=None,
             fixed={},
             embedding_seconds=None,
-            picture=None,
         )
         assert document["stamp"] == plan.stamp
         assert markdown(document).startswith(f"> {plan.stamp}")
