@@ -37,11 +37,12 @@ from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.strategies.parts.evolution import (
     Evolution,
     EvolutionConfig,
+    prompting,
     survivor_records,
 )
 from flower_privsyn.strategies.parts.population import Population, survivors
 from flower_privsyn.strategies.parts.selection import SelectionName
-from flower_privsyn.strategies.parts.variation import VariationName, VariationPrompt, prompting
+from flower_privsyn.strategies.parts.variation import VariationName, VariationPrompt
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

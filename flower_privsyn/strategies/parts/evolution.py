@@ -8,19 +8,22 @@ population. What a method begins with and what it writes in the end is its own.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located
 from flower_privsyn.generation.generator_settings import ExpandingSettings
-from flower_privsyn.generation.variation import vary
+from flower_privsyn.generation.variation import MaskUnit, vary
 from flower_privsyn.private_path.method import (
     Method,
     Outline,
@@ -37,10 +40,11 @@ from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.likelihood import (
+    Likelihood,
     LikelihoodModel,
     LikelihoodQuantile,
+    LikelyVariation,
     WholeSentences,
-    hold_to_public_text,
     texts_before_quantile,
 )
 from flower_privsyn.strategies.parts.population import Population
@@ -59,14 +63,11 @@ from flower_privsyn.strategies.parts.variation import (
     VariationName,
     VariationPrompt,
     WordSpread,
-    mask_filling,
-    masked_model,
-    prompting,
 )
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import TextGenerator, Variation
+    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
 
@@ -491,3 +492,121 @@ def survivor_records(survivors: Population) -> list[dict[str, Any]]:
     for record, label in zip(records, survivors.labels or (), strict=False):
         record["label"] = label
     return records
+
+
+def masked_model(config: EvolutionConfig) -> NeededModel:
+    """The model that `mask_filling` loads, for a check before a run."""
+    return NeededModel(
+        setting="variation-model",
+        name=config.variation_model,
+        kind="masked",
+        max_tokens=config.max_tokens,
+    )
+
+
+def mask_filling(config: EvolutionConfig, *, unit: MaskUnit = "token") -> Variation:
+    """Mask-filling as the settings have it.
+
+    Args:
+        config: the settings.
+        unit: what is masked as one.
+
+    Raises:
+        PrivsynError: the model is missing or unusable.
+    """
+    from flower_privsyn.generation import MaskFill
+
+    return MaskFill(
+        located(config.variation_model),
+        mask_fraction=config.mask_fraction,
+        num_steps=config.mask_steps,
+        unit=unit,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+    )
+
+
+def prompting(
+    config: EvolutionConfig,
+    generator: TextGenerator,
+    *,
+    prompt: str,
+    purpose: Literal["variation", "beginning"] = "variation",
+) -> ByInstruction:
+    """A generator that is asked as the settings have it.
+
+    Args:
+        config: the settings.
+        generator: that is asked.
+        prompt: a bundled name, or a JSON file.
+        purpose: of the prompt.
+
+    Raises:
+        ConfigError: the prompt cannot be read, or is not for such models.
+    """
+    from flower_privsyn.generation import (
+        Asking,
+        ByInstruction,
+        SamplingParameters,
+        load_instruction,
+    )
+
+    return ByInstruction(
+        generator,
+        load_instruction(located(prompt), purpose=purpose),
+        asking=Asking(
+            domain=config.domain,
+            blank_fraction=config.blank_fraction,
+            word_spread=config.word_spread,
+        ),
+        sampling=SamplingParameters(
+            seed=0,
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+        ),
+        chat=config.generator_interface == "chat",
+    )
+
+
+def hold_to_public_text(
+    seeds: list[str],
+    variation: Variation,
+    config: EvolutionConfig,
+    *,
+    fewest: int,
+    progress: Progress,
+) -> tuple[list[str], Variation]:
+    """Leave out unlikely and broken public texts, and have variations be like the others.
+
+    Args:
+        seeds: public texts.
+        variation: what varies texts.
+        config: the settings.
+        fewest: texts that are left in any case, where there are `texts_before_quantile` of it.
+        progress: where the work reports.
+
+    Returns:
+        The texts to begin with, and what varies them; both as given where no setting asks for more.
+    """
+    if config.whole_sentences:
+        whole = [text for text in seeds if is_whole(text)]
+        enough = texts_before_quantile(fewest, config.likelihood_quantile)
+        seeds = whole if len(whole) >= max(enough, config.num_candidates) else seeds
+    judge, floor = None, -math.inf
+    if config.likelihood_quantile > 0:
+        judge = Likelihood(located(config.likelihood_model), max_tokens=config.max_tokens)
+        # So many that enough are left, and no more: reading all of a large corpus takes long.
+        wanted = math.ceil(config.num_candidates * max(2, 1.5 / (1 - config.likelihood_quantile)))
+        drawn = np.random.default_rng([config.seed, 4]).permutation(len(seeds))[:wanted]
+        seeds = [seeds[index] for index in drawn.tolist()]
+        with progress.stage("Judge public text", len(seeds)) as stage:
+            scores = judge.per_token(seeds, progress=stage.update)
+        floor = float(np.quantile(scores, config.likelihood_quantile))
+        seeds = [text for text, score in zip(seeds, scores, strict=True) if score >= floor]
+    if judge is not None or config.whole_sentences:
+        variation = LikelyVariation(
+            variation, likelihood=judge, floor=floor, whole_sentences=config.whole_sentences
+        )
+    return seeds, variation

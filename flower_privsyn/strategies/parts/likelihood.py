@@ -17,14 +17,11 @@ import numpy.typing as npt
 from annotated_types import Ge, Lt
 
 from flower_privsyn.data.sentences import is_whole
-from flower_privsyn.files import located
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.variation import vary
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
-    from flower_privsyn.host.progress import Progress
-    from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 
 WholeSentences = Annotated[
     bool,
@@ -199,45 +196,3 @@ def texts_before_quantile(fewest: int, quantile: float) -> int:
     while needed - math.ceil(quantile * (needed - 1)) < fewest:
         needed += 1
     return needed
-
-
-def hold_to_public_text(
-    seeds: list[str],
-    variation: Variation,
-    config: EvolutionConfig,
-    *,
-    fewest: int,
-    progress: Progress,
-) -> tuple[list[str], Variation]:
-    """Leave out unlikely and broken public texts, and have variations be like the others.
-
-    Args:
-        seeds: public texts.
-        variation: what varies texts.
-        config: the settings.
-        fewest: texts that are left in any case, where there are `texts_before_quantile` of it.
-        progress: where the work reports.
-
-    Returns:
-        The texts to begin with, and what varies them; both as given where no setting asks for more.
-    """
-    if config.whole_sentences:
-        whole = [text for text in seeds if is_whole(text)]
-        enough = texts_before_quantile(fewest, config.likelihood_quantile)
-        seeds = whole if len(whole) >= max(enough, config.num_candidates) else seeds
-    judge, floor = None, -math.inf
-    if config.likelihood_quantile > 0:
-        judge = Likelihood(located(config.likelihood_model), max_tokens=config.max_tokens)
-        # So many that enough are left, and no more: reading all of a large corpus takes long.
-        wanted = math.ceil(config.num_candidates * max(2, 1.5 / (1 - config.likelihood_quantile)))
-        drawn = np.random.default_rng([config.seed, 4]).permutation(len(seeds))[:wanted]
-        seeds = [seeds[index] for index in drawn.tolist()]
-        with progress.stage("Judge public text", len(seeds)) as stage:
-            scores = judge.per_token(seeds, progress=stage.update)
-        floor = float(np.quantile(scores, config.likelihood_quantile))
-        seeds = [text for text, score in zip(seeds, scores, strict=True) if score >= floor]
-    if judge is not None or config.whole_sentences:
-        variation = LikelyVariation(
-            variation, likelihood=judge, floor=floor, whole_sentences=config.whole_sentences
-        )
-    return seeds, variation

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeFloat
-from flower_privsyn.files import located
 from flower_privsyn.generation.variation import MaskUnit
-from flower_privsyn.private_path.needs import NeededModel
-
-if TYPE_CHECKING:
-    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
-    from flower_privsyn.strategies.parts.evolution import EvolutionConfig
 
 VariationName = Annotated[
     Literal["mask-fill", "prompt"],
@@ -55,79 +49,3 @@ MaskUnitSetting = Annotated[
     "so that no word is torn and punctuation stays.",
 ]
 """The setting `mask-unit`."""
-
-
-def masked_model(config: EvolutionConfig) -> NeededModel:
-    """The model that `mask_filling` loads, for a check before a run."""
-    return NeededModel(
-        setting="variation-model",
-        name=config.variation_model,
-        kind="masked",
-        max_tokens=config.max_tokens,
-    )
-
-
-def mask_filling(config: EvolutionConfig, *, unit: MaskUnit = "token") -> Variation:
-    """Mask-filling as the settings have it.
-
-    Args:
-        config: the settings.
-        unit: what is masked as one.
-
-    Raises:
-        PrivsynError: the model is missing or unusable.
-    """
-    from flower_privsyn.generation import MaskFill
-
-    return MaskFill(
-        located(config.variation_model),
-        mask_fraction=config.mask_fraction,
-        num_steps=config.mask_steps,
-        unit=unit,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_tokens=config.max_tokens,
-    )
-
-
-def prompting(
-    config: EvolutionConfig,
-    generator: TextGenerator,
-    *,
-    prompt: str,
-    purpose: Literal["variation", "beginning"] = "variation",
-) -> ByInstruction:
-    """A generator that is asked as the settings have it.
-
-    Args:
-        config: the settings.
-        generator: that is asked.
-        prompt: a bundled name, or a JSON file.
-        purpose: of the prompt.
-
-    Raises:
-        ConfigError: the prompt cannot be read, or is not for such models.
-    """
-    from flower_privsyn.generation import (
-        Asking,
-        ByInstruction,
-        SamplingParameters,
-        load_instruction,
-    )
-
-    return ByInstruction(
-        generator,
-        load_instruction(located(prompt), purpose=purpose),
-        asking=Asking(
-            domain=config.domain,
-            blank_fraction=config.blank_fraction,
-            word_spread=config.word_spread,
-        ),
-        sampling=SamplingParameters(
-            seed=0,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-        ),
-        chat=config.generator_interface == "chat",
-    )
