@@ -77,8 +77,10 @@ def test_records_are_clipped_and_one_without_text_adds_zero(llama: Path, tmp_pat
     two, more = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "more"))
     before = load_file(llama / "model.safetensors")
     assert any(not np.array_equal(two[key], before[key]) for key in two)
-    for key in two:  # AdamW forgets the scale of its first gradient
-        assert np.allclose(two[key], more[key], atol=2e-5)
+    # AdamW moves by g / (|g| + 1e-8): a third less of g, in the mean over one record more, changes
+    # that by a tenth of the learning rate at most, where |g| is about as small.
+    for key in two:
+        assert np.abs(two[key] - more[key]).max() <= 0.11 * common["learning_rate"]
 
 
 def test_texts_are_drawn_again_by_the_histogram() -> None:
