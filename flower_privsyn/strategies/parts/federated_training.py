@@ -596,13 +596,11 @@ class FederatedTraining(Method):
 
         files = RoundFiles(self.run.round_path(number))
         named, rest = load_file(files.model), load_file(files.server_state)
-        # A run begun by an older version has none, and states its step.
-        begun = float(rest["longest_step"][0]) if "longest_step" in rest else math.inf
         return ServerState(
             parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
             momentum=rest["momentum"],
             clip_norm=float(rest["clip_norm"][0]),
-            longest_step=min(begun, self._longest_step),
+            longest_step=min(float(rest["longest_step"][0]), self._longest_step),
         )
 
     def _forget_until(self, number: int) -> None:
