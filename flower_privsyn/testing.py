@@ -29,9 +29,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_company
 from flower_privsyn.messages.parameters import refuse_uncarried
-from flower_privsyn.node import simulated
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 

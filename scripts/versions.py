@@ -42,7 +42,7 @@ TRIED = {
         "the certifi that it wants, 2026.10.19"
     ),
     "transformers 4.53.3 with sentence-transformers 5.7.0, on a node": (
-        "passes tests/embedding, tests/node, tests/client_apps, tests/models/test_lstm.py, "
+        "passes tests/embedding, tests/client_apps, tests/models/test_lstm.py, "
         "tests/models/test_pretrained.py and tests/training/test_local.py, there but for the six "
         "tests that compare with a model of the server's, a biased one. What a server writes "
         "with, and biased models, need 5"

@@ -30,6 +30,7 @@ pytest_plugins = [
     "tests.support.generation_server",
     "tests.support.labelled_runs",
     "tests.support.models",
+    "tests.support.owner",
     "tests.support.probe",
     "tests.support.repeating",
     "tests.support.runs",

@@ -22,10 +22,10 @@ from flower_privsyn.checks import (
     check_number,
     check_whole,
 )
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import QUERIES, TrainableModel
 from flower_privsyn.strategies import STRATEGIES, DPFTRLConfig

@@ -3,7 +3,7 @@
     python paraphrase.py --data users.jsonl --output told.jsonl --model MODEL --epsilon 600
 
 Every token is drawn among all tokens of the model, and all tokens are charged wherever a text ends:
-`flower_privsyn.node.paraphrase`. The same command goes on with what was interrupted.
+`flower_privsyn.comparison.paraphrase`. The same command goes on with what was interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flower_privsyn.data import load_users, public_texts
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.node.paraphrase import TEMPLATE, Paraphraser, paraphrase_file
+from flower_privsyn.comparison.paraphrase import TEMPLATE, Paraphraser, paraphrase_file
 from flower_privsyn.privacy.token_choice import TokenChoice
 
 

@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
-    from flower_privsyn.node.policy import NodePolicy
+    from flower_privsyn.client_apps.policy import NodePolicy
 
 node = plain_group(
     "For the owner of a node: the policy that bounds what servers may ask, and the node's "
@@ -38,7 +38,7 @@ def policy(
     That is the file PATH, else the file that PRIVSYN_NODE_POLICY names, else node-policy.toml in
     ~/.config/flower-privsyn, else the defaults.
     """
-    from flower_privsyn.node.policy import DEFAULTS, policy_file, policy_text
+    from flower_privsyn.client_apps.policy import DEFAULTS, policy_file, policy_text
 
     named = None if path is None else expanded(path).absolute()
     if not init:
@@ -52,7 +52,7 @@ def policy(
 
 
 def _write_defaults(named: Path | None) -> Path:
-    from flower_privsyn.node.policy import policy_file, policy_text
+    from flower_privsyn.client_apps.policy import policy_file, policy_text
 
     path = named or (Path(in_force) if (in_force := os.environ.get(NODE_POLICY)) else None)
     path = path or policy_file()
@@ -68,7 +68,7 @@ def _write_defaults(named: Path | None) -> Path:
 
 
 def _in_force(path: Path | None) -> NodePolicy:
-    from flower_privsyn.node.policy import NodePolicy, find_policy
+    from flower_privsyn.client_apps.policy import NodePolicy, find_policy
 
     return find_policy({}) if path is None else NodePolicy.read(path)
 
@@ -86,8 +86,8 @@ def ledger(
     From the noise multipliers they stated, with the epsilon of all of them together at the owner's
     delta.
     """
-    from flower_privsyn.node.account import NodeLedger, datasets, ledger_folder
-    from flower_privsyn.node.describe import describe
+    from flower_privsyn.client_apps.account import NodeLedger, datasets, ledger_folder
+    from flower_privsyn.client_apps.describe import describe
 
     limits = _in_force(None if policy is None else expanded(policy))
     found = []
@@ -110,8 +110,8 @@ def ledger(
 
 
 def _show(entry: dict[str, Any], policy: NodePolicy, *, named: bool) -> None:
+    from flower_privsyn.client_apps.account import run_name
     from flower_privsyn.data.users import few
-    from flower_privsyn.node.account import run_name
 
     def epsilon(value: float | None) -> str:
         return number(value, none="infinity")
@@ -153,7 +153,7 @@ def key(
     Give it to the owners of the other nodes, who list it under node-keys of their policies. The
     secret stays in the file PATH, else in node-key of the node's state folder.
     """
-    from flower_privsyn.node.secure import key_file, make_node_key, read_node_key
+    from flower_privsyn.client_apps.secure_store import key_file, make_node_key, read_node_key
 
     file = key_file({}) if path is None else expanded(path).absolute()
     found = make_node_key(file) if init else read_node_key(file)
@@ -170,7 +170,7 @@ def digest(folder: Annotated[str, typer.Argument(metavar="FOLDER", hidden=True)]
 
     FOLDER is the model.
     """
-    from flower_privsyn.node.models import model_digest
+    from flower_privsyn.client_apps.guard import model_digest
 
     model = expanded(folder)
     if not model.is_dir():

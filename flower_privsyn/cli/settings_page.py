@@ -35,7 +35,7 @@ Keys of the file that `privsyn node policy --init` writes: [node_policy.md](node
 
 def settings_page() -> str:
     """All settings: those that methods share once, then those of each method."""
-    from flower_privsyn.node.policy import NodePolicy
+    from flower_privsyn.client_apps.policy import NodePolicy
     from flower_privsyn.strategies.catalogue import entries
 
     users: dict[type[Settings], list[str]] = {}

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Context
 
+from flower_privsyn.client_apps.guard import in_simulation
 from flower_privsyn.client_apps.records import Records
 from flower_privsyn.files import own_folder
 from flower_privsyn.messages import wire
-from flower_privsyn.node import in_simulation
 from flower_privsyn.privacy import FixedSizeSampling, quarantine
 from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Cohort, Query

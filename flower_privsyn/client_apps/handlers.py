@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn import environment
 from flower_privsyn.client_apps.answer import chosen_users, report, sum_of
 from flower_privsyn.client_apps.cpu_time import counted
+from flower_privsyn.client_apps.guard import charge_of, guard_of
 from flower_privsyn.client_apps.node_users import (
     TRAINS_NOTHING,
     ClientError,
@@ -31,7 +32,6 @@ from flower_privsyn.client_apps.node_users import (
     default_embedder,
     models_of,
 )
-from flower_privsyn.client_apps.policy import charge_of, guard_of
 from flower_privsyn.client_apps.recipe import dealt, users_of_node
 from flower_privsyn.client_apps.secure import SecureRounds
 from flower_privsyn.errors import (

@@ -19,6 +19,7 @@ from flwr.app import Context
 
 from flower_privsyn import environment
 from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.guard import NodeGuard, in_simulation
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
@@ -46,7 +47,6 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, in_simulation
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")

@@ -1,51 +1,348 @@
-"""The owner's word on a request, and what an answer is charged as in the node's own account."""
+"""The node policy: a TOML file in which the owner of a node says what may be asked of it."""
 
 from __future__ import annotations
 
-from flwr.app import Context
+import difflib
+import json
+import math
+import os
+import re
+import stat
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from flower_privsyn.client_apps.node_users import digest
+from annotated_types import Ge, Gt, Le, Lt
+
+from flower_privsyn.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    wrong_value,
+)
+from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.messages import wire
-from flower_privsyn.node import Charge, NodeGuard, in_simulation
-from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling
+from flower_privsyn.files import read_toml, user_path
+from flower_privsyn.privacy import NeighboringRelation
+from flower_privsyn.queries import QUERIES
+from flower_privsyn.queries.known import is_query_name
+from flower_privsyn.secure_aggregation import Terms
+
+#: What stands for a policy that nobody wrote.
+DEFAULTS: Final = "the defaults"
+
+BUNDLED_QUERIES: Final = tuple(query.name for query in QUERIES)
+_HEADING: Final = """\
+# What the owner of this node allows. A key that is left out keeps the value shown here; the last
+# one, max-epsilon, must be there, so that a file that was half saved is no policy.
+"""
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # a node's key has as many digits
+_EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
+_TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
 
 
-def guard_of(context: Context) -> NodeGuard:
-    """The owner's word; a node whose policy cannot be used answers nothing."""
-    try:
-        return NodeGuard.of(context.node_config)
-    except ConfigError as error:
-        raise NotAllowedError(str(error)) from None
+@dataclass(frozen=True, kw_only=True)
+class NodePolicy(Settings):
+    """What the owner of a node allows.
 
+    Raises:
+        ConfigError: A value is out of range.
+    """
 
-def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
-    """What an answer is charged as in the node's own account."""
-    config = context.node_config
-    # Outside a simulation, whether a recipe deals its users, only its author knows.
-    parts = in_simulation() and "partition-id" in config and "num-partitions" in config
-    return Charge(
-        server=guard.server,
-        run=context.run_id,
-        node=context.node_id,
-        partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
-        round_number=ask.round_number,
-        num_rounds=ask.num_rounds,
-        query=ask.query.name,
-        clip_norm=ask.query.clip_norm,
-        mechanism=ask.mechanism,
-        relation=ask.relation,
-        sampling=ask.sampling,
-        correlation=ask.correlation,
-        max_nodes_per_user=ask.data.max_nodes_per_user,
-        coins=_coins(ask),
-        classes=ask.data.classes,
-        secure=ask.secure,
+    min_noise_multiplier: Annotated[
+        NonNegativeFloat,
+        "Least noise: standard deviation over the clip norm of a round; of rounds with correlated "
+        "noise, that of all of them together.",
+    ] = 0.0
+    max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest norm of one user's answer."] = (
+        math.inf
     )
+    max_rounds: Annotated[PositiveInt, "Most rounds of one run."] = 10_000
+    max_epsilon: Annotated[
+        float,
+        Gt(0),
+        Le(math.inf),
+        "Most that one user may lose over all runs of all servers on one data set. The account is "
+        "kept by this node (`privsyn node ledger`) from noise multipliers.",
+    ] = 10.0
+    delta: Annotated[
+        float, Gt(0), Lt(1), "At which `max-epsilon` is computed, whatever a run claims."
+    ] = 1e-6
+    relation: Annotated[
+        NeighboringRelation,
+        "Neighbouring relation under which `max-epsilon` is computed, whatever a run claims.",
+    ] = NeighboringRelation.ZERO_OUT
+    queries: Annotated[
+        tuple[str, ...],
+        "Questions that are answered. One that an app or another package brings is answered only "
+        "where it is named here.",
+    ] = BUNDLED_QUERIES
+    servers: Annotated[
+        tuple[str, ...],
+        "Servers that may ask, by the name that --node-config 'server=\"...\"' gives the server of "
+        "a SuperNode; empty for any.",
+    ] = ()
+    dataset: Annotated[
+        str,
+        "Name of the data set whose account is kept, where --node-config 'dataset=\"...\"' gives "
+        "none; empty for the path of the node's own `data`.",
+    ] = ""
+    embedding_models: Annotated[
+        Mapping[str, str],
+        "Embedding models that a server may name, with the SHA-256 of their files (`privsyn node "
+        'digest FOLDER`), or "" for whatever stands under the name. Others are refused before they '
+        "are loaded.",
+    ] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
+    trained_models: Annotated[
+        Mapping[str, str], "The same for models that are trained on the node."
+    ] = field(default_factory=lambda: dict(_TRAINED_MODELS))
+    require_secure_aggregation: Annotated[
+        bool,
+        "Answer under secure aggregation alone, so that no server sees this node's own sums.",
+    ] = False
+    node_keys: Annotated[
+        tuple[str, ...],
+        "Keys of all nodes that this one aggregates securely with, its own among them, as `privsyn "
+        "node key` prints them on each; got from their owners and not from the server. Without "
+        "them no question of secure aggregation is answered: the nodes could be the server's own.",
+    ] = ()
+    min_roster: Annotated[
+        int, Ge(3), "Fewest nodes on the roster of a round of secure aggregation."
+    ] = 3
+    min_honest_nodes: Annotated[
+        int,
+        Ge(2),
+        "Fewest honest nodes in a securely aggregated sum: least-nodes less colluding-nodes.",
+    ] = 2
+    min_colluding: Annotated[
+        NonNegativeInt,
+        "Fewest nodes that a run must assume to collude with its server (colluding-nodes).",
+    ] = 1
+    source: Annotated[str, "The file the policy comes from."] = DEFAULTS
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        for query in self.queries:
+            # Any name: the file is read where the apps that bring questions are not known. One
+            # that is misspelt allows nothing.
+            if not is_query_name(query):
+                raise wrong_value(
+                    self._called("queries"), "names of questions, such as joint_sketch", query
+                )
+        for key in self.node_keys:
+            if not _SHA256.fullmatch(key):
+                raise wrong_value(self._called("node_keys"), "64 hexadecimal digits each", key)
+        for name in ("embedding_models", "trained_models"):
+            for model, digest in getattr(self, name).items():
+                if digest and not _SHA256.fullmatch(digest):
+                    raise wrong_value(
+                        f"{self._called(name)}.{model}", '64 hexadecimal digits or ""', digest
+                    )
+
+    def _called(self, name: str) -> str:
+        return f"{self.source}: {name.replace('_', '-')}"
+
+    # ---- what is refused
+
+    def refusal(self, key: str, sentence: str) -> NotAllowedError:
+        """The error of something a key of this policy does not allow."""
+        return NotAllowedError(f"{sentence} ({key} in {self.source}).")
+
+    def check_server(self, server: str) -> None:
+        """Refuse a server that is not on the list.
+
+        Raises:
+            NotAllowedError: There is a list, and it is not on it.
+        """
+        if self.servers and server not in self.servers:
+            told = f'"{server}"' if server else "a server without a name (node-config key `server`)"
+            listed = ", ".join(f'"{name}"' for name in self.servers)
+            raise self.refusal("servers", f"This node answers {told}; its owner allows {listed}")
+
+    def check_rounds(self, num_rounds: int) -> None:
+        """Refuse a run of too many rounds: what is computed of a run grows with them.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if num_rounds > self.max_rounds:
+            raise self.refusal(
+                "max-rounds",
+                f"The run plans {num_rounds} rounds; the owner allows at most {self.max_rounds}",
+            )
+
+    def check_question(
+        self, *, query: str, clip_norm: float, noise_multiplier: float | None
+    ) -> None:
+        """Refuse a question, whatever was spent so far.
+
+        Args:
+            query: The name of the query.
+            clip_norm: The bound on the norm of one user's answer.
+            noise_multiplier: Of the round, or of all rounds together where their noise is
+                correlated; None when it is not known yet.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if query not in self.queries:
+            allowed = ", ".join(self.queries) or "none"
+            raise self.refusal("queries", f"The run asks {query}; the owner allows {allowed}")
+        if clip_norm > self.max_clip_norm:
+            raise self.refusal(
+                "max-clip-norm",
+                f"The run asks {query} with clip norm {clip_norm:g}; the owner allows at most "
+                f"{self.max_clip_norm:g}",
+            )
+        if noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
+            raise self.refusal(
+                "min-noise-multiplier",
+                f"The run asks {query} with noise multiplier {noise_multiplier:g}; the owner "
+                f"allows at least {self.min_noise_multiplier:g}",
+            )
+
+    def check_terms(self, terms: Terms, nodes: int) -> None:
+        """Refuse a round of secure aggregation with too few nodes, or too much trust in them.
+
+        Args:
+            terms: Of the round.
+            nodes: On its roster.
+
+        Raises:
+            NotAllowedError: The owner does not allow it.
+        """
+        if nodes < self.min_roster:
+            raise self.refusal(
+                "min-roster",
+                f"The roster of the round has {nodes} nodes; the owner allows at least "
+                f"{self.min_roster}",
+            )
+        if terms.honest < self.min_honest_nodes:
+            raise self.refusal(
+                "min-honest-nodes",
+                f"The round is for sums of at least {terms.least_nodes} nodes of which "
+                f"{terms.colluding} may collude, so {terms.honest} honest ones; the owner allows "
+                f"at least {self.min_honest_nodes}",
+            )
+        if terms.colluding < self.min_colluding:
+            raise self.refusal(
+                "min-colluding",
+                f"The round assumes that {terms.colluding} nodes collude with the server; the "
+                f"owner allows at least {self.min_colluding}",
+            )
+
+    # ---- as a file
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values under the keys of the file."""
+        return {
+            item.name.replace("_", "-"): getattr(self, item.name)
+            for item in fields(self)
+            if item.name != "source"
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> NodePolicy:
+        """Read a policy file; keys that are left out keep their defaults, save `max-epsilon`.
+
+        Raises:
+            ConfigError: The file is missing, can be written by all, is no TOML, lacks
+                `max-epsilon` or holds an unknown key or a value that is not allowed.
+        """
+        values = read_toml(path, called="The node policy")
+        _refuse_others(path)
+        known = {item.name.replace("_", "-"): item.name for item in fields(cls)}
+        del known["source"]
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f'; did you mean "{close[0]}"?' if close else ""
+                raise ConfigError(
+                    f'{path}: unknown key "{key}"{hint} Known are {", ".join(sorted(known))}.'
+                )
+        policy = cls(**{known[key]: value for key, value in values.items()}, source=str(path))
+        if "max-epsilon" not in values:
+            # A file that was half saved would else be a policy that allows more.
+            raise ConfigError(
+                f"{path} has no max-epsilon, which every policy must state: a number above 0 (inf "
+                "for no limit). Was the file saved as a whole?"
+            )
+        return policy
 
 
-def _coins(ask: wire.Ask) -> str:
-    """Digest of the key that the users' coins are flipped with, where the account counts them."""
-    if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
-        return digest(ask.sampling_key)
-    return ""
+def _refuse_others(path: Path) -> None:
+    """Refuse a policy that every user of the machine can write: they would say what it allows.
+
+    Raises:
+        ConfigError: The file, or its folder, can be written by all, or is not there any more.
+    """
+    for place, sticky in ((path, 0), (path.resolve().parent, stat.S_ISVTX)):
+        try:
+            mode = place.stat().st_mode
+        except OSError as error:
+            raise ConfigError(
+                f"The node policy {path} cannot be read: {error.strerror or error}."
+            ) from error
+        if mode & stat.S_IWOTH and not mode & sticky:
+            raise ConfigError(
+                f"The node policy {path} is not taken: {place} can be written by every user of "
+                f"this machine (mode {stat.S_IMODE(mode):04o}); chmod o-w it."
+            )
+
+
+def policy_file() -> Path:
+    """The default place: `flower-privsyn/node-policy.toml` in the user's configuration folder."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "flower-privsyn" / "node-policy.toml"
+
+
+def named_policy(node_config: Mapping[str, Any]) -> Path | None:
+    """The policy file that the node's configuration (`policy`) or PRIVSYN_NODE_POLICY names."""
+    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
+    return user_path(named) if named else None
+
+
+def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
+    """The policy in force: the named file, else the one in the default place, else the defaults.
+
+    Raises:
+        ConfigError: A file that is named is missing, or a file cannot be used.
+    """
+    path = named_policy(node_config)
+    if path is None and policy_file().exists():
+        path = policy_file()
+    return NodePolicy() if path is None else NodePolicy.read(path)
+
+
+def policy_text(policy: NodePolicy | None = None) -> str:
+    """A policy as a commented TOML file; the comments are the words of the declarations."""
+    policy = policy or NodePolicy()
+    keys = [key for name, key in NodePolicy.declared.items() if name != "source"]
+    keys.sort(key=lambda key: key.name == "max_epsilon")  # last, so that half a file has none
+    parts = [_HEADING]
+    for key in keys:
+        bounded = bool(key.choices or str(key.bounds))
+        comment = textwrap.fill(
+            key.words + (f" Allowed: {key.allowed}." if bounded else ""),
+            width=100,
+            initial_indent="# ",
+            subsequent_indent="# ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        value = _toml(key.name.replace("_", "-"), getattr(policy, key.name))
+        parts.append(f"{comment}\n{value}\n")
+    return "\n".join(parts)
+
+
+def _toml(key: str, value: Any) -> str:
+    """A key with its value, or with a table's entries in a line each."""
+    if isinstance(value, Mapping) and value:
+        return "\n".join(_toml(f"{key}.{json.dumps(name)}", entry) for name, entry in value.items())
+    if isinstance(value, float):
+        return f"{key} = {value!r}"
+    return f"{key} = {json.dumps(value)}"

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from flwr.app import Context
 
+from flower_privsyn.client_apps.guard import in_simulation
 from flower_privsyn.data import Gathered, Users, gather_configured, load_configured
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import DataError, NotAllowedError
-from flower_privsyn.node import in_simulation
 from flower_privsyn.privacy import quarantine
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a

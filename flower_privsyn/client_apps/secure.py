@@ -10,18 +10,16 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Context, Message
 
-from flower_privsyn.client_apps.policy import guard_of
-from flower_privsyn.errors import ProtocolError
-from flower_privsyn.messages import secure as secure_wire
-from flower_privsyn.messages import wire
-from flower_privsyn.node import (
-    NodeGuard,
+from flower_privsyn.client_apps.guard import NodeGuard, guard_of, in_simulation
+from flower_privsyn.client_apps.secure_store import (
     RoundStore,
     check_state_folder,
-    in_simulation,
     key_file,
     read_node_key,
 )
+from flower_privsyn.errors import ProtocolError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.grid import STEPS
 from flower_privsyn.secure_aggregation import (

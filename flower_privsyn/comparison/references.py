@@ -96,15 +96,15 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on users' texts in other words, each told by its owner (DP-Prompt).
 
     The epsilon is pure, local and of one sample of text, and follows from the `temperature`:
-    `flower_privsyn.node.paraphrase`. As many samples are told as other methods write texts
+    `flower_privsyn.comparison.paraphrase`. As many samples are told as other methods write texts
     (`expand-samples`), drawn among all users' by the seed.
 
     Raises:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
+    from flower_privsyn.comparison.paraphrase import Paraphraser, paraphrase_file
     from flower_privsyn.data import public_texts
     from flower_privsyn.embedding import load_tokenizer
-    from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
     from flower_privsyn.privacy.token_choice import TokenChoice
 
     values = job.values

@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
+from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly, users_by
@@ -26,7 +27,6 @@ from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
-from flower_privsyn.node import simulated
 
 #: Users whose text is looked at for its scripts and its length.
 _SAMPLE: Final = 200

@@ -38,7 +38,6 @@ from flower_privsyn.messages.packed import (
     unpack_steps,
 )
 from flower_privsyn.messages.shared_array import SharedArray, content_digest, numbers_of
-from flower_privsyn.node import Announcement, ToCome
 from flower_privsyn.privacy import (
     MOST_PHASES,
     Correlation,
@@ -131,6 +130,47 @@ class RosterEntry:
     num_users: int
     embedder: str
     dimension: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToCome:
+    """Noisy sums of one kind that a run may still ask for.
+
+    Attributes:
+        count: How many, at least 1; correlated rounds are one.
+        noise_multiplier: Of each, over a user's answers of all nodes together.
+        sampling: Who takes part in each.
+    """
+
+    count: int
+    noise_multiplier: float
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What a run says of itself before it asks anything; a request of nothing by default.
+
+    Attributes:
+        queries: Names of all questions it may ask.
+        num_rounds: Rounds of the whole run.
+        clip_norm: Largest clip norm of its first questions; 0 when unknown.
+        to_come: What it may still release; empty where nothing is left to pay for, and where that
+            depends on the roster.
+        noise_multiplier: Of its rounds, the least; None when it depends on the roster.
+        relation: Neighbouring relation it claims.
+        stream: Of correlated noise, its name; else "".
+        secure: Whether answers are aggregated securely.
+    """
+
+    queries: tuple[str, ...] = ()
+    num_rounds: int = 1
+    clip_norm: float = 0.0
+    to_come: tuple[ToCome, ...] = ()
+    noise_multiplier: float | None = None
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    stream: str = ""
+    secure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

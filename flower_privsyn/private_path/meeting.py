@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flower_privsyn.errors import FederationError
 from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.messages import wire
-from flower_privsyn.node import Announcement
+from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.private_path.attendance import roll_call
 from flower_privsyn.private_path.changes import may_leave_out_nodes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
 from flower_privsyn.messages.parameters import refuse_uncarried
-from flower_privsyn.node import Announcement, ToCome
+from flower_privsyn.messages.wire import Announcement, ToCome
 from flower_privsyn.privacy import (
     Correlation,
     FullParticipation,

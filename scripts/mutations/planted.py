@@ -322,48 +322,50 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
                 "    return left\n"
             ),
             tests=(
-                "tests/node/test_servers.py::test_kill_9_between_charge_and_answer_never_counts_less",
+                "tests/client_apps/test_servers.py::test_kill_9_between_charge_and_answer_never_counts_less",
             ),
         ),
         Mutation(
             name="the node's account believes the relation a run claims",
             guards="under the owner's relation",
-            where="node/charge.py::release_of",
+            where="client_apps/charge.py::release_of",
             before="    nodes = group[0].max_nodes_per_user\n",
             after="    nodes, relation = group[0].max_nodes_per_user, group[0].relation\n",
-            tests=("tests/node/test_account.py::TestEpsilon",),
+            tests=("tests/client_apps/test_account.py::TestEpsilon",),
         ),
         Mutation(
             name="a user on two nodes of one round costs one release",
             guards="of every answer that a user is in",
-            where="node/charge.py::_copies",
+            where="client_apps/charge.py::_copies",
             before="if None not in deals and len(deals) == 1 else len(asked)",
             after="if None not in deals and len(deals) == 1 else 1",
-            tests=("tests/node/test_account.py::TestWhoIsIn",),
+            tests=("tests/client_apps/test_account.py::TestWhoIsIn",),
         ),
         Mutation(
             name="the path a run names makes a fresh account",
             guards="over all runs of all servers",
-            where="node/guard.py::unnamed",
+            where="client_apps/guard.py::unnamed",
             before=' or "default"\n',
             after=' or str(node_config.get("partition-id", "none"))\n',
-            tests=("tests/node/test_policy.py::TestDataset",),
+            tests=("tests/client_apps/test_policy.py::TestDataset",),
         ),
         Mutation(
             name="coins of one round show again in another",
             guards="a draw that shows twice hides nobody",
-            where="node/account.py::NodeAccount.check",
+            where="client_apps/account.py::NodeAccount.check",
             before="    self._check_coins(charge)\n",
             after="",
-            tests=("tests/node/test_account.py::TestCoins",),
+            tests=("tests/client_apps/test_account.py::TestCoins",),
         ),
         Mutation(
             name="an owner who requires secure aggregation is asked in the clear",
             guards="an owner who wants secure aggregation gets it",
-            where="node/guard.py::NodeGuard.check",
+            where="client_apps/guard.py::NodeGuard.check",
             before="    self.check_openness(charge.query, secure=charge.secure is not None)\n",
             after="",
-            tests=("tests/node/test_secure.py::test_an_owner_may_require_secure_aggregation",),
+            tests=(
+                "tests/client_apps/test_secure.py::test_an_owner_may_require_secure_aggregation",
+            ),
         ),
     ),
 }
@@ -385,7 +387,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             where="client_apps/handlers.py::_Node._charged_answer",
             before="    guard.check_classes(ask.data.classes)\n",
             after="",
-            tests=("tests/node/test_requests.py",),
+            tests=("tests/client_apps/test_requests.py",),
         ),
     ),
     "Who sees what": (
@@ -556,7 +558,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             where="files.py::own_folder",
             before="status.st_uid != os.geteuid() or status.st_mode & 0o022:\n",
             after="False:\n",
-            tests=("tests/node/test_account.py::TestFile",),
+            tests=("tests/client_apps/test_account.py::TestFile",),
         ),
     ),
     "Models that the server names": (
@@ -571,18 +573,18 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a server may name any model",
             guards="the owner says which models",
-            where="node/guard.py::NodeGuard.check_model",
+            where="client_apps/guard.py::NodeGuard.check_model",
             before="    if name not in models:\n",
             after="    if False:\n",
-            tests=("tests/node/test_policy.py::TestModels",),
+            tests=("tests/client_apps/test_policy.py::TestModels",),
         ),
         Mutation(
             name="the files of a model are compared and others loaded",
             guards="and of which files",
-            where="node/guard.py::NodeGuard.check_files",
+            where="client_apps/guard.py::NodeGuard.check_files",
             before="    return str(folder)\n",
             after="    return name\n",
-            tests=("tests/node/test_requests.py::test_what_is_loaded_is_what_was_compared",),
+            tests=("tests/client_apps/test_requests.py::test_what_is_loaded_is_what_was_compared",),
         ),
     ),
     "Files of data": (
@@ -639,14 +641,14 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a request that comes again is answered free of charge",
             guards="a request that comes again is charged again",
-            where="node/account.py::NodeLedger.charge",
+            where="client_apps/account.py::NodeLedger.charge",
             before="            account.check(charge, policy)\n",
             after=(
                 "            if charge in account.every:\n"
                 "                return\n"
                 "            account.check(charge, policy)\n"
             ),
-            tests=("tests/node/test_account.py::TestLimit",),
+            tests=("tests/client_apps/test_account.py::TestLimit",),
         ),
     ),
     "When the server dies": (

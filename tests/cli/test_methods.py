@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.node.policy import NodePolicy
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.strategies import STRATEGIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

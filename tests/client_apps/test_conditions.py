@@ -11,11 +11,11 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flower_privsyn.client_apps.guard import NodeGuard, model_digest, simulated
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, model_digest, simulated
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import (

@@ -15,11 +15,11 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.recipe import dealt
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import simulated
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.testing import hash_embedder
 from tests.support.federation import make_users

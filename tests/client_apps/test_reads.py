@@ -16,10 +16,10 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodePolicy
 from flower_privsyn.privacy import PoissonSampling, quarantine
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.queries import (

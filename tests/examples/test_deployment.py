@@ -18,7 +18,8 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from flower_privsyn.node import NodeAccount, NodeLedger, NodePolicy
+from flower_privsyn.client_apps.account import NodeAccount, NodeLedger
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
 from tests.support.federation import make_users
 from tests.support.run_files import lines, releases

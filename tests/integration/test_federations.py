@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.node import NodeLedger, NodePolicy
+from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.policy import NodePolicy
 from tests.support.federation_app import write_app
 from tests.support.simulation import ROUNDS, SCRIPTS, free_port, ledger, simulate, sums
 

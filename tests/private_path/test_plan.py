@@ -15,10 +15,11 @@ import pytest
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.guard import NodeGuard
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import (
     BandedToeplitz,
     CyclicSampling,

@@ -12,12 +12,13 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from flower_privsyn.client_apps.guard import NodeGuard
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import TrainableModel

@@ -14,6 +14,8 @@ import pytest
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
+from flower_privsyn.client_apps.guard import NodeGuard
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import token_ids
@@ -24,7 +26,6 @@ from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.node import NodeGuard, NodePolicy
 from flower_privsyn.private_path.again import copy_released
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER

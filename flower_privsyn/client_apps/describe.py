@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flower_privsyn.node.account import NodeAccount
-from flower_privsyn.node.charge import Charge
-from flower_privsyn.node.policy import NodePolicy
+from flower_privsyn.client_apps.account import NodeAccount
+from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.policy import NodePolicy
 
 
 def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:

@@ -16,9 +16,11 @@ from flwr.app import Array, Context, Message, RecordDict
 from numpy.lib.format import write_array_header_1_0
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
+from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.guard import model_digest, simulated
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeLedger, NodePolicy, model_digest, simulated
 from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
@@ -32,6 +34,8 @@ from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.support.answering import read_answer
 from tests.support.federation import make_users
 from tests.support.questions import DATA, ask
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 REQUEST = replace(DATA, held_out_fraction=0.0)
 #: Rounds that nobody plans.
@@ -340,7 +344,7 @@ def test_what_is_loaded_is_what_was_compared(
 ) -> None:
     """A name is looked up once: a folder beside the process is no bundled model."""
     from flower_privsyn.client_apps import training
-    from flower_privsyn.node.models import trained_folder
+    from flower_privsyn.client_apps.guard import trained_folder
 
     loaded: list[str] = []
 

@@ -11,8 +11,13 @@ import dp_accounting
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.node import Charge, NodeLedger, NodePolicy, model_digest, policy_text
+from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.guard import model_digest
+from flower_privsyn.client_apps.policy import NodePolicy, policy_text
 from flower_privsyn.privacy import NeighboringRelation, PoissonSampling
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 ANY = NodePolicy(max_epsilon=math.inf)
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.node import Charge, simulated
+from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, NeighboringRelation
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No simulation; the owner's files lie in the returned folder."""
     monkeypatch.delenv("PRIVSYN_NODE_POLICY", raising=False)

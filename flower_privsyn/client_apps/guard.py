@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import hashlib
 import logging
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.files import user_path
-from flower_privsyn.node.account import NodeLedger, run_name, within
-from flower_privsyn.node.charge import Charge, planned_release
-from flower_privsyn.node.models import embedding_folder, model_digest, trained_folder
-from flower_privsyn.node.policy import (
+from flwr.app import Context
+
+from flower_privsyn.client_apps.account import NodeLedger, run_name, within
+from flower_privsyn.client_apps.charge import Charge, planned_release
+from flower_privsyn.client_apps.policy import (
     DEFAULTS,
     NodePolicy,
     find_policy,
     named_policy,
     policy_file,
 )
-from flower_privsyn.privacy import NeighboringRelation, Release, Sampling
+from flower_privsyn.errors import ConfigError, NotAllowedError
+from flower_privsyn.files import located, sha256_of, user_path
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation import NodeKey, Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
@@ -37,47 +40,6 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _simulated = contextvars.ContextVar("simulated", default=False)
 _told: set[str] = set()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToCome:
-    """Noisy sums of one kind that a run may still ask for.
-
-    Attributes:
-        count: How many, at least 1; correlated rounds are one.
-        noise_multiplier: Of each, over a user's answers of all nodes together.
-        sampling: Who takes part in each.
-    """
-
-    count: int
-    noise_multiplier: float
-    sampling: Sampling
-
-
-@dataclass(frozen=True, kw_only=True)
-class Announcement:
-    """What a run says of itself before it asks anything; a request of nothing by default.
-
-    Attributes:
-        queries: Names of all questions it may ask.
-        num_rounds: Rounds of the whole run.
-        clip_norm: Largest clip norm of its first questions; 0 when unknown.
-        to_come: What it may still release; empty where nothing is left to pay for, and where that
-            depends on the roster.
-        noise_multiplier: Of its rounds, the least; None when it depends on the roster.
-        relation: Neighbouring relation it claims.
-        stream: Of correlated noise, its name; else "".
-        secure: Whether answers are aggregated securely.
-    """
-
-    queries: tuple[str, ...] = ()
-    num_rounds: int = 1
-    clip_norm: float = 0.0
-    to_come: tuple[ToCome, ...] = ()
-    noise_multiplier: float | None = None
-    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    stream: str = ""
-    secure: bool = False
 
 
 @contextlib.contextmanager
@@ -276,7 +238,7 @@ class NodeGuard:
                 "(secure-aggregation = true)",
             )
 
-    def check_plan(self, plan: Announcement, run: int, *, max_nodes_per_user: int = 1) -> None:
+    def check_plan(self, plan: wire.Announcement, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
 
         Args:
@@ -409,3 +371,92 @@ def data_name(node_config: Mapping[str, Any]) -> str:
         if whole.is_dir() or _HUB_NAME.fullmatch(part[1]):
             data, path = part[1], whole
     return os.path.abspath(path) if path.exists() else data  # noqa: PTH100 - resolve follows links
+
+
+def guard_of(context: Context) -> NodeGuard:
+    """The owner's word; a node whose policy cannot be used answers nothing."""
+    try:
+        return NodeGuard.of(context.node_config)
+    except ConfigError as error:
+        raise NotAllowedError(str(error)) from None
+
+
+def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
+    """What an answer is charged as in the node's own account."""
+    config = context.node_config
+    # Outside a simulation, whether a recipe deals its users, only its author knows.
+    parts = in_simulation() and "partition-id" in config and "num-partitions" in config
+    return Charge(
+        server=guard.server,
+        run=context.run_id,
+        node=context.node_id,
+        partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
+        round_number=ask.round_number,
+        num_rounds=ask.num_rounds,
+        query=ask.query.name,
+        clip_norm=ask.query.clip_norm,
+        mechanism=ask.mechanism,
+        relation=ask.relation,
+        sampling=ask.sampling,
+        correlation=ask.correlation,
+        max_nodes_per_user=ask.data.max_nodes_per_user,
+        coins=_coins(ask),
+        classes=ask.data.classes,
+        secure=ask.secure,
+    )
+
+
+def _coins(ask: wire.Ask) -> str:
+    """Digest of the key that the users' coins are flipped with, where the account counts them."""
+    if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
+        return hashlib.blake2b(ask.sampling_key, digest_size=16).hexdigest()
+    return ""
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of all files of a model folder, code included.
+
+    Args:
+        folder: The folder; links in it count as what they lead to.
+    """
+    total = hashlib.sha256()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
+        total.update(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
+    return total.hexdigest()
+
+
+def embedding_folder(name: str) -> Path:
+    """Where an embedding model lies; downloaded first if it has to be.
+
+    Raises:
+        ModelError: There is no such model.
+    """
+    from flower_privsyn.embedding.embedder import model_folder
+
+    return model_folder(located(name))
+
+
+def trained_folder(name: str) -> Path:
+    """Where a model to train lies: bundled, a folder, or in the local cache of hub models.
+
+    Raises:
+        ModelError: It is not on this machine.
+    """
+    from flower_privsyn.errors import ModelError
+    from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
+
+    if name in BUNDLED_MODELS:
+        return BUNDLED_FOLDER / name
+    folder = Path(located(name))
+    if folder.is_dir():
+        return folder
+    try:
+        import huggingface_hub
+
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}, whose digest the node policy states, is not on this machine "
+            f"({type(error).__name__}): download it first"
+        ) from None

@@ -19,9 +19,12 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
+from flower_privsyn.client_apps import account
+from flower_privsyn.client_apps.account import NodeAccount, NodeLedger
+from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.guard import NodeGuard
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import LedgerError, NotAllowedError
-from flower_privsyn.node import Charge, NodeAccount, NodeLedger, NodePolicy, account
-from flower_privsyn.node.guard import NodeGuard
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -34,6 +37,8 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 Asked = Callable[..., Charge]
 ANY = NodePolicy(max_epsilon=math.inf)

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
-from flower_privsyn.node import NodeLedger, NodePolicy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 CODE = wire.ClientErrorCode.NOT_ALLOWED
 
@@ -226,7 +229,7 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
         def full(*_: Any, **__: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("flower_privsyn.node.account.try_file", full)
+        monkeypatch.setattr("flower_privsyn.client_apps.account.try_file", full)
     monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(folder))
     grid, run = grid_of("north", 1111), run_of("north")
     said = wire.CLIENT_ERROR_TEXT[wire.ClientErrorCode.ACCOUNT]

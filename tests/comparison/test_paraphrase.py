@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flower_privsyn.comparison import paraphrase
+from flower_privsyn.comparison.paraphrase import Paraphraser, paraphrase_file
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines
-from flower_privsyn.node import paraphrase
-from flower_privsyn.node.paraphrase import Paraphraser, paraphrase_file
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.privacy.token_choice import TokenChoice
 from tests.support.run_files import lines

@@ -14,24 +14,26 @@ from flwr.app import Message, RecordDict
 
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app, handlers
-from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolError
-from flower_privsyn.messages import secure as secure_wire
-from flower_privsyn.messages import wire
-from flower_privsyn.node import (
-    NodeLedger,
-    NodePolicy,
+from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.describe import describe
+from flower_privsyn.client_apps.policy import NodePolicy
+from flower_privsyn.client_apps.secure_store import (
     RoundStore,
     check_state_folder,
     make_node_key,
     read_node_key,
 )
-from flower_privsyn.node.describe import describe
+from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
 from flower_privsyn.secure_aggregation import Session, advertise
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
 from tests.support.probe import Probe
 from tests.support.secure import node_key
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 NODES = 4
 

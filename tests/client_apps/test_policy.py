@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.guard import NodeGuard, dataset_name, model_digest
+from flower_privsyn.client_apps.policy import NodePolicy, find_policy, policy_text
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.node import (
-    Announcement,
-    Charge,
-    NodeGuard,
-    NodePolicy,
-    ToCome,
-    find_policy,
-    model_digest,
-    policy_text,
-)
-from flower_privsyn.node.guard import dataset_name
+from flower_privsyn.messages.wire import Announcement, ToCome
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -28,6 +21,8 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Participation,
 )
+
+pytestmark = pytest.mark.usefixtures("owner")
 
 Asked = Callable[..., Charge]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import clock
+from flower_privsyn.client_apps.charge import Charge, Key, release_of
+from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
 from flower_privsyn.files import expanded, own_folder, state_folder, try_file
-from flower_privsyn.node.charge import Charge, Key, release_of
-from flower_privsyn.node.policy import NodePolicy
 from flower_privsyn.privacy import (
     Correlation,
     NeighboringRelation,
