@@ -86,8 +86,7 @@ def ledger(
     From the noise multipliers they stated, with the epsilon of all of them together at the owner's
     delta.
     """
-    from flower_privsyn.client_apps.account import NodeLedger, datasets, ledger_folder
-    from flower_privsyn.client_apps.describe import describe
+    from flower_privsyn.client_apps.account import NodeLedger, datasets, describe, ledger_folder
 
     limits = _in_force(None if policy is None else expanded(policy))
     found = []
@@ -116,8 +115,7 @@ def _show(entry: dict[str, Any], policy: NodePolicy, *, named: bool) -> None:
     def epsilon(value: float | None) -> str:
         return number(value, none="infinity")
 
-    also = f" (with {', '.join(entry['also'])}, of the same data)" if entry["also"] else ""
-    print(f"data set {entry['dataset']}{also}")
+    print(f"data set {entry['dataset']}")
     for run in entry["runs"]:
         multipliers = ", ".join(f"{value:.4g}" for value in run["noise_multipliers"])
         print(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,20 +44,11 @@ class NodeAccount:
     Attributes:
         dataset: Its name.
         charges: Every answer, oldest first.
-        others: What other accounts of the same data were charged, which counts here.
-        also: The names of these accounts.
     """
 
     dataset: str
     charges: list[Charge] = field(default_factory=list)
-    others: list[Charge] = field(default_factory=list)
-    also: tuple[str, ...] = ()
     _streams: dict[str, Correlation] = field(default_factory=dict)
-
-    @property
-    def every(self) -> list[Charge]:
-        """The answers of this account and of the others."""
-        return [*self.charges, *self.others]
 
     def releases(self, relation: NeighboringRelation) -> Counter[Release]:
         """What the answers went into, as the accountant takes it, under the owner's relation.
@@ -74,7 +63,7 @@ class NodeAccount:
             Nothing about a server that keeps raw sums.
         """
         groups: dict[Key, list[Charge]] = {}
-        for charge in self.every:
+        for charge in self.charges:
             groups.setdefault(charge.key, []).append(charge)
         return Counter(release_of(group, relation) for group in groups.values())
 
@@ -84,22 +73,16 @@ class NodeAccount:
         total.update(extra or {})
         return release_epsilon(total, delta=policy.delta)
 
-    @property
-    def name(self) -> str:
-        """The name in quotes, and those of the other accounts of the same data."""
-        others = ", ".join(f'"{other}"' for other in self.also)
-        return f'"{self.dataset}"' + (f" (with {others}, of the same data)" if others else "")
-
     def runs(self) -> list[tuple[str, int, list[Charge]]]:
         """Server, run and answers of every run, in the order of their first answers."""
         found: dict[tuple[str, int], list[Charge]] = {}
-        for charge in self.every:
+        for charge in self.charges:
             found.setdefault((charge.server, charge.run), []).append(charge)
         return [(server, run, charges) for (server, run), charges in found.items()]
 
     def has_stream(self, server: str, stream: str) -> bool:
         """Whether rounds of a stream of correlated noise were charged before."""
-        return any(charge.key == (server, "stream", stream) for charge in self.every)
+        return any(charge.key == (server, "stream", stream) for charge in self.charges)
 
     def check(self, charge: Charge, policy: NodePolicy) -> None:
         """Refuse an answer that would cost more than the owner allows.
@@ -112,8 +95,8 @@ class NodeAccount:
         self._check_coins(charge)
         if math.isinf(policy.max_epsilon):
             return
-        with_it = NodeAccount(self.dataset, [*self.every, charge]).releases(policy.relation)
-        known = any(old.key == charge.key for old in self.every)
+        with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
+        known = any(old.key == charge.key for old in self.charges)
         if known and with_it == self.releases(policy.relation):
             return  # paid for with its stream, or by others of its round
         cost = release_epsilon(with_it, delta=policy.delta)
@@ -136,14 +119,14 @@ class NodeAccount:
             spent = f"{_shown(self.epsilon(policy))} was spent by {runs}"
         return policy.refusal(
             "max-epsilon",
-            f"{what} would bring the epsilon of data set {self.name} to {_shown(cost)} at "
+            f'{what} would bring the epsilon of data set "{self.dataset}" to {_shown(cost)} at '
             f"delta {policy.delta:g} ({policy.relation.value}); the owner allows "
             f"{policy.max_epsilon:g}, and {spent}",
         )
 
     def _check_stream(self, charge: Charge) -> None:
         """Refuse a round of correlated noise that is not what the others were charged as."""
-        first = next((old for old in self.every if old.key == charge.key), None)
+        first = next((old for old in self.charges if old.key == charge.key), None)
         if charge.correlation is None or first is None:
             return
         if (
@@ -160,7 +143,7 @@ class NodeAccount:
     def _check_coins(self, charge: Charge) -> None:
         """Refuse coins that fell before: what they show a second time hides nobody."""
         old = next(
-            (old for old in self.every if charge.coins and old.coins == charge.coins), charge
+            (old for old in self.charges if charge.coins and old.coins == charge.coins), charge
         )
         if old.key != charge.key:
             raise NotAllowedError(
@@ -195,20 +178,15 @@ class NodeLedger:
     while a line is written, each line with the SHA-256 of the one before. Who can write the folder
     can shorten or delete it, and the account with it.
 
-    Whoever gives a name to data that had an account under their path, or takes the name away, does
-    not begin anew: what the one was charged counts in the other, also where the data of that name
-    have been moved since. Two names are two accounts.
+    Two names are two accounts, also of the same data.
 
     Args:
         dataset: Name of the data set.
-        data: What the node reads, as its owner named it; "" where that is not known, as for one who
-            only looks: then what the ledger says of it.
         folder: Of the ledgers; default `ledger_folder()`.
     """
 
-    def __init__(self, dataset: str, *, data: str = "", folder: Path | None = None) -> None:
+    def __init__(self, dataset: str, *, folder: Path | None = None) -> None:
         self._dataset = dataset
-        self._data = data
         self._folder = folder or ledger_folder()
         self.path = self._folder / f"{_file_name(dataset)}.jsonl"
 
@@ -219,9 +197,7 @@ class NodeLedger:
             LedgerError: The file is damaged before its last line.
         """
         if not self.path.exists():
-            account = NodeAccount(self._dataset)
-            self._add_others(account, ())
-            return account
+            return NodeAccount(self._dataset)
         return self._account(read_chain(self.path).lines)
 
     def check_writable(self) -> None:
@@ -246,54 +222,19 @@ class NodeLedger:
 
         Raises:
             NotAllowedError: The owner's limit would be passed; nothing was written.
-            LedgerError: The file, or that of another account of the data, is damaged or cannot be
-                written.
+            LedgerError: The file is damaged or cannot be written.
         """
         self._make_folder()
-        with self._turn():
-            file, lines, torn = self._open()
-            try:
-                account = self._account(lines)
-                if torn:
-                    file.cut_off(torn)
-                    file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
-                account.check(charge, policy)
-                line = charge.to_line(streams=account._streams)
-                if self._data != lines[0].get("data", ""):
-                    line["data"] = self._data
-                file.append({**line, "time": clock.now()})
-            finally:
-                file.close()
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other account of the same data is at work.
-
-        Two that read each other's lines at once would both find room for the same answer. An
-        account of data that were moved has a turn at each of their places, in one order for all.
-        """
-        while True:
-            places = self._places()
-            with contextlib.ExitStack() as turns:
-                for place in sorted(places):
-                    turns.enter_context(self._locked(place))
-                if self._places() <= places:  # else it was charged for another one meanwhile
-                    yield
-                    return
-
-    @contextlib.contextmanager
-    def _locked(self, data: str) -> Iterator[None]:
-        """Keep other accounts of some data waiting."""
-        path = self._folder / f".{_file_name(data)}.lock"
+        file, lines, torn = self._open()  # other processes wait until it is closed
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise unwritable(self._folder, error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            account = self._account(lines)
+            if torn:
+                file.cut_off(torn)
+                file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
+            account.check(charge, policy)
+            file.append({**charge.to_line(streams=account._streams), "time": clock.now()})
         finally:
-            os.close(descriptor)
+            file.close()
 
     def _make_folder(self) -> None:
         try:
@@ -305,7 +246,7 @@ class NodeLedger:
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
-                "data": self._data, "time": clock.now(),
+                "time": clock.now(),
             }  # fmt: skip
             try:
                 LedgerFile.create(self.path, header).close()
@@ -330,65 +271,7 @@ class NodeLedger:
             )
         account = NodeAccount(self._dataset)
         account.replay(self.path, lines[1:])
-        self._add_others(account, lines)
         return account
-
-    def _places(self) -> set[str]:
-        """Where the data of this account are and have been."""
-        lines = read_chain(self.path).lines if self.path.exists() else ()
-        return self._same_data(lines)[0]
-
-    def _same_data(
-        self, lines: Sequence[Mapping[str, Any]]
-    ) -> tuple[set[str], dict[Path, tuple[dict[str, Any], ...]]]:
-        """Where the data of an account are and have been, and the other accounts of them.
-
-        These are, of a name, the ones under each of these paths, and of a path the names that were
-        charged for it, with the other paths of theirs: whoever moves data moves people with them.
-        Two names are two groups of people: their owner has said so.
-
-        Args:
-            lines: Of the account.
-        """
-        places = _places_in(lines) | ({self._data} if self._data else set())
-        found = self._named_for(self._dataset) if self._dataset in places else {}
-        for own in found.values():
-            places |= _places_in(own)
-        for place in sorted(places - {self._dataset}):
-            path = NodeLedger(place, folder=self._folder).path
-            if path.exists():
-                found[path] = read_chain(path).lines
-        return places, found
-
-    def _add_others(self, account: NodeAccount, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Count what other accounts of the same data were charged."""
-        for path, own in self._same_data(lines)[1].items():
-            other = NodeAccount(str(own[0]["dataset"]) if own else path.stem)
-            other.replay(path, own[1:])
-            if other.charges:
-                account.others += other.charges
-                account.also += (other.dataset,)
-
-    def _named_for(self, data: str) -> dict[Path, tuple[dict[str, Any], ...]]:
-        """The lines of the ledgers under other names that were charged for some data."""
-        found = {}
-        for path in sorted(self._folder.glob("*.jsonl")):
-            if path == self.path:
-                continue
-            lines = read_chain(path).lines
-            if not lines or lines[0].get("event") != "opened":
-                raise damaged(path, 1, "it is no header, and whose account it is nobody knows")
-            name = str(lines[0].get("dataset", ""))
-            # A copy of a ledger in its folder is no account.
-            own = lines[0].get("kind") == "node" and path.name == f"{_file_name(name)}.jsonl"
-            if own and any(line.get("data") == data for line in lines):
-                found[path] = lines
-        return found
-
-
-def _places_in(lines: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The data that a ledger was charged for, as its owner named them; none of an old one."""
-    return {str(line["data"]) for line in lines if line.get("data")}
 
 
 def ledger_folder() -> Path:
@@ -409,6 +292,51 @@ def datasets() -> list[str]:
         if lines and lines[0].get("kind") == "node":
             found.append(str(lines[0]["dataset"]))
     return found
+
+
+def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
+    """An account as JSON: what each run was answered, and the epsilon of all of them.
+
+    Args:
+        account: of one data set.
+        policy: whose delta, relation and limit hold.
+
+    Returns:
+        `epsilon`, `limit` and `left` are None for infinity.
+    """
+    epsilon = account.epsilon(policy)
+    runs = []
+    for server, run, charges in account.runs():
+        alone = NodeAccount(account.dataset, charges)
+        runs.append(
+            {
+                "server": server,
+                "run": run,
+                "rounds": sorted({charge.round_number for charge in charges}),
+                "num_rounds": max(charge.num_rounds for charge in charges),
+                "queries": sorted({charge.query for charge in charges}),
+                "classes": sorted({name for charge in charges for name in charge.classes}),
+                "noise_multipliers": sorted(
+                    {charge.mechanism.noise_multiplier for charge in charges}
+                ),
+                "sampling": sorted({_sampling(charge) for charge in charges}),
+                "relation": sorted({charge.relation.value for charge in charges}),
+                "noise": sorted({_trust(charge) for charge in charges}),
+                "epsilon_alone": _finite(alone.epsilon(policy)),
+            }
+        )
+    left = policy.max_epsilon
+    if math.isfinite(left):
+        left = max(0.0, left - epsilon)
+    return {
+        "dataset": account.dataset,
+        "delta": policy.delta,
+        "relation": policy.relation.value,
+        "epsilon": _finite(epsilon),
+        "limit": _finite(policy.max_epsilon),
+        "left": _finite(left),
+        "runs": runs,
+    }
 
 
 def within(cost: float, policy: NodePolicy) -> bool:
@@ -444,3 +372,18 @@ def _file_name(dataset: str) -> str:
 
 def _shown(epsilon: float) -> str:
     return f"{epsilon:.4g}" if math.isfinite(epsilon) else "infinity"
+
+
+def _trust(charge: Charge) -> str:
+    if charge.secure is None:
+        return "central, server trusted"
+    return f"of {charge.secure.honest} honest nodes, {charge.secure.colluding} may collude"
+
+
+def _sampling(charge: Charge) -> str:
+    method = charge.sampling.method
+    return method if method in ("full", "cyclic") else f"{method} {charge.sampling.rate:.4g}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -96,9 +96,8 @@ class NodeGuard:
         self.dataset = ""
         self.ledger = None
         if policy is not None:
-            data = unnamed(node_config)
             self.dataset = dataset_name(node_config, policy)
-            self.ledger = NodeLedger(self.dataset, data=data)
+            self.ledger = NodeLedger(self.dataset)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:
@@ -349,12 +348,7 @@ def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
     named = node_config.get("dataset", "")
     if not isinstance(named, str):
         raise ConfigError(f"node-config dataset must be a name, got {named!r}.")
-    return named or policy.dataset or unnamed(node_config)
-
-
-def unnamed(node_config: Mapping[str, Any]) -> str:
-    """The data set of a node whose owner gives it no name: its `data`, else "default"."""
-    return data_name(node_config) or "default"
+    return named or policy.dataset or data_name(node_config) or "default"
 
 
 def data_name(node_config: Mapping[str, Any]) -> str:

@@ -344,7 +344,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="the path a run names makes a fresh account",
             guards="over all runs of all servers",
-            where="client_apps/guard.py::unnamed",
+            where="client_apps/guard.py::dataset_name",
             before=' or "default"\n',
             after=' or str(node_config.get("partition-id", "none"))\n',
             tests=("tests/client_apps/test_policy.py::TestDataset",),
@@ -642,11 +642,11 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a request that comes again is answered free of charge",
             guards="a request that comes again is charged again",
             where="client_apps/account.py::NodeLedger.charge",
-            before="            account.check(charge, policy)\n",
+            before="        account.check(charge, policy)\n",
             after=(
-                "            if charge in account.every:\n"
-                "                return\n"
-                "            account.check(charge, policy)\n"
+                "        if charge in account.charges:\n"
+                "            return\n"
+                "        account.check(charge, policy)\n"
             ),
             tests=("tests/client_apps/test_account.py::TestLimit",),
         ),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError
-from typing import Any
 
 import dp_accounting
 import pytest
@@ -22,7 +17,6 @@ from dp_accounting import pld
 from flower_privsyn.client_apps import account
 from flower_privsyn.client_apps.account import NodeAccount, NodeLedger
 from flower_privsyn.client_apps.charge import Charge
-from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import LedgerError, NotAllowedError
 from flower_privsyn.privacy import (
@@ -260,104 +254,6 @@ class TestLimit:
         for more in (asked(2, partition=(0, 2)), asked(1, partition=(1, 2), node=3)):
             with pytest.raises(NotAllowedError):
                 ledger.charge(more, spent)
-
-
-class TestOtherNames:
-    PATH = "/srv/people.jsonl"
-    OWNER = NodePolicy(max_epsilon=1.01 * 3.3082)  # two answers, and no third
-
-    def test_a_name_for_data_that_have_an_account_begins_no_new_one(self, asked: Asked) -> None:
-        first, second, third = asked(), asked(run=8), asked(run=9)
-        NodeLedger(self.PATH, data=self.PATH).charge(first, self.OWNER)
-        named = NodeLedger("people", data=self.PATH)
-        assert named.account().every == [first]  # before it has a file
-        named.charge(second, self.OWNER)
-        assert (named.account().charges, named.account().others) == ([second], [first])
-        assert named.account().epsilon(ANY) == pytest.approx(gaussian([2.0, 2.0]))
-        for ledger in (named, NodeLedger(self.PATH, data=self.PATH)):
-            with pytest.raises(NotAllowedError, match=r"data set .* \(with .*, of the same data\)"):
-                ledger.charge(third, self.OWNER)
-        # One who only looks knows it from the ledger itself.
-        assert NodeLedger("people").account().also == (self.PATH,)
-        assert NodeLedger(self.PATH).account().also == ("people",)
-
-    def test_two_names_are_two_accounts(self, asked: Asked) -> None:
-        """Their owner says that they are of different people."""
-        for run, name in enumerate(("north", "south"), start=7):
-            NodeLedger(name, data=self.PATH).charge(asked(run=run), ANY)
-        assert NodeLedger("north", data=self.PATH).account().also == ()
-        assert len(NodeLedger("south", data=self.PATH).account().every) == 1
-        unnamed = NodeLedger(self.PATH, data=self.PATH).account()
-        assert unnamed.also == ("north", "south")
-        others = NodeLedger("/srv/others.jsonl", data="/srv/others.jsonl").account()
-        assert others.every == []
-
-    @pytest.mark.parametrize("charged_before_the_move", [False, True])
-    def test_a_name_whose_data_are_moved_keeps_what_their_path_was_charged(
-        self, asked: Asked, charged_before_the_move: bool
-    ) -> None:
-        """A path, then a name for it, then another path: the same people all along."""
-        first, second, third = asked(), asked(run=8), asked(run=9)
-        NodeLedger(self.PATH, data=self.PATH).charge(first, self.OWNER)
-        NodeLedger("people", data=self.PATH).charge(second, self.OWNER)
-        moved = NodeLedger("people", data="/srv/moved.jsonl")
-        assert moved.account().others == [first]
-        with pytest.raises(NotAllowedError, match="would bring the epsilon"):
-            moved.charge(third, self.OWNER)
-        if charged_before_the_move:
-            moved.charge(third, ANY)
-            # The name is taken away, and what is left is the new path.
-            path = NodeLedger("/srv/moved.jsonl", data="/srv/moved.jsonl").account()
-            assert sorted(charge.run for charge in path.every) == [7, 8, 9]
-
-    def test_a_name_for_people_of_an_apps_own_recipe_begins_no_new_account(
-        self, asked: Asked
-    ) -> None:
-        """A node without `data` has an account, too, and it is theirs."""
-        for config, run in (({}, 7), ({"dataset": "people"}, 8)):
-            NodeGuard(self.OWNER, config).charge(asked(run=run))
-        for config in ({}, {"dataset": "people"}):
-            with pytest.raises(NotAllowedError, match="would bring the epsilon"):
-                NodeGuard(self.OWNER, config).charge(asked(run=9))
-        NodeGuard(self.OWNER, {"data": self.PATH}).charge(asked(run=9))
-
-    def test_a_copy_of_a_ledger_counts_for_nothing_and_a_damaged_one_stops(
-        self, asked: Asked
-    ) -> None:
-        named, unnamed = (NodeLedger(name, data=self.PATH) for name in ("people", self.PATH))
-        named.charge(asked(), ANY)
-        copy = named.path.with_name("backup.jsonl")
-        shutil.copy(named.path, copy)
-        assert unnamed.account().every == [asked()]
-        copy.unlink()
-        whole = named.path.read_bytes()
-        named.path.write_bytes(whole[10:])
-        with pytest.raises(LedgerError, match=r"people\.jsonl line 1 is damaged"):
-            unnamed.charge(asked(run=8), ANY)
-
-    def test_two_at_once_find_room_for_one(
-        self, asked: Asked, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Each waits for the other, and reads what it was charged."""
-        NodeLedger(self.PATH, data=self.PATH).charge(asked(), self.OWNER)
-        both, real = Barrier(2), NodeAccount.check
-
-        def check(*given: Any) -> dict[str, Any]:
-            with contextlib.suppress(BrokenBarrierError):
-                both.wait(0.5)  # until the other is here as well, which it must not be
-            return real(*given)
-
-        monkeypatch.setattr(NodeAccount, "check", check)
-
-        def charge(name: str, run: int) -> bool:
-            try:
-                NodeLedger(name, data=self.PATH).charge(asked(run=run), self.OWNER)
-            except NotAllowedError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(2) as pool:
-            assert sum(pool.map(charge, ("people", self.PATH), (8, 9))) == 1
 
 
 class TestFile:

@@ -276,7 +276,7 @@ class TestAnEditedPolicy:
         node = {"policy": str(policy)}
         noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
         assert answers(load, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
-        assert NodeLedger("default").account().every == []
+        assert NodeLedger("default").account().charges == []
 
     def test_files_that_the_owner_replaced_are_what_is_loaded(
         self, file: Path, tmp_path: Path

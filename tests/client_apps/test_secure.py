@@ -14,8 +14,7 @@ from flwr.app import Message, RecordDict
 
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app, handlers
-from flower_privsyn.client_apps.account import NodeLedger
-from flower_privsyn.client_apps.describe import describe
+from flower_privsyn.client_apps.account import NodeLedger, describe
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.client_apps.secure_store import (
     RoundStore,
