@@ -164,7 +164,7 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
         ModelError: The model cannot be loaded or has a bias, or `output` holds something else.
     """
     output = Path(output)
-    storage.refuse_other(output)
+    storage.refuse_other(output, holds=storage.MODEL)
     network, tokenizer = load_plain(model)
     from flower_privsyn.models.biased import with_bias
 

@@ -11,8 +11,7 @@ import importlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
 from flower_privsyn.training.fingerprint import digest_of_texts, weight_files
 from flower_privsyn.training.loss import add_gradient
@@ -115,7 +115,7 @@ def fine_tune(
     resolved = _checked(model, texts, output=output, seed=seed)
     fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
     partial = output.with_name(output.name + ".partial")
-    known = storage.finished_model(output, fingerprint)
+    known = storage.finished(output, fingerprint)
     if known is not None:
         storage.discard(partial)  # a crash right after the end leaves it, too
         report = FineTuning(**{**known, "losses": tuple(known["losses"])})
@@ -151,7 +151,7 @@ def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int
     resolved = resolve_model(model)
     if Path(resolved).exists() and Path(resolved).resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")
-    storage.refuse_other(output)
+    storage.refuse_other(output, holds=storage.MODEL)
     return resolved
 
 
@@ -262,9 +262,8 @@ def _train(
         partial=partial,
         progress=progress,
     )
+    check_weights(network)
     network.eval().requires_grad_(False)
-    if not all(bool(weight.isfinite().all()) for weight in trained):
-        raise TrainingError("the trained weights are not finite: lower learning_rate")
     if settings.lora_rank:
         # A writer: as large on the disk as it is unpacked and run.
         network = network.merge_and_unload().to(torch.bfloat16)
@@ -320,7 +319,7 @@ def _take_steps(
 ) -> None:
     """Take the steps that are left, adding the loss of each; write checkpoints to `partial`."""
     saved = time.monotonic()
-    with _own_random_state(torch, device):
+    with own_random_state():
         while len(losses) < total:
             step = len(losses)
             for group in optimiser.param_groups:
@@ -380,14 +379,6 @@ def _order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 def _mixed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
-
-
-@contextmanager
-def _own_random_state(torch: Any, device: Any) -> Iterator[None]:
-    """Leave PyTorch's random numbers as they were for whoever called."""
-    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _save(torch: Any, partial: Path, network: Any, optimiser: Any, losses: list[float]) -> None:

@@ -38,6 +38,7 @@ from flower_privsyn.models.pretrained import (
     model_folder,
 )
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.training.common import disable_dropout
 from flower_privsyn.training.cross_entropy import mean_cross_entropy
 from flower_privsyn.training.output_layer import base_model, is_last, passed_over
 from flower_privsyn.training.tokens import batches_by_length, token_rows
@@ -83,7 +84,7 @@ class LocalModel:
         self._first = (
             decoder_start_token(self._model, self.tokenizer) if self.encoder_decoder else None
         )
-        _disable_dropout(self._model)
+        disable_dropout(self._model)
         if model.trainable == "lora":
             # Where the broadcast brings the adapters, and the server makes them, this seed is all
             # the randomness there is.
@@ -557,13 +558,3 @@ def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
     if not chosen:
         raise ConfigError(f"model {spec.name!r} has no parameters to train")
     return chosen
-
-
-def _disable_dropout(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            # As in attention and LSTM layers; BART also leaves out whole layers at random.
-            if ("dropout" in name or name == "layerdrop") and isinstance(value, float):
-                setattr(module, name, 0.0)

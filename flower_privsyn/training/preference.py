@@ -11,20 +11,14 @@ Papers:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import logging
-import math
-import random
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import library_versions
@@ -32,26 +26,12 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, Tr
 from flower_privsyn.files import expanded
 from flower_privsyn.models import BUNDLED_MODELS, resolve_model
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import (
-    choose_device,
-    choose_dtype,
-    context_of,
-    load_pretrained,
-    model_folder,
-)
-from flower_privsyn.models.sizes import count_weights
-from flower_privsyn.models.threads import SMALL
+from flower_privsyn.models.library import shorten
 from flower_privsyn.training import storage
-from flower_privsyn.training.encoding import encode_pairs
 from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
 
 logger = logging.getLogger(__name__)
-
-#: The tokenizer of the last training, by the files of its model. A round trains for a few steps,
-#: and reading 262,144 tokens takes longer than those do on a GPU.
-_last_tokenizer: list[tuple[Any, Any]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,174 +109,75 @@ def train_preferences(
     pairs = tuple(pairs)
     adapter = None if adapter is None else Path(adapter)
     _check(pairs, adapter=adapter, output=output, settings=settings, seed=seed)
-    resolved = resolve_model(model)
-    fingerprint = _fingerprint(resolved, pairs, adapter, settings, seed)
-    total = settings.epochs * len(pairs)
+    fingerprint = _fingerprint(resolve_model(model), pairs, adapter, settings, seed)
+    storage.refuse_other(output, holds=storage.ADAPTER)
     partial = output.with_name(output.name + ".partial")
-    known = storage.finished_report(output, fingerprint)
+    known = storage.finished(output, fingerprint)
     if known is not None:
         storage.discard(partial)  # what a crash right after the end left
-        if progress is not None and total:
-            progress(total)
-        return _report_from(known)
+        if progress is not None and pairs:
+            progress(settings.epochs * len(pairs))
+        return TrainingReport(
+            **{**known, "too_long": tuple(known["too_long"]), "losses": tuple(known["losses"])}
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = storage.last_checkpoint(partial, fingerprint)
     built = partial / "adapter"
-    task = _Task(
-        model=model,
-        pairs=pairs,
-        adapter=adapter,
-        settings=settings,
-        seed=seed,
-        progress=progress,
-        partial=partial,
-        checkpoint=checkpoint,
-        built=built,
-        files=fingerprint["model"],
-    )
-    report = _build(task)
+    shutil.rmtree(built, ignore_errors=True)
+    if not pairs and adapter is not None:
+        _copy_adapter(adapter, built)
+        report = training_report([], pairs=0, too_long=(), settings=settings)
+    else:
+        try:
+            report = _trainers().train(
+                model,
+                pairs,
+                adapter=adapter,
+                built=built,
+                name=_public_name(model),
+                settings=settings,
+                seed=seed,
+                checkpoint=checkpoint,
+                progress=progress or (lambda _: None),
+            )
+        except TrainingError:
+            shutil.rmtree(partial)  # the same start would break down at the same place
+            raise
     storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
     shutil.rmtree(partial)
     return report
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """A training that is to be done: what `train_preferences` was given, and its folders.
-
-    Attributes:
-        partial: of the checkpoints.
-        checkpoint: to go on from; None for none.
-        built: where the next adapter is written.
-        files: of the model, with their digests.
-    """
-
-    model: str | Path
-    pairs: Sequence[PreferencePair]
-    adapter: Path | None
-    settings: PreferenceTraining
-    seed: int
-    progress: Callable[[int], None] | None
-    partial: Path
-    checkpoint: Path | None
-    built: Path
-    files: Any
-
-
-def _build(task: _Task) -> TrainingReport:
-    """Write the next adapter: the one before where there is nothing to learn."""
-    if task.built.exists():
-        shutil.rmtree(task.built)
-    if not task.pairs and task.adapter is not None:
-        _copy_adapter(task.adapter, task.built)
-        return _report([], 0, 0, (), task.settings)
-    with _quiet(), _own_random_state():
-        return _train(task)
-
-
-def _train(task: _Task) -> TrainingReport:
-    """Load, train from the checkpoint if there is one, and write the adapter."""
-    model, settings = task.model, task.settings
-    base, tokenizer, bfloat16 = _load(
-        model, device=settings.device, precision=settings.precision, files=task.files
-    )
-    import torch
-
-    trainers = _trainers()
-    encoded = encode_pairs(
-        tokenizer,
-        task.pairs,
-        max_new_tokens=settings.max_new_tokens,
-        chosen_only=settings.loss == "sft",
-    )
-    limit = min(settings.max_tokens, context_of(base) or settings.max_tokens)
-    kept = [pair for pair in encoded if pair.longest <= limit]
-    too_long = tuple(pair.index for pair in encoded if pair.longest > limit)
-    if too_long:
-        if not kept:
-            raise ConfigError(
-                f"training setting max_tokens is {settings.max_tokens} and model {str(model)!r} "
-                f"takes {context_of(base)}: none of the {len(encoded)} preference pairs fits, the "
-                f"shortest has {min(pair.longest for pair in encoded)} tokens"
-            )
-        logger.warning(
-            "%d of %d preference pairs are left out of training, being longer than %d tokens: %s",
-            len(too_long),
-            len(encoded),
-            limit,
-            ", ".join(map(str, too_long)),
-        )
-        if task.progress is not None:
-            task.progress(settings.epochs * len(too_long))
-    small_seed = _small_seed(task.seed)
-    if task.adapter is None:
-        policy = trainers.wrap(base, settings, seed=small_seed)
-    else:
-        policy = trainers.resume_adapter(base, task.adapter, settings)
-    losses: list[dict[str, float]] = []
-    padding = tokenizer.pad_token
-    if kept:
-        try:
-            trainer = trainers.build_trainer(
-                policy,
-                tokenizer,
-                kept,
-                settings=settings,
-                folder=task.partial,
-                seed=small_seed,
-                bfloat16=bfloat16,
-                progress=task.progress,
-            )
-            start = None if task.checkpoint is None else str(task.checkpoint)
-            trainer.train(resume_from_checkpoint=start)
-            trainers.check_weights(policy)
-        except TrainingError:
-            # The same start would break down at the same place.
-            shutil.rmtree(task.partial)
-            raise
-        except torch.OutOfMemoryError as error:
-            raise TrainingError(
-                f"preference training needs more memory than {base.device} has: lower "
-                f"micro_batch_size = {settings.micro_batch_size} or max_tokens = "
-                f"{settings.max_tokens}, or set gradient_checkpointing"
-            ) from error
-        finally:
-            # TRL gives one to a tokenizer that has none, and the next round's would be another one.
-            tokenizer.pad_token = padding
-        losses = [entry for entry in trainer.state.log_history if "privsyn/loss" in entry]
-    storage.write_adapter(policy, task.built, base=_public_name(model))
-    return _report(
-        losses, len(kept), math.ceil(len(kept) / settings.batch_size), too_long, settings
-    )
-
-
-def _report(
-    history: Sequence[dict[str, float]],
-    num_pairs: int,
-    steps_per_epoch: int,
+def training_report(
+    steps: Sequence[dict[str, float]],
+    *,
+    pairs: int,
     too_long: tuple[int, ...],
     settings: PreferenceTraining,
 ) -> TrainingReport:
-    last = history[len(history) - steps_per_epoch :]
+    """Sum up what TRL noted of every step.
 
-    def mean(key: str) -> float:
-        return sum(entry[f"privsyn/{key}"] for entry in last) / len(last) if last else 0.0
+    Args:
+        steps: with `loss`, and but for supervised training `rewards/margins` and
+            `rewards/accuracies`.
+        pairs: pairs trained on.
+        too_long: indices of the pairs left out.
+        settings: how it was trained.
+    """
+    last = steps[-(len(steps) // settings.epochs) :]
 
-    supervised = settings.loss == "sft"
+    def mean(key: str) -> float | None:
+        return sum(step[key] for step in last) / len(last) if last and key in last[0] else None
+
     return TrainingReport(
-        steps=len(history),
-        loss=mean("loss"),
-        margin=None if supervised or not last else mean("margin"),
-        accuracy=None if supervised or not last else mean("accuracy"),
-        pairs=num_pairs,
+        steps=len(steps),
+        loss=mean("loss") or 0.0,
+        margin=mean("rewards/margins"),
+        accuracy=mean("rewards/accuracies"),
+        pairs=pairs,
         too_long=too_long,
-        losses=tuple(entry["privsyn/loss"] for entry in history),
+        losses=tuple(step["loss"] for step in steps),
     )
-
-
-def _report_from(stored: dict[str, Any]) -> TrainingReport:
-    values = {**stored, "too_long": tuple(stored["too_long"]), "losses": tuple(stored["losses"])}
-    return TrainingReport(**values)
 
 
 def _check(
@@ -344,32 +225,6 @@ def _fingerprint(
     }
 
 
-def _load(model: str | Path, *, device: str, precision: str, files: Any) -> tuple[Any, Any, bool]:
-    """Load model and tokenizer; the third value tells whether bfloat16 was chosen."""
-    _trainers()  # the clearer sentence when something is missing
-    chosen = choose_device(None if device == "auto" else device)
-    if precision == "auto":
-        precision = "bfloat16" if chosen.type == "cuda" or _is_large(model) else "float32"
-    # Where there is no folder, files are a mere name, which says nothing of what lies behind it.
-    known = None
-    if isinstance(files, list):
-        known = next((kept for of, kept in _last_tokenizer if of == files), None)
-    loaded, tokenizer = load_pretrained(
-        model, kind="causal", dtype=precision, device=str(chosen), tokenizer=known
-    )
-    _last_tokenizer[:] = [(files, tokenizer)]
-    return loaded, tokenizer, precision == "bfloat16"
-
-
-def _is_large(model: str | Path) -> bool:
-    """Whether a CPU here trains a model faster in bfloat16, and it is not too small to bear it."""
-    import torch
-
-    if count_weights(Path(model_folder(model))) < SMALL:
-        return False
-    return choose_dtype("auto", torch.device("cpu")) == torch.bfloat16
-
-
 def _trainers() -> Any:
     try:
         return importlib.import_module("flower_privsyn.training.trainers")
@@ -388,50 +243,7 @@ def _public_name(model: str | Path) -> str:
 
 def _copy_adapter(adapter: Path, built: Path) -> None:
     built.mkdir()
-    for name in (storage.CONFIG, storage.WEIGHTS):
+    for name in (storage.ADAPTER, "adapter_model.safetensors"):
         if not (adapter / name).is_file():
             raise ModelError(f"adapter {adapter} holds no {name}")
         shutil.copyfile(adapter / name, built / name)
-
-
-def _small_seed(seed: int) -> int:
-    """32 bits of the seed, as the libraries' generators want; mixed, not cut."""
-    return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "big"), digest_size=4).digest(), "big")
-
-
-@contextlib.contextmanager
-def _own_random_state() -> Iterator[None]:
-    """Put the libraries' global generators back: the trainer seeds all of them."""
-    import torch
-
-    python = random.getstate()
-    arrays = np.random.get_state()  # noqa: NPY002  # it is the legacy state that is overwritten
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide bars, notices and warnings of the libraries: a run shows its own progress."""
-    import datasets
-
-    bars = datasets.utils.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    levels = {}
-    for name in ("trl", "peft", "accelerate", "datasets"):
-        named = logging.getLogger(name)
-        levels[name] = named.level
-        named.setLevel(logging.ERROR)
-    try:
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if not bars:
-            datasets.enable_progress_bars()

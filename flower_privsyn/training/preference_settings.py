@@ -90,7 +90,8 @@ class PreferenceTraining(Settings):
     micro_batch_size: Annotated[
         PositiveInt,
         "At most this many pairs go through the model at a time (the largest divisor of "
-        "`batch_size` up to it). It changes the memory, not the result.",
+        "`batch_size` up to it). It changes the memory, and of the result only a pass's last step, "
+        "where that has fewer pairs.",
     ] = 8
     max_tokens: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""Adapters and models on disk: written as a whole, without this machine's paths, and resumable."""
+"""Adapters and models on disk: written as a whole, and resumable."""
 
 from __future__ import annotations
 
@@ -13,48 +13,16 @@ from flower_privsyn.errors import ModelError
 from flower_privsyn.files import write_json
 from flower_privsyn.models import stamped
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+#: The files by which an adapter and a model are known.
+ADAPTER = "adapter_config.json"
+MODEL = "config.json"
 RECORD = "training.json"
 _SEAL = "complete"
 
 
-def write_adapter(model: Any, folder: Path, *, base: str) -> None:
-    """Write the adapter ``default`` in PEFT's format, and nothing else.
-
-    PEFT's own `save_pretrained` would add a model card, ask the hub about the base model, and
-    put the base's path on this machine into both files.
-
-    Args:
-        model: A PEFT model.
-        folder: Made if needed.
-        base: What to call the base model in the adapter's configuration.
-    """
-    import peft
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = peft.get_peft_model_state_dict(
-        model, adapter_name="default", save_embedding_layers=False
-    )
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(weights.items())},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
-    )
-    config = model.peft_config["default"].to_dict()
-    config["base_model_name_or_path"] = base
-    config["inference_mode"] = True
-    # Sets come out in another order in every process; the same training gives the same file.
-    values = {key: sorted(item) if isinstance(item, set) else item for key, item in config.items()}
-    write_json(folder / CONFIG, dict(sorted(values.items())))
-
-
 def mark_complete(checkpoint: Path) -> None:
     """Say that a checkpoint has been written to its end."""
-    for file in checkpoint.iterdir():
-        with file.open("rb+") as opened:
-            os.fsync(opened.fileno())
+    _sync(checkpoint)
     (checkpoint / _SEAL).touch()
     _sync_folder(checkpoint)
 
@@ -102,30 +70,8 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def finished_report(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the training that made ``output`` reported, or None if that was another one.
-
-    Raises:
-        ModelError: ``output`` exists and is no adapter, so that it must not be replaced.
-    """
-    if not output.exists():
-        return None
-    if not (output / CONFIG).is_file() and (not output.is_dir() or any(output.iterdir())):
-        raise ModelError(
-            f"{output} cannot become an adapter: it exists and holds no {CONFIG}, so it is not "
-            "replaced"
-        )
-    record = _read(output / RECORD)
-    if record is None or record.get("fingerprint") != dict(fingerprint):
-        return None
-    if not (output / WEIGHTS).is_file():
-        return None
-    report = record.get("report")
-    return report if isinstance(report, dict) else None
-
-
-def finished_model(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the training that made a model in ``output`` reported; None if that was another one."""
+def finished(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the training that made ``output`` reported, or None if that was another one."""
     record = _read(output / RECORD)
     if record is None or record.get("fingerprint") != dict(fingerprint):
         return None
@@ -133,18 +79,21 @@ def finished_model(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, An
     return report if isinstance(report, dict) else None
 
 
-def refuse_other(output: Path) -> None:
-    """Never replace a folder that is not a model.
+def refuse_other(output: Path, *, holds: str) -> None:
+    """Never replace a folder that is not what is to be written there.
+
+    Args:
+        output: The folder.
+        holds: The file by which a model or an adapter is known.
 
     Raises:
         ModelError: ``output`` is a file, or a folder with other things in it.
     """
-    if not output.exists() or (output / "config.json").is_file():
+    if not output.exists() or (output / holds).is_file():
         return
     if not output.is_dir() or any(output.iterdir()):
         raise ModelError(
-            f"{output} cannot become a model: it exists and holds no config.json, so it is not "
-            "replaced"
+            f"{output} cannot be written: it exists and holds no {holds}, so it is not replaced"
         )
 
 
@@ -168,14 +117,7 @@ def install(
     if stamp:
         stamped.mark(built, stamp)
     write_json(built / RECORD, {"fingerprint": fingerprint, "report": report})
-    # Some tokenizers keep their further templates in a folder of their own.
-    for path in sorted(built.rglob("*"), reverse=True):
-        if path.is_dir():
-            _sync_folder(path)
-            continue
-        with path.open("rb+") as opened:
-            os.fsync(opened.fileno())
-    _sync_folder(built)
+    _sync(built)
     old = built.with_name(built.name + ".old")
     if old.exists():
         shutil.rmtree(old)
@@ -185,6 +127,17 @@ def install(
     _sync_folder(output.parent)
     if old.exists():
         shutil.rmtree(old)
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder and all that it holds on the disk."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            _sync_folder(path)
+            continue
+        with path.open("rb+") as opened:
+            os.fsync(opened.fileno())
+    _sync_folder(folder)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,319 +1,190 @@
-"""The training loops: TRL's DPO trainer and a supervised one, made quiet, local and resumable.
+"""TRL's two trainers as they are: quiet, resumable, and on tokens the generator would write.
 
 Importing this module loads PyTorch, PEFT and TRL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import torch
-from datasets import Dataset
+from huggingface_hub import constants
 
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
-from flower_privsyn.models.library import shorten
-from flower_privsyn.training.encoding import EncodedPair
-from flower_privsyn.training.log_probabilities import accepts, sequence_log_probabilities
-from flower_privsyn.training.output_layer import is_last
-from flower_privsyn.training.preference_settings import PreferenceTraining
-from flower_privsyn.training.storage import mark_complete, write_adapter
+from flower_privsyn.models.adapters import with_adapters
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    choose_dtype,
+    context_of,
+    load_pretrained,
+    model_folder,
+)
+from flower_privsyn.models.sizes import count_weights
+from flower_privsyn.models.threads import SMALL
+from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
+from flower_privsyn.training.preference import TrainingReport, training_report
+from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
+from flower_privsyn.training.storage import mark_complete
 
 peft: Any = importlib.import_module("peft")
 transformers: Any = importlib.import_module("transformers")
 trl: Any = importlib.import_module("trl")
-use_adapter: Any = importlib.import_module("trl.trainer.utils").use_adapter
+preference_collator: Any = importlib.import_module(
+    "trl.trainer.dpo_trainer"
+).DataCollatorForPreference
 
-_LOSS_TYPES = {"dpo": "sigmoid", "ipo": "ipo"}
+logger = logging.getLogger(__name__)
 
 #: Seconds between checkpoints. What is lost in a crash is at most this; writing one takes far less.
 CHECKPOINT_SECONDS = 30.0
 
 
-class Collator:
-    """Pads prompts on the left and responses on the right, so that all responses line up.
-
-    Models then need the logits of the last columns only, and a short prompt costs no logits.
-    The rows are all chosen responses, then all rejected ones, as in TRL.
-    """
-
-    def __init__(self, *, padding: int, with_positions: bool, chosen_only: bool) -> None:
-        self._padding = padding
-        self._with_positions = with_positions
-        self._names = ("chosen",) if chosen_only else ("chosen", "rejected")
-
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of (b, t) tensors, b = examples times responses each."""
-        rows = [(example["prompt"], example[name]) for name in self._names for example in examples]
-        before = max(len(prompt) for prompt, _ in rows)
-        after = max(len(response) for _, response in rows)
-        tokens = torch.full((len(rows), before + after), self._padding)
-        attention = torch.zeros_like(tokens)
-        completion = torch.zeros_like(tokens)
-        for row, (prompt, response) in enumerate(rows):
-            begin, end = before - len(prompt), before + len(response)
-            tokens[row, begin:end] = torch.tensor([*prompt, *response])
-            attention[row, begin:end].fill_(1)
-            completion[row, before:end].fill_(1)
-        batch = {"input_ids": tokens, "attention_mask": attention, "completion_mask": completion}
-        if self._with_positions:
-            batch["position_ids"] = (attention.cumsum(-1) - 1).clamp_(min=0)
-        for name in self._names:
-            key = f"ref_{name}_logps"
-            if key in examples[0]:
-                batch[key] = torch.tensor([example[key] for example in examples])
-        return batch
-
-
-class _LocalTrainer(transformers.Trainer):  # type: ignore[misc]
-    """What both trainers share: nothing printed or sent, adapters saved alone, exact averages.
-
-    A step's loss is the mean over all its pairs (its response tokens for supervised fine-tuning)
-    however they were split into micro-batches.
-    """
-
-    loss_is_scaled_for_ga = True
-    _tallies: dict[str, float]
-
-    def _send_telemetry(self) -> None:
-        """Send nothing; TRL would report the kind of model and data."""
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none: it names paths of this machine."""
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # The parent would add the frozen reference, the tokenizer and the arguments.
-        write_adapter(self.model, Path(output_dir or self.args.output_dir), base="")
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
-        """Draw the micro-batches of one step, and count what its loss is a mean over."""
-        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return samples, sum(self._weight(sample) for sample in samples)
-
-    def _weight(self, batch: dict[str, torch.Tensor]) -> int:
-        return len(batch["input_ids"]) // 2
-
-    def _note(self, share: float, **values: float) -> None:
-        for key, value in values.items():
-            self._tallies[key] = self._tallies.get(key, 0.0) + share * value
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Keep a step's figures in the state, which the checkpoints hold."""
-        logs.update({f"privsyn/{key}": value for key, value in self._tallies.items()})
-        self._tallies.clear()
-        super().log(logs, start_time)
-
-
-class PreferenceTrainer(_LocalTrainer, trl.DPOTrainer):  # type: ignore[misc]
-    """TRL's DPO trainer on tokens of our own making.
-
-    On a CPU the two losses are computed here, from the logits of the responses alone: TRL's
-    portable form scores every prompt and padding position and gathers statistics nobody reads,
-    which takes most of the time of a small model. With a GPU its fused kernel does better, and
-    is used, unless the model does something to the logits that the kernel does not know of.
-    """
-
-    train_dataset: Any
-
-    def __init__(self, *, fused: bool, **arguments: Any) -> None:
-        self._fused = fused
-        self._tallies = {}
-        super().__init__(**arguments)
-
-    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        # TRL would tokenize across the boundary of prompt and response, and append its own end.
-        return dataset
-
-    def reference_log_probabilities(
-        self, batch: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of the chosen and the rejected responses under the reference."""
-        if self._fused:
-            chosen, rejected = self.compute_ref_log_probs(self.model, batch)
-            return chosen, rejected
-        reference = "ref" if "ref" in self.model.peft_config else None
-        with torch.no_grad(), use_adapter(self.model, reference), self.accelerator.autocast():
-            chosen, rejected = sequence_log_probabilities(self.model, batch).chunk(2)
-        return chosen, rejected
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
-        """This micro-batch's part of the step's loss."""
-        share = self._weight(inputs) / num_items_in_batch
-        if self._fused:
-            loss: torch.Tensor = super().compute_loss(model, inputs)
-            metrics = self._metrics["train"]
-            margin = metrics["rewards/margins"][-1]
-            accuracy = metrics["rewards/accuracies"][-1]
-        else:
-            loss, margins = self._loss(model, inputs)
-            margin, accuracy = margins.mean().item(), (margins > 0).float().mean().item()
-        _check_finite(loss, self.state.global_step)
-        self._note(share, loss=loss.item(), margin=margin, accuracy=accuracy)
-        part: torch.Tensor = loss * share
-        return part
-
-    def _loss(
-        self, model: Any, batch: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """DPO's equation 7 or IPO's equation 17, and beta times the differences inside."""
-        chosen, rejected = sequence_log_probabilities(model, batch).chunk(2)  # (n,) each
-        reference_chosen, reference_rejected = self.reference_log_probabilities(batch)
-        good, bad = chosen - reference_chosen, rejected - reference_rejected
-        if self.loss_types == ["ipo"]:
-            lengths = batch["completion_mask"].sum(1).chunk(2)
-            # Per token, as IPO's authors told TRL that they run it.
-            difference = good / lengths[0] - bad / lengths[1]
-            losses = (difference - 1 / (2 * self.beta)) ** 2
-        else:
-            losses = -torch.nn.functional.logsigmoid(self.beta * (good - bad))
-        return losses.mean(), self.beta * (good - bad).detach()
-
-
-class SupervisedTrainer(_LocalTrainer):
-    """Cross-entropy on the chosen responses: what PE+SFT does with the best candidates."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self._tallies = {}
-        super().__init__(**arguments)
-
-    def _weight(self, batch: dict[str, torch.Tensor]) -> int:
-        return int(batch["completion_mask"].sum())
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
-        """This micro-batch's part of the step's loss."""
-        loss: torch.Tensor = -sequence_log_probabilities(model, inputs).sum() / num_items_in_batch
-        _check_finite(loss, self.state.global_step)
-        self._note(1.0, loss=loss.item())
-        return loss
-
-
-class _Watch(transformers.TrainerCallback):  # type: ignore[misc]
-    """Moves the progress, asks for checkpoints by the clock, and seals finished ones."""
-
-    def __init__(
-        self, *, num_pairs: int, batch_size: int, progress: Callable[[int], None] | None
-    ) -> None:
-        self._num_pairs = num_pairs
-        self._batch_size = batch_size
-        self._progress = progress
-        self._done = 0
-        self._saved = time.monotonic()
-
-    def _advance(self, step: int) -> None:
-        epoch, step = divmod(step, math.ceil(self._num_pairs / self._batch_size))
-        done = epoch * self._num_pairs + min(step * self._batch_size, self._num_pairs)
-        if self._progress is not None and done > self._done:
-            self._progress(done - self._done)
-        self._done = done
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._saved = time.monotonic()
-        self._advance(state.global_step)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
-            control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-        self._saved = time.monotonic()
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # After the step's figures are in the state, and before its checkpoint.
-        if state.global_step:
-            self._advance(state.global_step)
-
-
-def build_trainer(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[EncodedPair],
+def train(
+    model: str | Path,
+    pairs: Sequence[PreferencePair],
     *,
+    adapter: Path | None,
+    built: Path,
+    name: str,
     settings: PreferenceTraining,
-    folder: Path,
     seed: int,
-    bfloat16: bool,
-    progress: Callable[[int], None] | None,
-    fused: bool | None = None,
-) -> Any:
-    """Make the trainer for a PEFT model whose adapter is called ``default``.
+    checkpoint: Path | None,
+    progress: Callable[[int], None],
+) -> TrainingReport:
+    """Train, from the checkpoint if there is one, and write the adapter.
 
     Args:
-        model: A PEFT model; its adapter "ref", if TRL adds one, is the reference.
-        tokenizer: The model's tokenizer.
-        pairs: At least one pair.
-        settings: How to train.
-        folder: Where checkpoints go; nothing else is written.
-        seed: 0 <= seed < 2**32.
-        bfloat16: Whether to compute in bfloat16.
-        progress: Called with the number of pairs just passed.
-        fused: Whether TRL computes the loss; None for on a GPU, where nothing comes behind the
-            model's output layer.
+        model: as `train_preferences` takes it.
+        pairs: the same.
+        adapter: the same.
+        built: where the adapter is written; checkpoints go beside it.
+        name: what the adapter calls its base model.
+        settings: how to train.
+        seed: as `train_preferences` takes it.
+        checkpoint: of this training, to go on from; None for none.
+        progress: as `train_preferences` takes it.
+    """
+    small_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    with _quiet(), own_random_state():
+        base, tokenizer, bfloat16 = _load(model, settings)
+        rows, too_long = _rows(tokenizer, pairs, settings, context=context_of(base))
+        if too_long:
+            progress(settings.epochs * len(too_long))
+        if adapter is None:
+            policy = with_adapters(
+                base,
+                name=str(model),
+                rank=settings.lora_rank,
+                alpha=settings.lora_alpha,
+                seed=small_seed,
+            )
+        else:
+            try:
+                policy = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+            except Exception as error:
+                raise ModelError(
+                    f"adapter {adapter} cannot be loaded onto the model: {shorten(error)}"
+                ) from error
+        steps: list[dict[str, float]] = []
+        if rows:
+            options = _options(
+                settings,
+                built.parent,
+                seed=small_seed,
+                bfloat16=bfloat16,
+                on_cpu=base.device.type == "cpu",
+            )
+            watch = _Watch(len(rows), settings.batch_size, progress)
+            steps = _trained(policy, tokenizer, rows, settings, options, watch, checkpoint)
+        _write(policy, built, name)
+    return training_report(steps, pairs=len(rows), too_long=too_long, settings=settings)
+
+
+def _load(model: str | Path, settings: PreferenceTraining) -> tuple[Any, Any, bool]:
+    """Load model and tokenizer; the third value tells whether bfloat16 was chosen."""
+    device = choose_device(None if settings.device == "auto" else settings.device)
+    precision = settings.precision
+    if precision == "auto":
+        large = device.type == "cuda" or count_weights(Path(model_folder(model))) >= SMALL
+        fast = large and choose_dtype("auto", device) == torch.bfloat16
+        precision = "bfloat16" if fast else "float32"
+    base, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=str(device))
+    if tokenizer.eos_token is None:
+        raise ModelError(f"model {str(model)!r} has no token that ends a text: TRL needs one")
+    disable_dropout(base)  # TRL leaves attention's
+    return base, tokenizer, precision == "bfloat16"
+
+
+def _rows(
+    tokenizer: Any,
+    pairs: Sequence[PreferencePair],
+    settings: PreferenceTraining,
+    *,
+    context: int | None,
+) -> tuple[list[dict[str, str]], tuple[int, ...]]:
+    """What is trained on, each response with its end unless the generator had cut it.
+
+    A response that stopped by itself fits into `max_new_tokens` together with its end, one that
+    was cut fills it: so nothing needs to be remembered from generation.
 
     Returns:
-        A `transformers.Trainer`.
+        The pairs that are not too long, and the indices of those that are.
+
+    Raises:
+        ConfigError: All are.
     """
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    options = _options(settings, folder=folder, seed=seed, bfloat16=bfloat16, on_cpu=on_cpu)
-    collator = Collator(
-        padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        with_positions=accepts(model, "position_ids"),
-        chosen_only=settings.loss == "sft",
+
+    def lengths(texts: list[str], **options: Any) -> list[int]:
+        return [len(row) for row in tokenizer(texts, verbose=False, **options)["input_ids"]]
+
+    names = ("chosen",) if settings.loss == "sft" else ("chosen", "rejected")
+    rows = [{"prompt": pair.prompt} for pair in pairs]
+    longest = [0] * len(pairs)
+    for name in names if pairs else ():
+        texts = [getattr(pair, name) + getattr(pair, f"{name}_end") for pair in pairs]
+        if settings.max_new_tokens is not None:
+            texts = [
+                text if length <= settings.max_new_tokens else getattr(pair, name)
+                for pair, text, length in zip(
+                    pairs, texts, lengths(texts, add_special_tokens=False), strict=True
+                )
+            ]
+        for row, text in zip(rows, texts, strict=True):
+            row[name] = text
+        whole = lengths([row["prompt"] + row[name] for row in rows])
+        longest = list(map(max, longest, whole))
+    limit = min(settings.max_tokens, context or settings.max_tokens)
+    too_long = tuple(index for index, length in enumerate(longest) if length > limit)
+    if not too_long:
+        return rows, ()
+    if len(too_long) == len(rows):
+        raise ConfigError(
+            f"training setting max_tokens is {settings.max_tokens} and the model takes {context}: "
+            f"none of the {len(rows)} preference pairs fits, the shortest has {min(longest)} tokens"
+        )
+    logger.warning(
+        "%d of %d preference pairs are left out of training, being longer than %d tokens: %s",
+        len(too_long),
+        len(rows),
+        limit,
+        ", ".join(map(str, too_long)),
     )
-    columns = {
-        "prompt": [pair.prompt for pair in pairs],
-        "chosen": [pair.chosen for pair in pairs],
-        "rejected": [pair.rejected for pair in pairs],
-    }
-    arguments: dict[str, Any] = {
-        "model": model,
-        "data_collator": collator,
-        "train_dataset": Dataset.from_dict(columns),
-        "processing_class": tokenizer,
-        "callbacks": [
-            _Watch(num_pairs=len(pairs), batch_size=settings.batch_size, progress=progress)
-        ],
-    }
-    trainer: Any
-    if settings.loss == "sft":
-        if settings.gradient_checkpointing:
-            model.enable_input_require_grads()  # TRL does so itself
-        trainer = SupervisedTrainer(
-            args=_one_device(transformers.TrainingArguments(**options)), **arguments
-        )
-    else:
-        trainer = _preference_trainer(
-            model,
-            settings=settings,
-            options=options,
-            arguments=arguments,
-            # The kernel takes what goes into the output layer, and nothing that is done behind it.
-            fused=not on_cpu and is_last(model) if fused is None else fused,
-        )
-    trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
-    return trainer
+    return [row for row, length in zip(rows, longest, strict=True) if length <= limit], too_long
 
 
 def _options(
-    settings: PreferenceTraining, *, folder: Path, seed: int, bfloat16: bool, on_cpu: bool
+    settings: PreferenceTraining, folder: Path, *, seed: int, bfloat16: bool, on_cpu: bool
 ) -> dict[str, Any]:
     """What both trainers are told, in the words of `transformers.TrainingArguments`."""
     micro = next(
@@ -323,6 +194,7 @@ def _options(
     )
     return {
         "output_dir": str(folder),
+        "max_length": None,  # too long pairs are left out by name, not cut
         "use_cpu": on_cpu,
         "bf16": bfloat16,
         "per_device_train_batch_size": micro,
@@ -338,11 +210,9 @@ def _options(
         "weight_decay": 0.0,
         "seed": seed,
         "data_seed": seed,
-        "remove_unused_columns": False,
         "dataloader_pin_memory": not on_cpu,
         "report_to": "none",
         "disable_tqdm": True,
-        "logging_strategy": "steps",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "no",  # by the clock instead
@@ -350,126 +220,159 @@ def _options(
     }
 
 
-def _preference_trainer(
-    model: Any,
-    *,
+def _trained(
+    policy: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, str]],
     settings: PreferenceTraining,
     options: dict[str, Any],
-    arguments: dict[str, Any],
-    fused: bool,
-) -> PreferenceTrainer:
-    """Make the trainer for DPO and IPO, its reference as the settings say."""
-    config = trl.DPOConfig(
-        loss_type=[_LOSS_TYPES[settings.loss]],
-        beta=settings.beta,
-        max_length=None,  # too long pairs are left out by name, not cut
-        disable_dropout=False,  # done for the model, but not for the adapter, before
-        **options,
-    )
-    trainer = PreferenceTrainer(fused=fused, args=_one_device(config), **arguments)
-    if settings.reference == "base" and "ref" in model.peft_config:
-        model.delete_adapter("ref")
-    _silence_dropout(model, "ref")
-    return trainer
-
-
-def wrap(base: Any, settings: PreferenceTraining, *, seed: int) -> Any:
-    """Put a new adapter on all linear layers but the output: A random, B zero, so no change."""
-    disable_dropout(base)
-    torch.manual_seed(seed)
-    model = peft.get_peft_model(
-        base,
-        peft.LoraConfig(
-            r=settings.lora_rank,
-            lora_alpha=settings.lora_alpha,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        ),
-    )
-    # PEFT lists every layer by its path; the last parts say the same, and are what servers read.
-    layers = dict(model.get_base_model().named_modules())
-    adapted = set(model.peft_config["default"].target_modules)
-    ends = {name.rpartition(".")[2] for name in adapted}
-    if not any(name.rpartition(".")[2] in ends for name in layers.keys() - adapted):
-        model.peft_config["default"].target_modules = ends
-    return model
-
-
-def resume_adapter(base: Any, folder: Path, settings: PreferenceTraining) -> Any:
-    """Put the adapter of the round before onto the model, to be trained further.
-
-    Raises:
-        ConfigError: It has another rank or scale than the settings say.
-        ModelError: It does not fit the model.
-    """
-    disable_dropout(base)
+    watch: _Watch,
+    checkpoint: Path | None,
+) -> list[dict[str, float]]:
+    """Train the adapter `default` of a PEFT model; what TRL noted of every step."""
+    supervised = settings.loss == "sft"
+    arguments: dict[str, Any] = {
+        "model": policy,
+        "processing_class": tokenizer,
+        "callbacks": [watch],
+    }
     try:
-        config = peft.PeftConfig.from_pretrained(str(folder))
-        for key, found, asked in (
-            ("lora_rank", getattr(config, "r", None), settings.lora_rank),
-            ("lora_alpha", getattr(config, "lora_alpha", None), settings.lora_alpha),
-        ):
-            if found != asked:
-                raise ConfigError(
-                    f"training setting {key} must stay that of adapter {folder}, {found}, "
-                    f"got {asked}"
-                )
-        config.inference_mode = False
-        model = peft.PeftModel(base, config)
-        report = model.load_adapter(str(folder), "default", is_trainable=True)
-        missing = sorted(key for key in report.missing_keys if "lora_" in key)
-        if missing:
-            # PEFT would leave them at random values and only warn.
-            raise ValueError(f"its file lacks {missing[0]} and {len(missing) - 1} more weights")
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"adapter {folder} cannot be loaded onto the model: {shorten(error)}"
-        ) from error
-    return model
-
-
-def check_weights(model: Any) -> None:
-    """Refuse an adapter that is no longer finite: the last step's loss cannot show it.
-
-    Raises:
-        TrainingError: It is not.
-    """
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and not torch.isfinite(weight).all():
-            raise TrainingError(
-                f"preference training broke down: weight {name} is no longer finite; lower "
-                "learning_rate, or set precision to 'float32'"
+        if supervised:
+            data = datasets.Dataset.from_list([_completion(tokenizer, **row) for row in rows])
+            config = trl.SFTConfig(completion_only_loss=True, **options)
+            trainer = trl.SFTTrainer(args=_one_device(config), train_dataset=data, **arguments)
+        else:
+            config = trl.DPOConfig(
+                loss_type=["sigmoid" if settings.loss == "dpo" else "ipo"],
+                beta=settings.beta,
+                **options,
             )
-
-
-def disable_dropout(base: Any) -> None:
-    """Switch dropout off for good: the reference must give the same numbers every time."""
-    for module in base.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):  # as in Llama's attention
-                setattr(module, name, 0.0)
-
-
-def _silence_dropout(model: Any, adapter: str) -> None:
-    for module in model.modules():
-        layers = getattr(module, "lora_dropout", None)
-        if isinstance(layers, torch.nn.ModuleDict) and adapter in layers:
-            layers[adapter] = torch.nn.Identity()
-
-
-def _one_device(arguments: Any) -> Any:
-    """Use the first GPU: the trainer would spread a batch over all of them, and TRL refuses."""
-    arguments._n_gpu = min(arguments.n_gpu, 1)
-    return arguments
-
-
-def _check_finite(loss: torch.Tensor, step: int) -> None:
-    if not torch.isfinite(loss):
+            trainer = trl.DPOTrainer(
+                args=_one_device(config),
+                train_dataset=datasets.Dataset.from_list(list(rows)),
+                data_collator=_without_ends(tokenizer),
+                **arguments,
+            )
+            if settings.reference == "base":
+                policy.delete_adapter("ref")  # TRL's copy of what the round began with
+        trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        check_weights(policy)
+    except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"preference training broke down in step {step + 1}: the loss is {loss.item()}; "
-            "lower learning_rate, or set precision to 'float32'"
+            "preference training needs more memory than the GPU has: lower micro_batch_size = "
+            f"{settings.micro_batch_size} or max_tokens = {settings.max_tokens}, or set "
+            "gradient_checkpointing"
+        ) from error
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _without_ends(tokenizer: Any) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+    """TRL's collator, on responses less the token that TRL ends each with.
+
+    Not all end there: one that was cut would teach its middle to be an end.
+    """
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    collate = preference_collator(pad_token_id=padding)
+
+    def collated(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        names = ("chosen_ids", "rejected_ids")
+        batch: dict[str, Any] = collate(
+            [example | {name: example[name][:-1] for name in names} for example in examples]
         )
+        return batch
+
+    return collated
+
+
+def _completion(tokenizer: Any, prompt: str, chosen: str) -> dict[str, list[int]]:
+    """A response after its prompt as TRL takes tokens: without an end that it has not."""
+    given = tokenizer(prompt, verbose=False)["input_ids"]
+    tokens = tokenizer(prompt + chosen, verbose=False)["input_ids"]
+    differing = (
+        place for place, pair in enumerate(zip(given, tokens, strict=False)) if len({*pair}) > 1
+    )
+    shared = next(differing, min(len(given), len(tokens)))
+    return {
+        "input_ids": tokens,
+        "completion_mask": [0] * shared + [1] * (len(tokens) - shared),
+    }
+
+
+def _one_device(config: Any) -> Any:
+    """Use the first GPU: TRL refuses several in one process, and says to set this."""
+    config._n_gpu = min(config.n_gpu, 1)
+    return config
+
+
+def _write(policy: Any, built: Path, name: str) -> None:
+    """Write the adapter alone, with nothing of this machine in it."""
+    config = policy.peft_config["default"]
+    config.base_model_name_or_path = name
+    # A set comes out in another order in every process; the same training gives the same file.
+    config.target_modules = sorted(config.target_modules)
+    policy.save_pretrained(built, selected_adapters=["default"], save_embedding_layers=False)
+    (built / "README.md").unlink(missing_ok=True)
+
+
+class _Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Moves the progress, asks for checkpoints by the clock, and marks finished ones."""
+
+    def __init__(self, num_pairs: int, batch_size: int, progress: Callable[[int], None]) -> None:
+        self._num_pairs = num_pairs
+        self._batch_size = batch_size
+        self._progress = progress
+        self._done = 0
+        self._saved = time.monotonic()
+
+    def _advance(self, step: int) -> None:
+        epoch, step = divmod(step, math.ceil(self._num_pairs / self._batch_size))
+        done = epoch * self._num_pairs + min(step * self._batch_size, self._num_pairs)
+        self._progress(done - self._done)
+        self._done = done
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            self._advance(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self._saved = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        # After the step's figures are in the state, and before its checkpoint.
+        if "loss" not in logs:
+            return
+        if not math.isfinite(logs["loss"]):
+            raise TrainingError(
+                f"preference training broke down in step {state.global_step}: the loss is "
+                f"{logs['loss']}; lower learning_rate, or set precision to 'float32'"
+            )
+        self._advance(state.global_step)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide bars, notices and warnings of the libraries, and keep TRL's word of its use here."""
+    bars = datasets.utils.are_progress_bars_disabled()
+    telling = constants.HF_HUB_DISABLE_TELEMETRY
+    named = [logging.getLogger(name) for name in ("trl", "peft", "accelerate", "datasets")]
+    levels = [logger.level for logger in named]
+    datasets.disable_progress_bars()
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    for each in named:
+        each.setLevel(logging.ERROR)
+    try:
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for each, level in zip(named, levels, strict=True):
+            each.setLevel(level)
+        constants.HF_HUB_DISABLE_TELEMETRY = telling
+        if not bars:
+            datasets.enable_progress_bars()

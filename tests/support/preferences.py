@@ -15,10 +15,8 @@ from flower_privsyn.training import (
     PreferencePair,
     PreferenceTraining,
     TrainingReport,
-    storage,
     train_preferences,
 )
-from flower_privsyn.training.encoding import encode_prompts, encode_responses
 
 PUBLIC = [
     "The town lies on a river in the north of the country.",
@@ -112,10 +110,10 @@ def response_log_probabilities(
     if adapter is not None:
         network = PeftModel.from_pretrained(network, adapter)
     network.eval()
-    given = encode_prompts(tokenizer, prompts)
-    written = encode_responses(tokenizer, prompts, given, responses)
     found = []
-    for prompt, response in zip(given, written, strict=True):
+    for given, written in zip(prompts, responses, strict=True):
+        prompt = tokenizer(given)["input_ids"]
+        response = tokenizer(given + written)["input_ids"][len(prompt) :]
         with torch.inference_mode():
             logits = network(torch.tensor([[*prompt, *response]])).logits[0].double()
         before = logits[len(prompt) - 1 : -1].log_softmax(-1)
@@ -127,7 +125,7 @@ def weights(adapter: Path) -> dict[str, Any]:
     """Of an adapter's folder, by name."""
     from safetensors.torch import load_file
 
-    return load_file(adapter / storage.WEIGHTS)
+    return load_file(adapter / "adapter_model.safetensors")
 
 
 def distance(one: Path, other: Path) -> float:

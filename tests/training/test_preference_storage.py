@@ -17,20 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flower_privsyn.errors import ConfigError, ModelError, TrainingError
+from flower_privsyn.errors import ModelError, TrainingError
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.training import (
-    preference,
-    storage,
-    trainers,
-)
+from flower_privsyn.training import trainers
 from tests.support.preferences import (
     distance,
     pairs_of_topics,
     quick,
     response_log_probabilities,
     train,
-    weights,
 )
 
 
@@ -46,15 +41,6 @@ class TestTheAdapter:
         assert config["base_model_name_or_path"] == tiny.name
         assert config["peft_type"] == "LORA"
         assert (config["r"], config["lora_alpha"], config["inference_mode"]) == (4, 8, True)
-        assert config["target_modules"] == [
-            "down_proj",
-            "gate_proj",
-            "k_proj",
-            "o_proj",
-            "q_proj",
-            "up_proj",
-            "v_proj",
-        ]
         for file in first.iterdir():
             for place in (tiny.parent, Path.home(), Path.cwd(), first.parent):
                 assert str(place).encode() not in file.read_bytes()
@@ -86,19 +72,6 @@ class TestTheAdapter:
         train(tiny, pairs_of_topics(5), tmp_path / "c", seed=4)
         assert distance(tmp_path / "a", tmp_path / "c") > 1e-3
 
-    def test_rounds_leave_the_tokenizer_as_it_was_read(self, gpt2: Path, tmp_path: Path):
-        model = tmp_path / "model"
-        shutil.copytree(gpt2, model)
-        file = model / "tokenizer_config.json"
-        known = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(known | {"pad_token": None}), encoding="utf-8")
-        (model / "special_tokens_map.json").unlink(missing_ok=True)
-        for name in ("a", "b"):
-            train(model, pairs_of_topics(5), tmp_path / name)
-            ((_, kept),) = preference._last_tokenizer
-            assert kept.pad_token is None
-        assert adapter_digest(tmp_path / "a") == adapter_digest(tmp_path / "b")
-
     def test_other_random_numbers_are_left_alone(self, tiny: Path, tmp_path: Path):
         def draw() -> tuple[float, float, float]:
             return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
@@ -109,23 +82,10 @@ class TestTheAdapter:
         train(tiny, pairs_of_topics(4), tmp_path / "a")
         assert draw() == expected
 
-    def test_another_rank_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
-        with pytest.raises(ConfigError, match=r"lora_rank must stay that of adapter .*, 4, got 8"):
-            train(
-                tiny,
-                pairs_of_topics(4),
-                tmp_path / "a",
-                adapter=first,
-                settings=quick(lora_rank=8),
-            )
-        assert not (tmp_path / "a").exists()
-
-    def test_an_adapter_of_another_model_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
+    def test_a_damaged_adapter_is_refused(self, tiny: Path, first: Path, tmp_path: Path):
         broken = tmp_path / "broken"
-        broken.mkdir()
-        (broken / storage.CONFIG).write_bytes((first / storage.CONFIG).read_bytes())
-        kept = {key: value for key, value in weights(first).items() if "layers.0" in key}
-        save_file(kept, broken / storage.WEIGHTS)
+        shutil.copytree(first, broken)
+        (broken / "adapter_model.safetensors").write_bytes(b"torn")
         with pytest.raises(ModelError, match="broken cannot be loaded onto the model"):
             train(tiny, pairs_of_topics(4), tmp_path / "a", adapter=broken)
         with pytest.raises(ModelError, match=r"no folder with an adapter_config\.json"):
@@ -156,19 +116,12 @@ class TestFailures:
         assert list(tmp_path.iterdir()) == []
         assert adapter_digest(first) == before
 
-    @pytest.mark.parametrize("where", ["in a step", "at the reference"])
-    def test_too_little_memory_is_one_sentence(
-        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-    ):
-        def run_out(*_: Any) -> None:
+    def test_too_little_memory_is_one_sentence(self, tiny: Path, tmp_path: Path):
+        def run_out(_: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-        options: dict[str, Any] = {"progress": run_out}
-        if where == "at the reference":
-            monkeypatch.setattr(trainers.PreferenceTrainer, "reference_log_probabilities", run_out)
-            options = {}
         with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
-            train(tiny, pairs_of_topics(4), tmp_path / "a", **options)
+            train(tiny, pairs_of_topics(4), tmp_path / "a", progress=run_out)
         assert not (tmp_path / "a").exists()
 
 
@@ -249,8 +202,6 @@ class TestResuming:
     def test_checkpoints_of_another_training_are_not_used(
         self, tiny: Path, first: Path, tmp_path: Path, what: str
     ):
-        import shutil
-
         model = tmp_path / "model"
         shutil.copytree(tiny, model)
         same: dict[str, Any] = {"pairs": pairs_of_topics(10), "settings": quick(), "seed": 0}
@@ -294,7 +245,7 @@ class TestResuming:
         (tmp_path / "a.partial").rename(tmp_path / "kept")
         report = train(tiny, pairs_of_topics(4), tmp_path / "a")
         (tmp_path / "kept").rename(tmp_path / "a.partial")  # as if killed before it was deleted
-        monkeypatch.delattr(trainers, "build_trainer")
+        monkeypatch.delattr(trainers, "train")
         passed: list[int] = []
         assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
         assert passed == [8]

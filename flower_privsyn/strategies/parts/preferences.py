@@ -117,7 +117,7 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
     training_batch_size: Annotated[PositiveInt, "pairs per step."] = 24
     training_micro_batch_size: Annotated[
         PositiveInt,
-        "at most this many pairs go through the model at a time. It changes memory, not the "
+        "at most this many pairs go through the model at a time. It changes memory, and hardly the "
         "result, so a resumed run may have another one.",
     ] = 8
     gradient_checkpointing: Annotated[
