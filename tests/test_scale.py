@@ -18,8 +18,7 @@ from benchmarks.simulated import simulate_users
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import PoissonSampling, PrivacyLedger
-from flower_privsyn.privacy.budget import budget_report
+from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
 from flower_privsyn.privacy.grid import from_grid
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
@@ -83,13 +82,12 @@ def test_poisson_rounds_are_what_the_ledger_charges(
     # Their spread as well: independent coins, not the same number every time.
     spread = np.var(sizes, ddof=1) * (rounds - 1) / (users * rate * (1 - rate))
     assert 1e-6 < stats.chi2.cdf(spread, rounds - 1) < 1 - 1e-6
-    report = budget_report(
-        noise_multiplier=1.0, delta=1e-6, rounds=rounds, sampling=PoissonSampling(rate)
-    )
+    release = Release(noise_multiplier=1.0, sampling=PoissonSampling(rate))
     lines = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
     spent = [line["epsilon_release"] for line in lines if line["event"] == "release"]
     assert len(spent) == rounds
-    assert spent[-1] == pytest.approx(report["epsilon_release"]["pld"], rel=1e-6)
+    planned = release_epsilon({release: rounds}, delta=1e-6)
+    assert spent[-1] == pytest.approx(planned, rel=1e-6)
     assert PrivacyLedger.read(run_dir / "ledger.jsonl")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flower_privsyn.checks import check_number
+from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Json, option
 from flower_privsyn.cli.output import number
 from flower_privsyn.errors import ConfigError, MissingExtraError
@@ -50,7 +51,6 @@ def budget(
     """
     try:
         from flower_privsyn.privacy import NeighboringRelation
-        from flower_privsyn.privacy.budget import budget_report
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"The privacy accountant needs {error.name}; reinstall flower-privsyn."
@@ -58,15 +58,30 @@ def budget(
 
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError("Give either --epsilon or --noise-multiplier; the other is computed.")
-    found = budget_report(
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        rounds=rounds,
-        sampling=_sampling(sampling_rate, sample_size, population),
-        relation=NeighboringRelation(relation),
-        max_nodes_per_user=max_nodes_per_user,
-    )
+    check_whole("rounds", rounds, ge=1)
+    if noise_multiplier is not None:
+        check_number("noise_multiplier", noise_multiplier, gt=0)
+    sampling = _sampling(sampling_rate, sample_size, population)
+    found = {
+        **_costs(
+            epsilon,
+            noise_multiplier,
+            delta=delta,
+            rounds=rounds,
+            sampling=sampling,
+            relation=NeighboringRelation(relation),
+            max_nodes_per_user=max_nodes_per_user,
+        ),
+        "inputs": {
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+            "delta": delta,
+            "rounds": rounds,
+            "sampling": sampling.to_dict(),
+            "relation": relation,
+            "max_nodes_per_user": max_nodes_per_user,
+        },
+    }
     if population is not None and delta >= 1 / population:
         sys.stderr.write(
             f"privsyn: warning: delta {delta:g} is not below 1/users = "
@@ -77,6 +92,62 @@ def budget(
     else:
         _show(found, f"{rounds} rounds, delta = {delta:g}, {relation}")
     return 0
+
+
+def _costs(
+    epsilon: float | None, given: float | None, *, delta: float, rounds: int, **drawn: Any
+) -> dict[str, dict[str, Any]]:
+    """Noise multiplier and epsilons by each accountant; None where it has no bound.
+
+    Args:
+        epsilon: The budget; or:
+        given: The noise multiplier.
+        delta: Between 0 and 1, exclusive.
+        rounds: Releases, at least 1.
+        drawn: Sampling, relation and nodes of a user, as a `Release` takes them.
+    """
+    from flower_privsyn.privacy import (
+        Release,
+        calibrate_noise_multiplier,
+        known_cohorts_epsilon,
+        release_epsilon,
+    )
+    from flower_privsyn.privacy.accounting import ACCOUNTANTS, cost
+
+    counts = [count for count in sorted({1, 2, 3, rounds}) if count <= rounds]
+    by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
+    multipliers: dict[str, float | None] = {}
+    released: dict[str, float | None] = {}
+    known: dict[str, Any] = {}
+    for name in ACCOUNTANTS:
+        kind, *_ = cost(Release(noise_multiplier=1.0, **drawn))
+        bounded = name == "pld" or kind != "poisson-replace"
+        multiplier = given
+        if epsilon is not None and bounded:
+            multiplier = calibrate_noise_multiplier(
+                epsilon=epsilon, delta=delta, rounds=rounds, accountant=name, **drawn
+            )
+        multipliers[name], released[name] = multiplier, None
+        for count in counts:
+            by_count[str(count)][name] = None
+        if multiplier is not None:
+            release = Release(noise_multiplier=multiplier, **drawn)
+            if bounded:
+                spent = release_epsilon({release: rounds}, delta=delta, accountant=name)
+                released[name] = _finite(spent)
+            for count in counts:
+                spent = known_cohorts_epsilon({release: count}, delta=delta, accountant=name)
+                by_count[str(count)][name] = _finite(spent)
+        known[name] = by_count[str(rounds)][name]
+    return {
+        "noise_multiplier": multipliers,
+        "epsilon_release": released,
+        "epsilon_known_cohorts": {**known, "by_participations": by_count},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _sampling(rate: float | None, size: int | None, population: int | None) -> Sampling:
@@ -110,6 +181,6 @@ def _show(found: Mapping[str, Any], title: str) -> None:
     row("noise multiplier", found["noise_multiplier"])
     row("epsilon_release", found["epsilon_release"])
     row("epsilon_known_cohorts, in every round", known)
-    for count, values in known.get("by_participations", {}).items():
+    for count, values in known["by_participations"].items():
         row(f"epsilon_known_cohorts, in {count} round{'s' if count != '1' else ''}", values)
     Console().print(table)

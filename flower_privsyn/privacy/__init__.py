@@ -9,7 +9,6 @@ from flower_privsyn.privacy.accounting import (
     known_cohorts_epsilon,
     release_epsilon,
 )
-from flower_privsyn.privacy.budget import budget_report
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.clipping import clip_rows
 from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
@@ -58,7 +57,6 @@ __all__ = [
     "Sampling",
     "SecureRandom",
     "TreeAggregation",
-    "budget_report",
     "calibrate_noise_multiplier",
     "clip_rows",
     "known_cohorts_epsilon",

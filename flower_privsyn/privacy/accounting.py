@@ -15,10 +15,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import loss_distributions, renyi
 from flower_privsyn.privacy.relation import NeighboringRelation
@@ -109,16 +108,6 @@ ACCOUNTANTS: Mapping[str, Callable[[Costs, float], float]] = {
 }
 
 
-def check_accountant(name: object) -> None:
-    """Refuse a name that is no accountant's.
-
-    Raises:
-        ConfigError: It is neither "pld" nor "rdp".
-    """
-    if name not in ACCOUNTANTS:
-        raise ConfigError(f'accountant must be "pld" or "rdp", got {name!r}.')
-
-
 def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
     """Return the epsilon against somebody who does not know the cohorts.
 
@@ -139,8 +128,16 @@ def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld"
         ConfigError: A value is out of range, the relations differ, or this accountant has no bound
             for a release.
     """
-    check_accountant(accountant)
-    return _epsilon(releases, delta, ACCOUNTANTS[accountant])
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    delta = check_number("delta", delta, gt=0, lt=1)
+    costs, bound = _grouped(releases), ACCOUNTANTS[accountant]
+    if not costs:
+        return 0.0
+    if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
+        return math.inf
+    # Nobody learns more without the cohorts than with them. Matters for large fixed-size
+    # cohorts, where the doubled sensitivity outweighs the sampling.
+    return min(bound(costs, delta), bound(_grouped(_with_known_cohorts(releases)), delta))
 
 
 def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
@@ -158,44 +155,11 @@ def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str =
     return release_epsilon(_with_known_cohorts(releases), delta=delta, accountant=accountant)
 
 
-def rough_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
-    """Return epsilon at a coarse discretisation: still an upper bound, and ten times faster.
-
-    For searches that ask the accountant itself about their result.
-
-    Args:
-        releases: As for `release_epsilon`.
-        delta: Between 0 and 1, exclusive.
-        accountant: "pld" or "rdp"; the same as `release_epsilon` for "rdp".
-
-    Raises:
-        ConfigError: As for `release_epsilon`.
-    """
-    if accountant == "pld":
-        return _epsilon(releases, delta, partial(loss_distributions.epsilon, coarser=10.0))
-    return release_epsilon(releases, delta=delta, accountant=accountant)
-
-
-def _epsilon(releases: Releases, delta: float, bound: Callable[[Costs, float], float]) -> float:
-    delta = check_number("delta", delta, gt=0, lt=1)
-    costs = _grouped(releases)
-    if not costs:
-        return 0.0
-    if any(multiplier == 0.0 for (_, multiplier, *_), _ in costs):
-        return math.inf
-    # Nobody learns more without the cohorts than with them. Matters for large fixed-size
-    # cohorts, where the doubled sensitivity outweighs the sampling.
-    return min(bound(costs, delta), bound(_grouped(_with_known_cohorts(releases)), delta))
-
-
-def _with_known_cohort(release: Release) -> Release:
-    return replace(release, sampling=FullParticipation(release.sampling.population))
-
-
 def _with_known_cohorts(releases: Releases) -> Counter[Release]:
     known = Counter[Release]()
     for release, count in _counted(releases):
-        known[_with_known_cohort(release)] += count
+        everyone = FullParticipation(release.sampling.population)
+        known[replace(release, sampling=everyone)] += count
     return known
 
 

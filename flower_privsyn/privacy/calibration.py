@@ -14,7 +14,7 @@ from flower_privsyn.privacy.loss_distributions import quietly
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
 
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-5
 # A step of the search beyond either is still a noise multiplier that a release may have.
 _LOWEST = 4.0 * accounting.LEAST_MULTIPLIER
 _HIGHEST = accounting.LARGEST_MULTIPLIER / 4.0
@@ -106,151 +106,67 @@ def calibrate_open_releases(
     """
     epsilon = check_number("epsilon", epsilon, gt=0)
     delta = check_number("delta", delta, gt=0, lt=1)
-    if (
-        settled
-        and not accounting.release_epsilon(settled, delta=delta, accountant=accountant) < epsilon
-    ):
+
+    def spent(releases: Mapping[Release, int]) -> float:
+        return accounting.release_epsilon(releases, delta=delta, accountant=accountant)
+
+    if settled and not spent(settled) < epsilon:
         raise ConfigError(
             f"epsilon {epsilon:g} is spent by the releases whose noise is settled: give them more "
             "noise, or choose a larger epsilon."
         )
 
-    def all_at(multiplier: float) -> Counter[Release]:
-        return Counter(settled) + Counter(released(multiplier))
-
-    def spent(multiplier: float) -> float:
-        return accounting.release_epsilon(all_at(multiplier), delta=delta, accountant=accountant)
-
-    def roughly_spent(multiplier: float) -> float:
-        return accounting.rough_epsilon(all_at(multiplier), delta=delta, accountant=accountant)
+    def excess(multiplier: float) -> float:
+        """The logarithm of what is spent over the budget; far from 0 only its sign matters."""
+        ratio = spent(Counter(settled) + Counter(released(multiplier))) / epsilon
+        return math.log(min(max(ratio, 0.05), 20.0))
 
     example = released(1.0)
-    count = sum(example.values())
-    if len(example) == 1 and not settled and accountant == "pld":
-        (release,) = example
-        if release.sampling.rate == 1.0:
-            return _closed_form(spent, epsilon, delta, count, release.relation)
-    low, high = _bracket(roughly_spent, epsilon, start=math.sqrt(count))
-    low, high = _narrow(roughly_spent, epsilon, low, high)
-    # How much epsilon grows over the tolerance, to know from one evaluation of the full
-    # accountant that the result is not too large.
-    least = roughly_spent(high)
-    growth = math.log(roughly_spent(high * math.exp(-_TOLERANCE)) / least) if least > 0.0 else 0.0
-    return _refine(spent, epsilon, low, high, growth)
+    count, tolerance = sum(example.values()), _TOLERANCE
+    kinds = {accounting.cost(release) for release in example}
+    if accountant == "pld" and not settled and [kind for kind, *_ in kinds] == ["gaussian"]:
+        import dp_accounting
 
-
-def _closed_form(
-    spent: Callable[[float], float],
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    relation: NeighboringRelation,
-) -> float:
-    import dp_accounting
-
-    doubled = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-    once = quietly(dp_accounting.get_sigma_gaussian, epsilon, delta)
-    multiplier = doubled * math.sqrt(rounds) * once
-    if multiplier > _HIGHEST:
-        raise _too_strict(epsilon)
-    if multiplier < _LOWEST:
-        raise _too_loose(epsilon)
-    # The two library functions are inverse up to their tolerance; stay on the safe side of it.
-    step = 1e-12
-    while spent(multiplier) > epsilon:
-        multiplier *= 1.0 + step
-        step *= 2.0
-    return float(multiplier)
-
-
-def _bracket(
-    spent: Callable[[float], float], epsilon: float, *, start: float
-) -> tuple[float, float]:
-    """Return (low, high) with spent(low) > epsilon >= spent(high)."""
-    if spent(start) <= epsilon:
-        high = start
-        while spent(low := high / 2.0) <= epsilon:
-            high = low
-            if high < _LOWEST:
-                raise _too_loose(epsilon)
-        return low, high
-    low = start
-    while spent(high := low * 2.0) > epsilon:
-        low = high
-        if low > _HIGHEST:
-            raise _too_strict(epsilon)
-    return low, high
-
-
-def _narrow(
-    spent: Callable[[float], float], epsilon: float, low: float, high: float
-) -> tuple[float, float]:
-    """Shrink the bracket to 1e-5, relative, with few evaluations.
-
-    Regula falsi in logarithms (epsilon is near a power of the noise multiplier), with the
-    Illinois rule so that neither end stays behind, and a bisection when a step gains little.
-    """
-    value_low, value_high = math.log(spent(low) / epsilon), _log_ratio(spent(high), epsilon)
-    for step in range(200):
-        width = math.log(high / low)
-        if width <= 0.1 * _TOLERANCE:
-            break
-        fraction = 0.5
-        if step % 3 != 2 and math.isfinite(value_low) and math.isfinite(value_high):
-            fraction = value_low / (value_low - value_high)
-            # Land just beyond the root on alternate sides, so that both ends close in.
-            nudge = 0.03 * _TOLERANCE / width
-            fraction += nudge if step % 2 == 0 else -nudge
-            fraction = min(0.99, max(0.01, fraction))
-        middle = low * math.exp(fraction * width)
-        value = _log_ratio(spent(middle), epsilon)
-        if value > 0.0:
-            low, value_low = middle, value
-        else:
-            high, value_high = middle, value
-    return low, high
-
-
-def _refine(
-    spent: Callable[[float], float], epsilon: float, low: float, high: float, growth: float
-) -> float:
-    """Return a noise multiplier the full accountant accepts, 1e-4 above the least at most.
-
-    The rough bracket may be a little off. Widen it until the full accountant agrees with both
-    ends, then halve it.
-    """
-    step = 0.3 * _TOLERANCE
-    if (value := spent(high)) <= epsilon:
-        if value > 0.0 and math.log(epsilon / value) < 0.7 * growth:
-            return high
-        while spent(low := high * math.exp(-step)) <= epsilon:
-            high, step = low, 2.0 * step
+        ((_, worth, _),) = kinds
+        once = quietly(dp_accounting.get_sigma_gaussian, epsilon, delta)
+        # The two library functions are inverse up to their tolerance.
+        multiplier, tolerance = math.sqrt(count) * once / worth, 1e-12
+        _refuse_beyond(multiplier, epsilon)
     else:
-        low = high
-        while spent(high := low * math.exp(step)) > epsilon:
-            low, step = high, 2.0 * step
-    while math.log(high / low) > _TOLERANCE:
-        middle = math.sqrt(low * high)
-        if spent(middle) > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+        multiplier = _root(excess, start=math.sqrt(count), epsilon=epsilon)
+    while excess(multiplier) > 0.0:
+        multiplier *= 1.0 + tolerance
+        tolerance *= 2.0
+    return multiplier
 
 
-def _too_strict(epsilon: float) -> ConfigError:
-    return ConfigError(
-        f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger epsilon "
-        "or delta."
+def _root(excess: Callable[[float], float], *, start: float, epsilon: float) -> float:
+    """Return where a falling function is 0, at most `_TOLERANCE` (relative) above it."""
+    from scipy.optimize import brentq
+
+    factor = 2.0 if excess(start) > 0.0 else 0.5
+    near, far = start, factor * start
+    while (excess(far) > 0.0) == (factor > 1.0):
+        _refuse_beyond(far, epsilon)
+        near, far = far, factor * far
+    # Epsilon is near a power of the noise multiplier: in logarithms it is nearly a line.
+    found = brentq(
+        lambda logarithm: excess(math.exp(logarithm)),
+        math.log(near),
+        math.log(far),
+        xtol=0.5 * _TOLERANCE,
     )
+    return math.exp(found + 0.5 * _TOLERANCE)
 
 
-def _too_loose(epsilon: float) -> ConfigError:
-    return ConfigError(
-        f"epsilon {epsilon:g} is kept with a noise multiplier below {_LOWEST:g}, which is no "
-        "privacy; choose a smaller epsilon or a smaller delta."
-    )
-
-
-def _log_ratio(value: float, epsilon: float) -> float:
-    return math.log(value / epsilon) if value > 0.0 else -math.inf
+def _refuse_beyond(multiplier: float, epsilon: float) -> None:
+    if multiplier > _HIGHEST:
+        raise ConfigError(
+            f"epsilon {epsilon:g} needs a noise multiplier above {_HIGHEST:g}; choose a larger "
+            "epsilon or delta."
+        )
+    if multiplier < _LOWEST:
+        raise ConfigError(
+            f"epsilon {epsilon:g} is kept with a noise multiplier below {_LOWEST:g}, which is no "
+            "privacy; choose a smaller epsilon or a smaller delta."
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
@@ -107,7 +107,7 @@ class PrivacyLedger:
             LedgerError: The file exists or cannot be written.
         """
         path = Path(path)
-        accounting.check_accountant(accountant)
+        check_choice("accountant", accountant, accounting.ACCOUNTANTS)
         budget = None if epsilon_budget is None else check_number("epsilon", epsilon_budget, gt=0)
         header = {
             "event": "opened",
@@ -716,7 +716,7 @@ def _checked_header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, An
         check_number("delta", header["delta"], gt=0, lt=1)
         if header["epsilon_budget"] is not None:
             check_number("epsilon_budget", header["epsilon_budget"], gt=0)
-        accounting.check_accountant(header["accountant"])
+        check_choice("accountant", header["accountant"], accounting.ACCOUNTANTS)
     except (KeyError, ConfigError) as error:
         raise damaged(path, 1, "a field is missing or out of range") from error
     return header

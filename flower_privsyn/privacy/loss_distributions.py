@@ -36,13 +36,12 @@ from flower_privsyn.privacy.renyi import Cost, Costs
 
 
 @lru_cache(maxsize=4096)
-def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
+def epsilon(costs: Costs, delta: float) -> float:
     """Return the epsilon of releases at a delta.
 
     Args:
         costs: What they cost, at least one.
         delta: Between 0 and 1, exclusive.
-        coarser: The discretisation is so many times as coarse, and still an upper bound.
     """
     if all(kind == "gaussian" for (kind, *_), _ in costs):
         import dp_accounting
@@ -51,8 +50,7 @@ def epsilon(costs: Costs, delta: float, coarser: float = 1.0) -> float:
     left = delta - _rounding(costs)
     found = math.inf
     if left > 0.0:
-        interval = _interval(costs, delta) * coarser
-        found = float(_pld(costs, interval).get_epsilon_for_delta(left))
+        found = float(_pld(costs, _interval(costs, delta)).get_epsilon_for_delta(left))
     if left < delta / 2.0:
         # A bound that needs no Fourier transform; not all releases have one.
         with suppress(ConfigError):

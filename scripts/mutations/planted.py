@@ -130,11 +130,9 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="whose cohort is known is still amplified",
             guards="epsilon_known_cohorts gains nothing from the draw",
-            where="privacy/accounting.py::_with_known_cohort",
-            before=(
-                "return replace(release, sampling=FullParticipation(release.sampling.population))"
-            ),
-            after="return release",
+            where="privacy/accounting.py::_with_known_cohorts",
+            before="known[replace(release, sampling=everyone)] += count",
+            after="known[release] += count",
             tests=("tests/privacy/test_accounting.py::test_the_server_sees_no_amplification",),
         ),
         Mutation(

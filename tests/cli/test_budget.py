@@ -64,6 +64,45 @@ def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Invalid value for '--relation': 'replace' is not one of 'zero-out'," in err
 
 
+def test_a_user_in_few_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--delta", "3e-6", "--rounds", "20", "--sampling-rate", "0.1", "--json")
+    report = json.loads(_budget(capsys, "--epsilon", "1", *common)[1])
+    assert report["noise_multiplier"] == pytest.approx({"pld": 2.2404, "rdp": 2.4307}, rel=1e-4)
+    known = report["epsilon_known_cohorts"]
+    assert list(known["by_participations"]) == ["1", "2", "3", "20"]
+    assert known["by_participations"]["20"] == {"pld": known["pld"], "rdp": known["rdp"]}
+    for name in ("pld", "rdp"):
+        assert 0.9999 < report["epsilon_release"][name] <= 1.0
+        by_count = [entry[name] for entry in known["by_participations"].values()]
+        assert by_count == sorted(by_count)
+        assert by_count[0] > 1.0
+    assert report["inputs"] == {
+        "epsilon": 1,
+        "noise_multiplier": None,
+        "delta": 3e-6,
+        "rounds": 20,
+        "sampling": {"method": "poisson", "rate": 0.1, "population": None},
+        "relation": "zero-out",
+        "max_nodes_per_user": 1,
+    }
+    report = json.loads(_budget(capsys, "--noise-multiplier", "2.5", *common)[1])
+    assert report["noise_multiplier"] == {"pld": 2.5, "rdp": 2.5}
+    assert report["epsilon_release"] == pytest.approx({"pld": 0.85879, "rdp": 0.96169}, abs=1e-4)
+
+
+def test_what_no_accountant_can_give_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--delta", "3e-6", "--rounds", "20", "--sampling-rate", "0.1", "--json")
+    common = (*common, "--relation", "replace-one")
+    report = json.loads(_budget(capsys, "--epsilon", "2", *common)[1])
+    assert report["noise_multiplier"]["rdp"] is None
+    assert report["epsilon_release"]["rdp"] is None
+    assert report["epsilon_known_cohorts"]["by_participations"]["1"]["rdp"] is None
+    assert 0.999 < report["epsilon_release"]["pld"] <= 2.0
+    report = json.loads(_budget(capsys, "--noise-multiplier", "2", *common)[1])
+    assert report["epsilon_release"]["rdp"] is None
+    assert report["epsilon_known_cohorts"]["rdp"] > report["epsilon_release"]["pld"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -23,7 +23,6 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     Release,
     Sampling,
-    accounting,
     known_cohorts_epsilon,
     loss_distributions,
     release_epsilon,
@@ -151,18 +150,14 @@ def test_more_rounds_more_users_less_noise_cost_more(
     rate: float, noise_multiplier: float, rounds: int, name: str
 ) -> None:
     def cost(z: float, q: float, t: int) -> float:
-        return accounting.rough_epsilon(
-            plan(z, PoissonSampling(q), t), delta=DELTA, accountant=name
-        )
+        return epsilon(plan(z, PoissonSampling(q), t), name)
 
     here = cost(noise_multiplier, rate, rounds)
     room = 1e-3 * here + 1e-3
     assert cost(noise_multiplier * 1.1, rate, rounds) <= here + room
     assert cost(noise_multiplier, rate * 0.9, rounds) <= here + room
     assert cost(noise_multiplier, rate, rounds + 1) >= here - room
-    assert here <= accounting.release_epsilon(
-        plan(noise_multiplier, FULL, rounds), delta=DELTA, accountant=name
-    ) * (1.0 + 1e-9)
+    assert here <= epsilon(plan(noise_multiplier, FULL, rounds), name) * (1.0 + 1e-9)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.3, 0.4, 0.5, 0.6, 0.95])
