@@ -14,7 +14,6 @@ from flower_privsyn.evaluation.distribution import (
 )
 from flower_privsyn.evaluation.diversity import diversity
 from flower_privsyn.evaluation.language_model import evaluate_language_model
-from flower_privsyn.evaluation.paper_accuracy import paper_accuracy
 from flower_privsyn.evaluation.result import STAMP, NotPrivate
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 
@@ -30,7 +29,6 @@ __all__ = [
     "frechet_distance",
     "mauve",
     "mean_discrepancy",
-    "paper_accuracy",
     "precision_recall",
     "run_costs",
     "split_users",

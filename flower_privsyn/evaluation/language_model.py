@@ -1,7 +1,7 @@
 """How well a language model predicts the text of held-out private users.
 
 What is reported is next-token prediction of the text itself. The accuracy in the tables of PrE-Text
-and POPri is another quantity, see `paper_accuracy`.
+and POPri is another quantity: they tokenize every text twice.
 """
 
 from __future__ import annotations

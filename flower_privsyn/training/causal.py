@@ -33,7 +33,6 @@ from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
 from flower_privsyn.training.fingerprint import digest_of_texts, weight_files
 from flower_privsyn.training.loss import add_gradient
-from flower_privsyn.training.retokenize import retokenized
 from flower_privsyn.training.teacher import TeacherTargets, teacher_targets
 from flower_privsyn.training.tokens import first_token, text_window, token_rows
 
@@ -169,9 +168,6 @@ def training_rows(
     Returns:
         Rows of 2 to `window + 1` tokens.
     """
-    if settings.retokenize:
-        rows = retokenized(tokenizer, texts, max_tokens=window + 1)
-        return [row for row in rows if len(row) > 2]  # more than a beginning and an end
     begin, end = first_token(tokenizer), tokenizer.eos_token_id
     closing = [int(end)] if settings.learn_ends and end is not None else []
     sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]

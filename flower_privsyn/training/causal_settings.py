@@ -23,7 +23,6 @@ from flower_privsyn.checks import (
     PositiveInt,
     Settings,
 )
-from flower_privsyn.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +60,6 @@ class CausalTraining(Settings):
         "whether the end of a text is predicted as well. Text that a generator's limit cut off has "
         "none, and a model that learnt one there ends its own text anywhere.",
     ] = True
-    retokenize: Annotated[
-        bool,
-        "train on texts tokenized twice, as the papers' evaluation does; only for comparing with "
-        "their tables (`flower_privsyn.evaluation.paper_accuracy`).",
-    ] = False
     schedule: Annotated[
         Literal["constant", "linear", "cosine"],
         '"constant", or "linear" or "cosine" to zero, after the warm-up.',
@@ -89,20 +83,6 @@ class CausalTraining(Settings):
         "optimiser are float32 always.",
     ] = "auto"
 
-    def __post_init__(self) -> None:
-        """Check every value."""
-        super().__post_init__()
-        if self.retokenize and self.long_texts != "cut":
-            raise ConfigError(
-                'training setting retokenize = true needs long_texts = "cut", got '
-                f'"{self.long_texts}"'
-            )
-        if self.retokenize and not self.learn_ends:
-            raise ConfigError(
-                "training setting retokenize = true is the papers' way, which has ends: it needs "
-                "learn_ends = true, got false"
-            )
-
     def _called(self, name: str) -> str:
         return f"training setting {name}"
 
@@ -114,7 +94,7 @@ class CausalTraining(Settings):
         256 rows accumulated 64 times, no schedule, no bound on gradients (the released code). With
         few texts such steps are whole epochs: give `batch_size` then. The papers start from a
         DistilGPT2 tuned on C4, keep the best epoch by private validation text, which is outside
-        the budget, and tokenize twice (`retokenize=True`); here the last epoch is kept.
+        the budget, and tokenize every text twice; here the last epoch is kept.
         """
         preset: dict[str, Any] = {
             "learning_rate": 2e-4,

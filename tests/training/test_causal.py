@@ -295,11 +295,6 @@ class TestRefusals:
         [
             ({"learning_rate": float("nan")}, "learning_rate must be a number"),
             ({"precision": "int8"}, "precision must be one of"),
-            ({"retokenize": True}, "retokenize = true needs"),
-            (
-                {"retokenize": True, "long_texts": "cut", "learn_ends": False},
-                "it needs learn_ends = true, got false",
-            ),
         ],
     )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:
@@ -311,7 +306,6 @@ def test_presets_are_the_papers() -> None:
     paper = CausalTraining.distilgpt2()
     assert (paper.learning_rate, paper.max_tokens + 1, paper.epochs) == (2e-4, 64, 20)
     assert (paper.schedule, paper.max_gradient_norm) == ("constant", 0.0)
-    assert CausalTraining.distilgpt2(retokenize=True, batch_size=64).retokenize
     device = CausalTraining.public_llm()
     assert (device.learning_rate, device.batch_size, device.max_tokens) == (1e-3, 512, 20)
     assert CausalTraining.public_llm(distilled=True, max_steps=8_000).batch_size == 128
