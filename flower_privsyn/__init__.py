@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from flower_privsyn.queries import Query
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.runs.opened import open_run
-    from flower_privsyn.runs.trackers import Figures
     from flower_privsyn.strategies import (
         CTCL,
         DPFTRL,
@@ -103,7 +102,6 @@ _NAMES = {
     "queries": ("Query",),
     "runs": ("RunDirectory",),
     "runs.opened": ("open_run",),
-    "runs.trackers": ("Figures",),
     "strategies": (
         "AugPE",
         "AugPEConfig",
@@ -154,7 +152,6 @@ __all__ = [
     "DPFedAvgConfig",
     "Distillation",
     "Expand",
-    "Figures",
     "FreD",
     "FreDConfig",
     "Hybrid",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from flower_privsyn import environment
 from flower_privsyn.cli.options import Json, RunDir, Seed, option
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
@@ -23,7 +22,11 @@ _Private = Annotated[
 ]
 _Downstream = Annotated[
     str | None,
-    option("MODEL", "causal model to fine-tune on the synthetic text, such as privsyn-lm"),
+    option(
+        "MODEL",
+        "causal model to fine-tune on the synthetic text (default: the model that the run made, "
+        "else privsyn-tiny)",
+    ),
 ]
 _Encoder = Annotated[
     str | None,
@@ -31,9 +34,6 @@ _Encoder = Annotated[
         "MODEL",
         "model to fine-tune as a classifier of the labelled synthetic text, such as roberta-base",
     ),
-]
-_CpuTime = Annotated[
-    str | None, option("FILE", f"what the nodes wrote under {environment.CPU_TIME}")
 ]
 _Column = Annotated[str | None, option("NAME", "default: the run's")]
 _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
@@ -47,7 +47,6 @@ def evaluate(
     downstream: _Downstream = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
     encoder: _Encoder = None,
-    cpu_time: _CpuTime = None,
     max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: _Output = None,
     seed: Seed = 0,
@@ -57,7 +56,7 @@ def evaluate(
     label_column: _Column = None,
     as_json: Json = False,
 ) -> int:
-    """Costs, distances to held-out private text, copies, a downstream model, classifiers.
+    """A model before and after, distances to held-out private text, copies, classifiers.
 
     DIR is the run directory. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
@@ -90,7 +89,6 @@ def evaluate(
             training=training,
             work=folder,
             encoder=encoder,
-            cpu_time=cpu_time,
             max_texts=max_texts,
             seed=seed,
             progress=ShownProgress(follow),

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 #: Texts that are shown of a run.
 _SAMPLES = 5
 
-#: Items of each kind, at each end, that are shown of a joint sketch.
-_ITEMS = 20
-
 
 def inspect_run(path: str | Path) -> dict[str, Any]:
     """What is known about a run, from its files alone.
@@ -29,80 +26,19 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        path, app, strategy, status, error, continue (what to do about a run without a result; None
-        for one that is at work or done), changes (what resumed runs changed, oldest first),
-        created, rounds_finished, rounds_lost, rounds_open (begun, and neither charged nor
-        discarded), releases, users, delta, epsilon_release, epsilon_known_cohorts, ended_early
-        (whether the epsilons are those of all planned rounds, as fewer were asked), epsilon_budget,
-        stamp, synthetic_texts (how many), texts_are (what they are, in words), samples, trust (how
-        far a sketch was trusted, None where there is none), sketch (what users write more and less
-        often than public text does, as `telling_items` gives it; None where there is no sketch),
-        ranking (of sets of text by their
-        distance to a release, the nearest first, as `Ranked.to_dict` gives them; empty where there
-        is none), files (name to bytes). The epsilons are cumulative, from the ledger; None before
-        the first release and for a run that is not private. The stamp is a sentence that says that
-        the epsilons do not cover the result; None where they do. The status is that of
-        `RunDirectory.standing`.
+        The fields of `RunSummary`, and `continue`: what to do about a run without a result; None
+        for one that is at work or done.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
-    from flower_privsyn.files import read_json_lines
     from flower_privsyn.host.launch import how_to_go_on
-    from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.runs.run_format import stamp_of
-    from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
+    from flower_privsyn.runs.summary import RunSummary
 
     run = RunDirectory.open(path)
-    lines = run.ledger_lines()
-    opened: dict[str, Any] = next((line for line in lines if line.get("event") == "opened"), {})
-    releases = [line for line in lines if line.get("event") == "release"]
-    last: dict[str, Any] = releases[-1] if releases else {}
-    spent = stated_costs(lines)
-    sketch = run.path / SKETCH_FILE
-    samples: list[str] = []
-    count, chosen = 0, False
-    for record in read_json_lines(run.synthetic_jsonl):
-        count += 1
-        # A sketch that nobody writes after gives real public documents, which have their owners.
-        chosen = chosen or record.get("source") == SELECTED
-        if len(samples) < _SAMPLES:
-            samples.append(str(record.get("text", "")))
-    return {
-        "path": str(run.path),
-        "app": run.document.get("app"),
-        "strategy": run.document.get("strategy") or None,
-        "status": run.standing,
-        "error": run.error,
-        "continue": how_to_go_on(run),
-        "changes": run.document.get("changes", []),
-        "created": run.document.get("created"),
-        "rounds_finished": [number for number in run.finished_rounds() if number > 0],
-        "rounds_lost": run.rounds_without_release(),
-        "rounds_open": open_rounds(lines),
-        "releases": len(releases),
-        "users": last.get("num_users"),
-        "delta": last.get("delta", opened.get("delta")),
-        "epsilon_release": spent.get("epsilon_release"),
-        "epsilon_known_cohorts": spent.get("epsilon_known_cohorts"),
-        "ended_early": spent.get("event") == "ended",
-        "epsilon_budget": opened.get("epsilon_budget"),
-        "stamp": stamp_of(run.document),
-        "synthetic_texts": count,
-        "texts_are": "public texts that were chosen" if chosen else "synthetic texts",
-        "trust": trust_of(run.path),
-        "sketch": telling_items(sketch, most=_ITEMS) if sketch.is_file() else None,
-        "ranking": list((run.state.get("summary") or {}).get("ranking") or ()),
-        "samples": samples,
-        "files": {
-            str(file.relative_to(run.path)): file.stat().st_size
-            for file in sorted(run.path.rglob("*"))
-            if file.is_file()
-            and not any(part[0] == "." for part in file.relative_to(run.path).parts)
-        },
-    }
+    return {**RunSummary.of(run).to_dict(), "continue": how_to_go_on(run)}
 
 
 def inspect(
@@ -181,7 +117,7 @@ def _show(facts: Mapping[str, Any]) -> None:
         row("trust", f"{facts['trust']:.2f} of 1 in the sketch that was released")
     for place, line in enumerate(ranked(facts), start=1):
         row(f"nearest, {place}", line)
-    for place, sample in enumerate(facts["samples"], start=1):
+    for place, sample in enumerate(facts["samples"][:_SAMPLES], start=1):
         row(f"sample {place}", plain_line(sample))
     for name, size in facts["files"].items():
         row("", f"{size:>12,}  {name}")

@@ -18,6 +18,9 @@ from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, pl
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.files import quoted
 
+#: Texts that are shown of a run.
+_SAMPLES: Final = 5
+
 #: Below it a sketch says so little that the end of a run tells.
 _LITTLE_TRUST: Final = 0.2
 
@@ -181,7 +184,7 @@ def _show_result(path: Path) -> None:
         print("Nearest to the users' text:")
         for place, line in enumerate(ranked(facts), start=1):
             print(f"  {place}. {line}")
-    for place, sample in enumerate(facts["samples"], start=1):
+    for place, sample in enumerate(facts["samples"][:_SAMPLES], start=1):
         print(f"  {place}. {plain_line(sample)}")
     trust = facts["trust"]
     if trust is not None and trust < _LITTLE_TRUST:

@@ -3,8 +3,7 @@
 How long a node works depends on what its users wrote, so the time is a side channel: in a private
 run it must not reach the server, and no message holds it. For research, whoever owns a node may
 have it counted by setting `PRIVSYN_CPU_TIME` to a file on that node; in a simulation all nodes
-write to one file. The server cannot ask for it. The figures are not private:
-`flower_privsyn.evaluation.costs` stamps what it makes of them.
+write to one file. The server cannot ask for it. The figures are not private.
 """
 
 from __future__ import annotations

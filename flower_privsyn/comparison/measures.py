@@ -17,18 +17,23 @@ from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
-from flower_privsyn.errors import DataError, PrivsynError
+from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.copies import copy_rates
-from flower_privsyn.evaluation.costs import client_costs, run_costs, run_times
 from flower_privsyn.evaluation.labels import classify_run
-from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.evaluation.run import LEAST_TEXTS, TextComparison, compare_texts, run_samples
-from flower_privsyn.files import located, read_json, write_json
+from flower_privsyn.evaluation.run import (
+    LEAST_TEXTS,
+    TextComparison,
+    compare_texts,
+    measured,
+    run_samples,
+    tuned,
+)
+from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.privacy.ledger_chain import stated_costs
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.runs.summary import run_costs
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -186,31 +191,26 @@ class Measures:
     ) -> str:
         """Fine-tune the downstream model, as `tuned` does; the folder that it is in."""
         reads_private_text = self._plan.method(job.cell).kind == "private text"
-        output = job.folder / student
-        with job.progress.stage("Fine-tune the downstream model") as stage:
-            fine_tune(
-                self._plan.downstream,
-                texts,
-                settings=self._plan.training,
-                output=output,
-                seed=job.cell.seed,
-                progress=stage.reach,
-                distillation=distillation,
-                stamp=STAMP if reads_private_text else "",
-            )
+        output = tuned(
+            self._plan.downstream,
+            texts,
+            settings=self._plan.training,
+            output=job.folder / student,
+            seed=job.cell.seed,
+            progress=job.progress,
+            distillation=distillation,
+            stamp=STAMP if reads_private_text else "",
+        )
         return str(output)
 
     def quality(self, job: Job, model: str) -> dict[str, Any]:
         """The figures of a language model on held-out text."""
-        samples = self.samples(self._plan.held_out)
-        with job.progress.stage("Read held-out text", len(samples)) as stage:
-            figures = evaluate_language_model(
-                model,
-                samples.texts,
-                owners=samples.owners,
-                max_tokens=self._plan.training.max_tokens,
-                progress=stage.update,
-            )
+        figures = measured(
+            model,
+            self.samples(self._plan.held_out),
+            max_tokens=self._plan.training.max_tokens,
+            progress=job.progress,
+        )
         accuracy, bits = figures.next_token_accuracy, figures.bits_per_byte
         return {
             "next_token_accuracy": accuracy.value,
@@ -299,21 +299,23 @@ def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         cpu_time: what its nodes wrote of their CPU time.
         users: that took part.
     """
-    counted, times = run_costs(run), run_times(run)
-    try:
-        # Answers alone: which run of a comparison finds the users' text already embedded, by the
-        # one before it, says nothing about a method.
-        seconds = client_costs(cpu_time, users=users).cpu_seconds_rounds / users
-    except PrivsynError:
-        seconds = None  # nodes that cannot write the file still answer
+    counted = run_costs(run)
+    # Answers alone: which run of a comparison finds the users' text already embedded, by the
+    # one before it, says nothing about a method. Nodes that cannot write the file still answer.
+    answered = [
+        float(line["cpu_seconds"])
+        for line in read_json_lines(cpu_time)
+        if line["message"] != "query.prepare"
+    ]
+    times = [line["seconds_server"] for line in run.owner.times() if line.get("seconds_server")]
     return {
         "rounds": counted.rounds,
         # Charged or not, nothing was made of them: the method had fewer than another one.
         "rounds_lost": len(run.rounds_without_release()),
         # What a user may expect: nobody is in all rounds where users are drawn or take turns.
         **{name: round(counted.expected[name]) for name in sorted(counted.expected)},
-        "client_cpu_seconds": seconds,
-        "server_seconds": None if times is None else times.seconds_server,
+        "client_cpu_seconds": sum(answered) / users if answered else None,
+        "server_seconds": sum(times) if times else None,
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.comparison.teachers import able, check_here, teaching
+from flower_privsyn.evaluation.run import random_public_text
 from flower_privsyn.files import located, read_json_lines
 
 if TYPE_CHECKING:
@@ -164,20 +165,14 @@ def _random_text(
     job: Job, plan: Plan, measures: Measures, *, distillation: Distillation | None
 ) -> dict[str, Any]:
     """As many rows of public text as fine-tuning reads, drawn by the seed."""
-    from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.embedding import load_tokenizer
-
     begun = time.monotonic()
     with job.progress.stage("Read the public text"):
-        public = PublicRows.of(
+        texts = random_public_text(
             located(str(job.values["public-text"])),
-            tokenizer=load_tokenizer(located(plan.downstream))[0],
-            max_tokens=plan.training.max_tokens,
-            setting="public-text",
+            plan.downstream,
+            settings=plan.training,
+            seed=job.cell.seed,
         )
-        # Where passes are counted and not steps, they are over all of it.
-        read = plan.training.max_steps * plan.training.batch_size or len(public)
-        texts = public.drawn(read, np.random.default_rng([job.cell.seed, 3]))
     model = measures.trained(job, texts, distillation)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
     return {"quality": measures.quality(job, model), "texts": None, "costs": costs, "samples": []}

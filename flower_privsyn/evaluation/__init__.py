@@ -5,7 +5,6 @@ this package loads neither PyTorch nor scikit-learn.
 """
 
 from flower_privsyn.evaluation.copies import copy_rates
-from flower_privsyn.evaluation.costs import client_costs, run_costs
 from flower_privsyn.evaluation.distribution import (
     frechet_distance,
     mauve,
@@ -20,7 +19,6 @@ from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_use
 __all__ = [
     "STAMP",
     "NotPrivate",
-    "client_costs",
     "compare_texts",
     "copy_rates",
     "diversity",
@@ -30,6 +28,5 @@ __all__ = [
     "mauve",
     "mean_discrepancy",
     "precision_recall",
-    "run_costs",
     "split_users",
 ]

@@ -1,4 +1,4 @@
-"""The evaluation of one run: its costs, its text beside held-out text, a model trained on it.
+"""The evaluation of one run: a model before it and after, and its text beside held-out text.
 
     privsyn evaluate RUN_DIR --held-out held_out.jsonl
 
@@ -9,29 +9,20 @@ them, and whoever may read it is promised the run's epsilon.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Cut, Samples, Users, load_configured
 from flower_privsyn.data.cut import class_names
-from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.classification import Classification
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
-from flower_privsyn.evaluation.costs import (
-    ClientCosts,
-    RunCosts,
-    RunTimes,
-    client_costs,
-    roster_size,
-    run_costs,
-    run_times,
-)
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
     Mauve,
@@ -56,14 +47,23 @@ from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.handed_over import named
 from flower_privsyn.runs.rounds import TRAINED_MODEL
-from flower_privsyn.training.causal import FineTuning, fine_tune
+from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.distillation import Distillation
 
 #: What to do about a run directory that may be somebody else's.
 _INSTEAD = "evaluate it beside its owner's folder, or where the model is on this machine by name"
 
 #: Fewest texts on either side for distances between distributions.
 LEAST_TEXTS = 10
+
+#: Which model learns from a run's texts where nobody names one.
+_DOWNSTREAM: Final = "privsyn-tiny"
+
+#: Steps on random public text where no synthetic text says how many.
+_STEPS: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +98,21 @@ class TextComparison(NotPrivate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downstream(NotPrivate):
-    """A model before and after fine-tuning on synthetic text, on held-out text.
+class Learned(NotPrivate):
+    """A causal language model on held-out text, before a run and after.
 
     Attributes:
-        before: the public model as it is: the floor (public-only).
-        after: fine-tuned.
-        training: what the fine-tuning did.
+        model: the public model.
+        before: as it is.
+        random_public: fine-tuned on public text that nobody chose, in as many steps; None without a
+            folder to train it in.
+        release: fine-tuned on the run's synthetic text, or the model that the run made.
     """
 
+    model: str
     before: LanguageModelEvaluation
-    after: LanguageModelEvaluation
-    training: FineTuning
+    random_public: LanguageModelEvaluation | None
+    release: LanguageModelEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +123,19 @@ class RunEvaluation(NotPrivate):
         run: its folder.
         held_out_users: how many users the figures are about.
         held_out_texts: their samples.
-        costs: what the run counted; None if it counted nothing.
-        times: how long it took; None if the owner's folder is not beside it.
-        client_costs: what its nodes counted on themselves; None if they were not told to.
+        learned: a model before and after; None for a run that made none, where no folder is given
+            to train one in.
         texts: None for a run without synthetic text.
-        downstream: None unless it was asked for.
         classification: what the labels of its text are worth, by a classifier each; none for a run
             without classes.
-        trained_model: the model that the run made; None for methods that make none.
-        public_model: what that was before the run.
     """
 
     run: str
     held_out_users: int
     held_out_texts: int
-    costs: RunCosts | None
-    times: RunTimes | None
-    client_costs: ClientCosts | None
+    learned: Learned | None
     texts: TextComparison | None
-    downstream: Downstream | None
     classification: tuple[Classification, ...]
-    trained_model: LanguageModelEvaluation | None
-    public_model: LanguageModelEvaluation | None
 
 
 def evaluate_run(
@@ -153,7 +147,6 @@ def evaluate_run(
     training: CausalTraining | None = None,
     work: Path | None = None,
     encoder: str | Path | None = None,
-    cpu_time: str | Path | None = None,
     embedder: Embedder | None = None,
     max_texts: int = 5000,
     seed: int = 0,
@@ -165,13 +158,12 @@ def evaluate_run(
         run: the run.
         held_out: users that took no part; see `split_users` for those a run held out itself.
         private: users that took part, to look for copies of their text; None to leave that out.
-        downstream: causal language model to fine-tune on the synthetic text and to measure before
-            and after; None to leave that out.
+        downstream: causal language model to fine-tune on the synthetic text; None for the model
+            that the run made, or a small bundled one where it made none. Needs `work`.
         training: how it is fine-tuned.
-        work: folder outside the run directory, for the fine-tuned model; needed with `downstream`.
+        work: folder outside the run directory, for fine-tuned models; None to fine-tune none.
         encoder: model to fine-tune as a classifier, beside logistic regression, where texts have
             classes; None to leave that out.
-        cpu_time: what the run's nodes wrote under `PRIVSYN_CPU_TIME`; None to leave that out.
         embedder: in place of the run's embedding model.
         max_texts: at most so many synthetic and so many held-out texts are embedded and compared,
             drawn at random, >= 10.
@@ -186,70 +178,42 @@ def evaluate_run(
     """
     _check(run, held_out, private=private, downstream=downstream, work=work, max_texts=max_texts)
     shown: ProgressReporter = progress or NullProgress()
-    # Before anything that takes time: a wrong file is named at once.
-    spent = None if cpu_time is None else client_costs(cpu_time, users=roster_size(run))
     embedder = embedder or run_embedder(run)
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
+    if downstream is not None and not synthetic:
+        raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
     others = (
         None if private is None else run_samples(run.config, private, tokenizer=embedder.tokenizer)
     )
-    comparison = _compared(
-        run, synthetic, samples, others, embedder, max_texts=max_texts, seed=seed, shown=shown
-    )
-    classified = classify_run(
-        run,
-        samples,
-        private=others,
-        embedder=embedder,
-        encoder=encoder,
-        seed=seed,
-        progress=shown,
-    )
-    public, trained = _made(run, samples, seed, shown)
-    tuned = None
-    if downstream is not None and work is not None:
-        settings = training or CausalTraining(learn_ends=False)  # as none of held-out text count
-        tuned = _fine_tuned(run, downstream, synthetic, samples, settings, work, seed, shown)
+    settings = training or CausalTraining(learn_ends=False)  # as none of held-out text count
     return RunEvaluation(
         run=str(run.path),
         held_out_users=len(held_out),
         held_out_texts=len(samples),
-        costs=_costs(run),
-        times=run_times(run),
-        client_costs=spent,
-        texts=comparison,
-        downstream=tuned,
-        classification=classified,
-        trained_model=trained,
-        public_model=public,
-    )
-
-
-def _compared(
-    run: RunDirectory,
-    synthetic: Sequence[str],
-    held_out: Samples,
-    private: Samples | None,
-    embedder: Embedder,
-    *,
-    max_texts: int,
-    seed: int,
-    shown: ProgressReporter,
-) -> TextComparison | None:
-    """A run's text beside held-out text, as its settings cut this; None where it wrote none."""
-    if not synthetic:
-        return None
-    return compare_texts(
-        synthetic,
-        held_out.texts,
-        private=None if private is None else private.texts,
-        embedder=embedder,
-        embedding_model=str(run.config["embedding-model"]),
-        max_tokens=int(run.config["max-tokens"]),
-        max_texts=max_texts,
-        seed=seed,
-        progress=shown,
+        learned=_learned(run, synthetic, samples, downstream, settings, work, seed, shown),
+        texts=compare_texts(
+            synthetic,
+            samples.texts,
+            private=None if others is None else others.texts,
+            embedder=embedder,
+            embedding_model=str(run.config["embedding-model"]),
+            max_tokens=int(run.config["max-tokens"]),
+            max_texts=max_texts,
+            seed=seed,
+            progress=shown,
+        )
+        if synthetic
+        else None,
+        classification=classify_run(
+            run,
+            samples,
+            private=others,
+            embedder=embedder,
+            encoder=encoder,
+            seed=seed,
+            progress=shown,
+        ),
     )
 
 
@@ -269,11 +233,144 @@ def _check(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "
             "held-out users must not have taken part"
         )
-    if downstream is not None and (work is None or _inside(work, run.path)):
+    inside = work is not None and expanded(work).absolute().resolve().is_relative_to(
+        run.path.resolve()
+    )
+    if inside or (downstream is not None and work is None):
         raise ConfigError(
             "fine-tuning needs a work folder outside the run directory: what is measured on "
             "private text must not lie beside what was released"
         )
+
+
+def _learned(
+    run: RunDirectory,
+    synthetic: Sequence[str],
+    samples: Samples,
+    downstream: str | Path | None,
+    settings: CausalTraining,
+    work: Path | None,
+    seed: int,
+    shown: ProgressReporter,
+) -> Learned | None:
+    """A model before a run, after as many steps on random public text, and with the release."""
+    made = run.path / TRAINED_MODEL
+    own = downstream is None and bool(run.config.get("model")) and _predicts(made)
+    if not own and (work is None or not synthetic):
+        return None
+    model = downstream or _DOWNSTREAM
+    if own:
+        model = located(named(run, "model", here=has_model, instead=_INSTEAD))
+
+    def measure(what: str | Path, name: str) -> LanguageModelEvaluation:
+        return measured(what, samples, name=name, seed=seed, progress=shown)
+
+    def tune(texts: Sequence[str], name: str, training: CausalTraining) -> Path:
+        assert work is not None
+        return tuned(model, texts, settings=training, output=work / name, seed=seed, progress=shown)
+
+    before, random_public = measure(model, "the public model"), None
+    if work is not None:
+        training = settings
+        if own and not settings.max_steps:
+            training = replace(settings, max_steps=_STEPS)
+        public = random_public_text(
+            _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
+        )
+        floor = tune(public, "random-public", training)
+        random_public = measure(floor, "the model of random public text")
+    after = made if own else tune(synthetic, "downstream", settings)
+    return Learned(
+        model=str(model),
+        before=before,
+        random_public=random_public,
+        release=measure(after, "the model of the release"),
+    )
+
+
+def _predicts(made: Path) -> bool:
+    """Whether there is a model that predicts texts; one with an encoder does after conditions."""
+    return (made / "config.json").is_file() and not holds_encoder_decoder(made)
+
+
+def _public_text(run: RunDirectory) -> str:
+    """The public text of a run that is this user's own, else the bundled one."""
+    own = run.owner.own.get("settings", {})
+    return located(str(own.get("public-text") or "bundled"))
+
+
+# ---------------------------------------------------------------------- measures
+
+
+def measured(
+    model: str | Path,
+    samples: Samples,
+    *,
+    name: str = "the model",
+    max_tokens: int = 64,
+    seed: int = 0,
+    progress: ProgressReporter,
+) -> LanguageModelEvaluation:
+    """What a causal language model predicts of held-out samples; see `evaluate_language_model`."""
+    with progress.stage(f"Held-out text under {name}", len(samples)) as stage:
+        return evaluate_language_model(
+            model,
+            samples.texts,
+            owners=samples.owners,
+            max_tokens=max_tokens,
+            seed=seed,
+            progress=stage.update,
+        )
+
+
+def tuned(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    settings: CausalTraining,
+    output: Path,
+    seed: int,
+    progress: ProgressReporter,
+    distillation: Distillation | None = None,
+    stamp: str = "",
+) -> Path:
+    """Fine-tune a causal language model on texts, into `output`; see `fine_tune`."""
+    with progress.stage(f"Fine-tune on {len(texts):,} texts") as stage:
+        fine_tune(
+            model,
+            texts,
+            settings=settings,
+            output=output,
+            seed=seed,
+            progress=stage.reach,
+            distillation=distillation,
+            stamp=stamp,
+        )
+    return output
+
+
+def random_public_text(
+    source: str, model: str | Path, *, settings: CausalTraining, rows: int = 0, seed: int
+) -> list[str]:
+    """Public text that nobody chose, as much as fine-tuning reads, drawn by the seed.
+
+    Args:
+        source: "bundled", or a file.
+        model: that is fine-tuned.
+        settings: how; their steps say how many rows are read.
+        rows: how many where passes are counted and not steps; 0 for all.
+        seed: of the draw.
+    """
+    from flower_privsyn.data.public_rows import PublicRows
+
+    public = PublicRows.of(
+        source,
+        tokenizer=load_tokenizer(located(str(model)))[0],
+        max_tokens=settings.max_tokens,
+        setting="public-text",
+    )
+    read = settings.max_steps * settings.batch_size or rows or len(public)
+    return public.drawn(read, np.random.default_rng([seed, 3]))
 
 
 def compare_texts(
@@ -429,65 +526,7 @@ def held_out_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any)
     return samples
 
 
-def _costs(run: RunDirectory) -> RunCosts | None:
-    try:
-        return run_costs(run)
-    except DataError:
-        return None  # of a run that asked nothing
-
-
-def _made(
-    run: RunDirectory, samples: Samples, seed: int, shown: ProgressReporter
-) -> tuple[LanguageModelEvaluation | None, LanguageModelEvaluation | None]:
-    """The model that a run made, before and after it; None where there is none."""
-    made = run.path / TRAINED_MODEL
-    if not (made / "config.json").is_file():
-        return None, None
-    if holds_encoder_decoder(made):
-        return None, None  # it predicts documents after conditions, and no token of them alone
-    public = None
-    if run.config.get("model"):
-        model = located(named(run, "model", here=has_model, instead=_INSTEAD))
-        public = _measured(model, samples, seed, shown, "the public model")
-    return public, _measured(made, samples, seed, shown, "the trained model")
-
-
-def _measured(
-    model: str | Path, samples: Samples, seed: int, shown: ProgressReporter, name: str
-) -> LanguageModelEvaluation:
-    with shown.stage(f"Held-out text under {name}", len(samples)) as stage:
-        return evaluate_language_model(
-            model, samples.texts, owners=samples.owners, seed=seed, progress=stage.update
-        )
-
-
-def _fine_tuned(
-    run: RunDirectory,
-    model: str | Path,
-    synthetic: Sequence[str],
-    samples: Samples,
-    training: CausalTraining,
-    work: Path,
-    seed: int,
-    shown: ProgressReporter,
-) -> Downstream:
-    if not synthetic:
-        raise DataError(f"the run in {run.path} wrote no synthetic text to fine-tune on")
-    before = _measured(model, samples, seed, shown, "the public model")
-    output = work / "downstream"
-    with shown.stage("Fine-tuning on synthetic text") as stage:
-        report = fine_tune(
-            model, synthetic, settings=training, output=output, seed=seed, progress=stage.reach
-        )
-    after = _measured(output, samples, seed, shown, "the fine-tuned model")
-    return Downstream(before=before, after=after, training=report)
-
-
 def _draw(texts: Sequence[str], most: int, generator: np.random.Generator) -> list[str]:
     if len(texts) <= most:
         return list(texts)
     return [texts[index] for index in sorted(generator.permutation(len(texts))[:most].tolist())]
-
-
-def _inside(path: Path, folder: Path) -> bool:
-    return expanded(path).absolute().resolve().is_relative_to(folder.resolve())

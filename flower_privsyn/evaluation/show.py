@@ -1,9 +1,10 @@
-"""An evaluation as a table for people, under its stamp."""
+"""An evaluation for people, under its stamp: three lines of a model, then the texts."""
 
 from __future__ import annotations
 
 from flower_privsyn.evaluation.classification import Classification, Score, Share
-from flower_privsyn.evaluation.language_model import Interval, LanguageModelEvaluation
+from flower_privsyn.evaluation.copies import CopyRates
+from flower_privsyn.evaluation.language_model import LanguageModelEvaluation
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import RunEvaluation
 
@@ -26,87 +27,40 @@ def show(record: RunEvaluation) -> None:
 
 def rows(record: RunEvaluation) -> list[tuple[str, str]]:
     """The main figures with their names, in words."""
-    found = [
-        ("held out", f"{record.held_out_texts:,} texts of {record.held_out_users:,} users"),
-    ]
-    texts = record.texts
-    if texts is not None:
-        copies = texts.held_out_copies
+    found = []
+    if record.learned is not None:
         found += [
-            (
-                "embeddings",
-                f"{texts.embedding_model}, {texts.frechet.synthetic_texts:,} synthetic "
-                f"and {texts.frechet.private_texts:,} held-out texts",
-            ),
+            ("before", _model(record.learned.before)),
+            ("the same steps on random public text", _model(record.learned.random_public)),
+            ("with the release", _model(record.learned.release)),
+            ("", f"predicted by {record.learned.model}, 95 % intervals over users"),
+        ]
+    found.append(
+        ("held out", f"{record.held_out_texts:,} texts of {record.held_out_users:,} users")
+    )
+    if record.texts is not None:
+        far = record.texts.frechet
+        found += [
             (
                 "Fréchet distance, squared",
-                f"{texts.frechet.squared:.4f} "
-                f"({texts.frechet.extrapolated:.4f} extrapolated to infinitely many texts)",
+                f"{far.squared:.4f} ({far.extrapolated:.4f} for infinitely many texts), embeddings "
+                f"of {record.texts.embedding_model}",
             ),
-            (
-                "precision, recall",
-                f"{texts.precision_recall.precision:.3f}, {texts.precision_recall.recall:.3f}",
-            ),
-            (
-                "MMD, squared",
-                f"{texts.discrepancy.squared:.5f} +- {texts.discrepancy.standard_error:.5f}",
-            ),
-            ("MAUVE", f"{texts.mauve.score:.3f} ({texts.mauve.smoothed:.3f} smoothed)"),
-            (
-                "self-similarity",
-                f"{_number(texts.synthetic_diversity.self_similarity)}, held-out "
-                f"text {_number(texts.private_diversity.self_similarity)}",
-            ),
-            (
-                "distinct 2-grams",
-                f"{texts.synthetic_diversity.distinct[2]:.3f} in "
-                f"{texts.synthetic_diversity.words:,} words, held-out text "
-                f"{texts.private_diversity.distinct[2]:.3f} in {texts.private_diversity.words:,}",
-            ),
-            ("copies of held-out text", _copies(copies.exact, copies.windows, copies.near)),
+            ("copies of held-out text", _copies(record.texts.held_out_copies)),
         ]
-        if texts.private_copies is not None:
-            copies = texts.private_copies
-            found.append(
-                ("copies of the users' text", _copies(copies.exact, copies.windows, copies.near))
-            )
-    if record.downstream is not None:
-        found += _model("before fine-tuning", record.downstream.before)
-        found += _model("fine-tuned", record.downstream.after)
+        if record.texts.private_copies is not None:
+            found.append(("copies of the users' text", _copies(record.texts.private_copies)))
     for classification in record.classification:
         found += _classified(classification)
-    if record.public_model is not None:
-        found += _model("before the run", record.public_model)
-    if record.trained_model is not None:
-        found += _model("after the run", record.trained_model)
-    if record.costs is not None:
-        costs = record.costs
-        found += [
-            ("rounds", f"{costs.rounds}"),
-            ("down to one user", f"{costs.floats_down:,} floats, {costs.bytes_down:,} bytes"),
-            ("up from one user", f"{costs.floats_up:,} floats, {costs.bytes_up:,} bytes"),
-        ]
-    if record.times is not None:
-        times = record.times
-        found.append(
-            ("server", f"{times.seconds_server:.1f} s, and {times.seconds_feedback:.0f} s waiting")
-        )
-    if record.client_costs is not None:
-        seconds = record.client_costs.cpu_seconds_per_user
-        found.append(("one user's node", f"{seconds:.3g} CPU seconds in the whole run"))
     return found
 
 
-def _model(name: str, figures: LanguageModelEvaluation) -> list[tuple[str, str]]:
-    bits, known = figures.bits_per_byte, figures.in_vocabulary_accuracy
-    lines = [
-        (f"{name}: next-token accuracy", _interval(figures.next_token_accuracy)),
-        (f"{name}: perplexity", _interval(figures.perplexity)),
-        (f"{name}: bits per byte", "-" if bits is None else _interval(bits)),
-    ]
-    if figures.unknown_tokens and known is not None:
-        lines.insert(1, (f"{name}: accuracy of known tokens", _interval(known)))
-    return lines
+def _model(figures: LanguageModelEvaluation | None) -> str:
+    if figures is None:
+        return "not measured"
+    right, bits = figures.next_token_accuracy, figures.bits_per_byte
+    told = f"{100 * right.value:.2f} % [{100 * right.low:.2f}, {100 * right.high:.2f}] of tokens"
+    return told if bits is None else f"{told}, {bits.value:.3f} bits per byte"
 
 
 def _classified(found: Classification) -> list[tuple[str, str]]:
@@ -133,13 +87,8 @@ def _share(found: Share) -> str:
     return f"{100 * found.value:.1f}{error} %"
 
 
-def _interval(figure: Interval) -> str:
-    return f"{figure.value:.4g} [{figure.low:.4g}, {figure.high:.4g}]"
-
-
-def _copies(exact: float, windows: float, near: float) -> str:
-    return f"{exact:.2%} exact, {windows:.2%} share a window of words, {near:.2%} near copies"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _copies(found: CopyRates) -> str:
+    return (
+        f"{found.exact:.2%} exact, {found.windows:.2%} share a window of words, {found.near:.2%} "
+        "near copies"
+    )

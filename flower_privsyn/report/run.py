@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
 from flower_privsyn.report.figures import Chart, Level, by_round
@@ -41,6 +40,7 @@ from flower_privsyn.report.rounds import (
 from flower_privsyn.runs import RunDirectory, how_to_resume
 from flower_privsyn.runs.run_format import stamp_of
 from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
+from flower_privsyn.runs.summary import run_costs
 
 _ROUND_SAMPLES, _FINAL_SAMPLES = 3, 9
 _SAID = 12

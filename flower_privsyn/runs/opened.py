@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any
 from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.runs.directory import RunDirectory
-from flower_privsyn.runs.rounds import Rounds
-from flower_privsyn.runs.run_format import stamp_of
+from flower_privsyn.runs.summary import RunSummary, round_texts
 
 if TYPE_CHECKING:
     import pandas as pd
     from datasets import Dataset
-
-#: Columns of a round's texts that say nothing to people.
-_VECTORS = frozenset({"embedding"})
 
 #: Files by which a folder is known as a model.
 _MODEL_FILES = ("config.json", "adapter_config.json", "model.safetensors")
@@ -53,9 +49,11 @@ class OpenedRun:
         self.run = run
 
     def __repr__(self) -> str:
-        return f"<run {self.path}: {self.strategy or 'no strategy'}, {self.status}>"
+        return f"<run {self.path}: {self._strategy or 'no strategy'}, {self.run.standing}>"
 
-    # ---------------------------------------------------------------- what was asked
+    @property
+    def _strategy(self) -> str:
+        return str(self.run.document.get("strategy") or "")
 
     @property
     def path(self) -> Path:
@@ -63,42 +61,13 @@ class OpenedRun:
         return self.run.path
 
     @property
-    def strategy(self) -> str:
-        """The class that ran it; "" of a run of something else."""
-        return str(self.run.document.get("strategy") or "")
+    def summary(self) -> RunSummary:
+        """Settings, what was spent, what a user sends and how the run stands, read now.
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting under its hyphenated key, with what resumed runs changed."""
-        return self.run.config
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The libraries that the run was made with."""
-        return dict(self.run.document.get("versions", {}))
-
-    # ---------------------------------------------------------------- how it stands
-
-    @property
-    def status(self) -> str:
-        """One of running, finished, failed and interrupted (killed, or ended by a signal)."""
-        return self.run.standing
-
-    @property
-    def error(self) -> str | None:
-        """The sentence that says why the run failed; None unless it did."""
-        return self.run.error
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Figures of the result, both epsilons among them; empty before there is one."""
-        return dict(self.run.state.get("summary") or {})
-
-    @property
-    def stamp(self) -> str | None:
-        """What must stand at every figure, where the epsilons do not cover it; else None."""
-        found = self.summary.get("stamp")
-        return str(found) if found else stamp_of(self.run.document)
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+        """
+        return RunSummary.of(self.run)
 
     # ---------------------------------------------------------------- tables
 
@@ -148,7 +117,8 @@ class OpenedRun:
         A round at work may have no votes yet: they are missing there. No embeddings are in the
         table.
         """
-        return _table(_round_texts(self.run.rounds))
+        found = round_texts(self.run)
+        return _table({"round": number, **row} for number, rows in found.items() for row in rows)
 
     @property
     def survivors(self) -> pd.DataFrame:
@@ -172,7 +142,8 @@ class OpenedRun:
 
         "models/final" is the model of a finished run; "rounds/0003/adapter" an adapter of a round.
         """
-        folders = [*sorted((self.path / "models").glob("*")), *_adapters(self.run)]
+        folders = [*sorted((self.path / "models").glob("*"))]
+        folders += [files.adapter for _, files in self.run.rounds]
         return {
             folder.relative_to(self.path).as_posix(): folder
             for folder in folders
@@ -196,28 +167,10 @@ class OpenedRun:
         rows = list(read_json_lines(self.run.synthetic_jsonl))
         if not rows:
             raise RunDirectoryError(
-                f"The run in {self.path} has no synthetic texts: it is {self.status}, and its "
-                f"strategy is {self.strategy or 'not stated'}."
+                f"The run in {self.path} has no synthetic texts: it is {self.run.standing}, and "
+                f"its strategy is {self._strategy or 'not stated'}."
             )
         return Dataset.from_list(rows)
-
-
-def _adapters(run: RunDirectory) -> list[Path]:
-    return [files.adapter for _, files in run.rounds]
-
-
-def _round_texts(rounds: Rounds) -> list[dict[str, Any]]:
-    """The rows of all rounds that hold texts, with the number of the round."""
-    import pyarrow.parquet as pq
-
-    found: list[dict[str, Any]] = []
-    for number, files in rounds:
-        file = files.texts
-        if file is not None:
-            columns = [name for name in pq.read_schema(file).names if name not in _VECTORS]
-            rows = pq.read_table(file, columns=columns).to_pylist()
-            found += [{"round": number, **row} for row in rows]
-    return found
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from flower_privsyn.comparison import APP, Cell, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import DataError
+from flower_privsyn.evaluation import run as evaluation_run
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
 from flower_privsyn.host.progress import ShownProgress
@@ -84,7 +85,7 @@ def test_held_out_text_is_the_same_for_every_method(
         read.append(list(texts))
         raise DataError("read")
 
-    monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
+    monkeypatch.setattr(evaluation_run, "evaluate_language_model", evaluate)
     found = Measures(
         plan_of(people("p", users=2, texts=1), people("h", users=3, texts=9)), tmp_path
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,9 @@ from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.comparison.measures import costs
 from flower_privsyn.data import Users
 from flower_privsyn.environment import CPU_TIME
-from flower_privsyn.evaluation import STAMP
-from flower_privsyn.evaluation.costs import (
-    client_costs,
-    run_costs,
-    run_times,
-)
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import bytes_per_number
 from flower_privsyn.privacy.randomness import InsecureRandom
@@ -31,6 +27,7 @@ from flower_privsyn.queries import (
     Query,
 )
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.summary import run_costs
 from flower_privsyn.testing import (
     LoopbackGrid,
     hash_embedder,
@@ -65,16 +62,16 @@ def check(
     A node has some users, and what is counted is for one of them alone: in each of two rounds
     `down` numbers of `width` bytes, and `up` numbers.
     """
-    costs = run_costs(strategy.run)
+    spent = run_costs(strategy.run)
     check_planned(strategy, size=size)
-    assert (costs.rounds, costs.floats_down, costs.floats_up) == (2, 2 * down, 2 * up)
+    assert (spent.rounds, spent.floats_down, spent.floats_up) == (2, 2 * down, 2 * up)
     requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
     replies = [m for m in grid.replies if "privsyn.answer" in m.content]
     assert len(requests) == len(replies) == 4
     (clip,) = {clip_norm_of(request) for request in requests}
     (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
     more = up * (node - bytes_per_number(clip))
-    for number, counted in enumerate(costs.per_round):
+    for number, counted in enumerate(spent.per_round):
         for messages, key, numbers, beside in (
             (requests, "bytes_down", width * down, 0),
             (replies, "bytes_up", bytes_per_number(clip) * up, more),
@@ -120,22 +117,20 @@ class TestCountedInARun:
         between = [line for line in lines if line["event"] == "round"]
         assert [line["round"] for line in between] == [line["round"] for line in run.metrics()]
         outside = {line["event"]: line for line in lines if line["event"] in ("begin", "finish")}
-        times = run_times(run)
-        assert times is not None
-        assert times.to_dict()["stamp"] == STAMP
-        assert times.seconds_server == pytest.approx(
+        found = costs(run, tmp_path / "none", users=6)
+        assert found["server_seconds"] == pytest.approx(
             sum(line["seconds_server"] for line in [*between, *outside.values()])
         )
-        assert times.seconds_feedback == sum(line["seconds_feedback"] for line in between) > 0
+        assert sum(line["seconds_feedback"] for line in between) > 0
         assert min(outside["begin"]["seconds_server"], outside["finish"]["seconds_server"]) > 0
         # A copy of the run directory alone knows everything but the times.
         alone = RunDirectory.open(shutil.copytree(run.path, tmp_path / "shared"))
-        assert run_times(alone) is None
-        costs = run_costs(run)
-        assert run_costs(alone) == costs
-        assert "seconds" not in json.dumps(costs.to_dict())
-        assert costs.participation == 1.0
-        assert costs.lost_rounds == 0
+        assert costs(alone, tmp_path / "none", users=6)["server_seconds"] is None
+        counted = run_costs(run)
+        assert run_costs(alone) == counted
+        assert "seconds" not in json.dumps(asdict(counted))
+        assert counted.participation == 1.0
+        assert counted.lost_rounds == 0
 
     def test_what_is_counted_says_nothing_about_who_took_part(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
@@ -220,13 +215,10 @@ class TestClientTime:
         ]
         # Who was asked is secret where users flip coins.
         assert file.stat().st_mode & 0o077 == 0
-        found = client_costs(file, users=4)
-        assert found.answers == 4
-        assert found.cpu_seconds_prepare > 0.005
-        assert found.cpu_seconds_per_user == pytest.approx(
-            (found.cpu_seconds_prepare + found.cpu_seconds_rounds) / 4
-        )
-        assert found.to_dict()["stamp"] == STAMP
+        assert all(line["cpu_seconds"] > 0 for line in lines)
+        found = costs(strategy.run, file, users=4)
+        answered = sum(line["cpu_seconds"] for line in lines[2:])
+        assert found["client_cpu_seconds"] == pytest.approx(answered / 4)
         for reply in busy.replies:
             assert not wire.unexpected_records(reply)
         sent = b"".join(_serialised(reply) for reply in busy.replies)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
+from flower_privsyn.runs.summary import run_costs
 from flower_privsyn.strategies import (
     POPri,
     POPriConfig,

@@ -15,6 +15,7 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 from flower_privsyn.evaluation.show import rows
+from flower_privsyn.files import write_json
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal_settings import CausalTraining
@@ -82,9 +83,6 @@ class TestEvaluateRun:
         before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
         private, held_out = split_users(finished, make_users(90))
         assert len(private) + len(held_out) == 90
-        spent = [{"message": "query.prepare", "cpu_seconds": 3.0}]
-        spent += [{"message": "query.x", "cpu_seconds": 0.5}] * 4
-        (tmp_path / "cpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spent))
         found = evaluate_run(
             finished,
             held_out,
@@ -92,32 +90,26 @@ class TestEvaluateRun:
             downstream=gpt2,
             training=CausalTraining(max_steps=30, learning_rate=1e-2, device="cpu"),
             work=tmp_path / "work",
-            cpu_time=tmp_path / "cpu.jsonl",
             embedder=HashEmbedder(),
         )
-        assert found.client_costs is not None
-        assert found.client_costs.cpu_seconds_per_user == pytest.approx(5.0 / len(private))
         assert found.held_out_users == len(held_out)
         assert found.held_out_texts == 3 * len(held_out)
-        assert found.costs is not None
-        assert found.costs.rounds == 2
         assert found.texts is not None
         assert found.texts.private_copies is not None
-        assert found.downstream is not None
-        after, floor = found.downstream.after, found.downstream.before
+        learned = found.learned
+        assert learned is not None
+        assert learned.random_public is not None
         # What the run wrote is about courts, as the held-out users are.
-        assert after.cross_entropy.value < floor.cross_entropy.value - 0.5
-        assert found.downstream.training.steps == 30
-        assert found.trained_model is None
+        entropy = learned.release.cross_entropy.value
+        assert entropy < learned.before.cross_entropy.value - 0.5
+        assert learned.random_public.users == len(held_out)
         # Nothing of it stands where readers are promised the run's epsilon.
         assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")} == before
         content = json.loads(found.to_json())
         assert content["stamp"] == STAMP
         assert stamps(content) >= 9
-        shown = dict(rows(found))
-        assert shown["rounds"] == "2"
-        assert shown["one user's node"].endswith("CPU seconds in the whole run")
-        assert "fine-tuned: next-token accuracy" in shown
+        shown = [name for name, _ in rows(found)][:3]
+        assert shown == ["before", "the same steps on random public text", "with the release"]
 
     def test_a_model_trained_on_the_nodes(
         self, finished: RunDirectory, gpt2: Path, tmp_path: Path
@@ -126,11 +118,16 @@ class TestEvaluateRun:
 
         shutil.copytree(gpt2, finished.path / "models" / "final")
         finished.synthetic_jsonl.unlink()
+        document = finished.document
+        document["config"]["model"] = "privsyn-tiny"
+        write_json(finished.config_file, document)
         _, held_out = split_users(finished, make_users(90))
         found = evaluate_run(finished, held_out, embedder=HashEmbedder())
         assert found.texts is None
-        assert found.trained_model is not None
-        assert found.trained_model.users == len(held_out)
+        assert found.learned is not None
+        assert found.learned.model == "privsyn-tiny"
+        assert found.learned.random_public is None  # no folder to train it in
+        assert found.learned.release.users == len(held_out)
         with pytest.raises(DataError, match="wrote no synthetic text"):
             evaluate_run(
                 finished, held_out, embedder=HashEmbedder(), downstream=gpt2, work=tmp_path / "w"
@@ -177,12 +174,16 @@ class TestCommand:
         assert main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
         out, err = capsys.readouterr()
         assert out.startswith(f"[{STAMP}]")
-        for words in ("Fréchet distance", "MAUVE", "copies of the users' text", "bits per byte"):
+        for words in (
+            "Fréchet distance",
+            "with the release",
+            "copies of the users' text",
+        ):
             assert words in out
-        assert "Fine-tuning on synthetic text" in err
+        assert "Fine-tune on" in err
         written = finished.path.with_name("run.evaluation")
         record = json.loads((written / "evaluation.json").read_text())
         assert record["stamp"] == STAMP
         assert record["texts"]["mauve"]["features"] == "all-MiniLM-L6-v2"
-        assert record["downstream"]["training"]["steps"] == 3
+        assert record["learned"]["random_public"]["stamp"] == STAMP
         assert (written / "downstream" / "model.safetensors").is_file()

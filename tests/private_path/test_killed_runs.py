@@ -14,11 +14,11 @@ from flwr.app import (
 )
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
-from flower_privsyn.evaluation.costs import run_costs
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.private_path import rounds
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.summary import run_costs
 from flower_privsyn.strategies import ReleasedSum
 from tests.support.federation import silent
 from tests.support.probe import Killed, Probe, ProbeMethod

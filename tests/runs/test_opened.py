@@ -40,10 +40,12 @@ def folder_of(name: str, folders: dict[str, Path]) -> Path:
 def test_tables_hold_what_the_files_hold(name: str, folders: dict[str, Path]) -> None:
     path = folder_of(name, folders)
     run = open_run(path)
-    assert run.status == "finished"
-    assert run.strategy in repr(run)
-    assert run.settings == run.run.config
-    assert run.versions["flwr"]
+    summary = run.summary
+    assert summary.status == "finished"
+    assert summary.strategy
+    assert summary.strategy in repr(run)
+    assert summary.settings == run.run.config
+    assert summary.versions["flwr"]
     metrics = (path / "metrics.jsonl").read_text("utf-8").splitlines()
     assert run.metrics["round"].tolist() == [json.loads(line)["round"] for line in metrics]
     assert len(run.ledger) == len((path / "ledger.jsonl").read_text("utf-8").splitlines())
@@ -80,19 +82,20 @@ def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.hold_metrics(1, {"round": 1, "released": True})
     opened = open_run(run.path)
-    assert opened.status == "running"
+    assert opened.summary.status == "running"
     assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]
     assert opened.ledger["event"].tolist() == ["opened", "started"]
     assert opened.survivors.groupby("round").size().empty  # as the page has it, of any method
     for empty in (opened.texts, opened.releases, opened.candidates, opened.survivors):
         assert len(empty) == 0
     assert opened.models == {}
-    assert opened.summary == {}
+    assert opened.summary.figures == {}
     run.unlock()
     (run.path / ".lock").unlink()  # of this process, which is alive
-    assert opened.status == "interrupted"
+    assert opened.summary.status == "interrupted"
     run.mark_failed(RunDirectoryError("The disk is full."))
-    assert (opened.status, opened.error) == ("failed", "The disk is full.")
+    summary = opened.summary
+    assert (summary.status, summary.error) == ("failed", "The disk is full.")
 
 
 def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
 def test_a_run_without_the_budget_is_stamped(tmp_path: Path) -> None:
     printed = {"noise-calibration": "too-little-as-printed"}
     run = RunDirectory.create(tmp_path / "run", config=printed)
-    assert open_run(run.path).stamp == RESEARCH_STAMP
+    assert open_run(run.path).summary.stamp == RESEARCH_STAMP
 
 
 def test_the_example_of_the_page_runs_without_a_model_library(

@@ -1,30 +1,23 @@
-"""Trackers hold what the run directory holds, by their own libraries, and no time but one."""
+"""Trackers hold what the run directory holds, by their own libraries, once, across resumed runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import GenerationError
+from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.runs import RunDirectory, trackers
 from flower_privsyn.runs.locks import read_holder
-from flower_privsyn.runs.trackers import (
-    Figures,
-    MLflow,
-    TensorBoard,
-    WeightsAndBiases,
-    figures_of,
-    tell,
-)
+from flower_privsyn.runs.summary import RunSummary
+from flower_privsyn.runs.trackers import Following
 from tests.support import golden_runs
 from tests.support.probe import Probe
 from tests.support.run_files import add_line
-from tests.support.tracked import mlflow_run, tensorboard_points, wandb_run
+from tests.support.tracked import mlflow_run, tensorboard_points
 
 
 @pytest.fixture
@@ -37,28 +30,66 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 POINTS = [(1, "released", 1.0), (1, "epsilon_release", 0.5), (2, "released", 0.0)]
+ALL = sorted([*POINTS, (3, "released", 1.0)])
 
 
-def test_figures_are_numbers_of_rounds_and_settings_without_places(run: RunDirectory) -> None:
-    figures = figures_of(run)
-    assert list(figures.points) == POINTS
-    assert figures.settings == {"num-rounds": "3", "epsilon": "2.0"}
-    assert figures.created == datetime.fromisoformat(run.document["created"]).timestamp()
+class Listening:
+    """Hears all, and may fail after that."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.begun: list[tuple[RunSummary, str]] = []
+        self.points: list[tuple[int, str, float]] = []
+        self.ends: list[str] = []
+        self.fails = fails
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        self.begun.append((run, known))
+        return "its name"
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        if self.fails:
+            raise ConnectionError("no route to http://me:pass@word@tracker:5000/api")
+        self.points += [(number, name, value) for name, value in figures.items()]
+
+    def end(self, status: str) -> None:
+        self.ends.append(status)
 
 
-def test_tensorboard_reads_every_figure_and_one_time(run: RunDirectory) -> None:
-    pytest.importorskip("tensorboard")
-    assert tell(TensorBoard(), run)
-    (file,) = (run.path / "tensorboard").iterdir()
-    before = file.read_bytes()
-    assert tell(TensorBoard(), run)
-    assert file.read_bytes() == before
+def follow(name: str) -> Following:
+    """The tracker of a setting, as a process that works on a run has it."""
+    found = Following.of(name, None)
+    assert found is not None
+    return found
+
+
+def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirectory) -> None:
+    first, second = Listening(), Listening()
+    following = Following(first)
+    following.tell(run)
+    following.tell(run)
+    assert first.points == POINTS
+    ((summary, known),) = first.begun
+    assert (known, summary.settings) == ("", {"num-rounds": 3, "epsilon": 2.0})
     add_line(run, {"round": 3, "released": True})
-    assert tell(TensorBoard(), run)
-    found, moments = tensorboard_points(file.parent)
-    assert moments == {figures_of(run).created}
-    assert found == [*POINTS, (3, "released", 1.0)]
-    assert b"/secret" not in file.read_bytes()
+    run.mark_finished()
+    Following(second).tell(run)  # of a run that was resumed
+    assert second.points == [(3, "released", 1.0)]
+    assert (second.begun[0][1], second.ends) == ("its name", ["finished"])
+    third = Listening()
+    Following(third).tell(run)
+    assert not third.begun
+    assert not list(run.path.rglob("*trackers*"))
+
+
+def test_tensorboard_reads_every_figure(run: RunDirectory) -> None:
+    pytest.importorskip("tensorboard")
+    follow("tensorboard").tell(run)
+    add_line(run, {"round": 3, "released": True})
+    run.mark_finished()
+    follow("tensorboard").tell(run)
+    folder = run.owner.path / "tensorboard"
+    assert sorted(tensorboard_points(folder)) == ALL
+    assert all(b"/secret" not in file.read_bytes() for file in folder.iterdir())
 
 
 def test_mlflow_goes_on_with_the_run_it_has(
@@ -67,78 +98,73 @@ def test_mlflow_goes_on_with_the_run_it_has(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    assert tell(MLflow(), run)
+    follow("mlflow").tell(run)
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    assert tell(MLflow(), run)
-    found, points, moments = mlflow_run()
-    moment = round(1000 * figures_of(run).created)
-    assert (found.info.start_time, found.info.end_time) == (moment, moment)
+    follow("mlflow").tell(run)
+    found, points = mlflow_run()
     assert found.info.status == "FINISHED"
-    assert found.data.params == {"num-rounds": "3", "epsilon": "2.0"}
-    assert sorted(points) == sorted([*POINTS, (3, "released", 1.0)])
-    assert moments == {moment}
+    assert found.data.params == {"strategy": "POPri", "num-rounds": "3", "epsilon": "2.0"}
+    assert sorted(points) == ALL
 
 
-def test_weights_and_biases_hears_all_at_the_end_and_one_time(
+def test_weights_and_biases_is_told_in_the_owner_s_folder(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert tell(WeightsAndBiases(), run)
-    assert not run.owner.path.exists() or not list(run.owner.path.rglob("*.wandb"))
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    assert tell(WeightsAndBiases(), run)
-    assert tell(WeightsAndBiases(), run)
+    follow("wandb").tell(run)
     (file,) = run.owner.path.rglob("*.wandb")
+    assert b"epsilon_release" in file.read_bytes()
     assert b"/secret" not in file.read_bytes()
-    settings, found, moments = wandb_run(run.owner.path)
-    assert {key: settings[key] for key in ("num-rounds", "epsilon")} == {
-        "num-rounds": "3",
-        "epsilon": "2.0",
-    }
-    assert sorted(found) == sorted([*POINTS, (3, "released", 1.0)])
-    assert moments == {figures_of(run).created}
+    assert not list(run.path.rglob("*wandb*"))
 
 
-def test_a_tracker_that_fails_costs_nothing(
+def test_a_tracker_that_fails_costs_nothing_and_catches_up(
     run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken:
-        def write(self, run: RunDirectory, figures: Figures) -> None:
-            raise ConnectionError("no route to http://me:pass@word@tracker:5000/api")
-
-    assert not tell(Broken(), run)
+    broken = Listening(fails=True)
+    following = Following(broken)
+    following.tell(run)
     said = "the tracker was not told: ConnectionError: no route to http://tracker:5000/api"
     assert said in caplog.text  # without the password, which would be in progress.json
+    broken.fails = False
+    following.tell(run)
+    assert not broken.points  # left alone until the run has ended
+    run.mark_finished()
+    following.tell(run)
+    assert (broken.points, broken.ends) == (POINTS, ["finished"])
 
 
-class Listening:
-    """Hears all, and may fail after that."""
+def test_a_library_that_is_missing_is_named_before_a_run_begins() -> None:
+    missing = [name for name in ("tensorboard", "mlflow", "wandb") if not _is_here(name)]
+    for name in missing:
+        with pytest.raises(MissingExtraError, match=name):
+            Following.of(name, None)
+    assert Following.of("", None) is None
 
-    def __init__(self, *, fails: bool = False) -> None:
-        self.told: list[tuple[str, Figures]] = []
-        self._fails = fails
 
-    def write(self, run: RunDirectory, figures: Figures) -> None:
-        self.told.append((run.status, figures))
-        if self._fails:
-            raise ConnectionError("and is gone again")
+def _is_here(name: str) -> bool:
+    try:
+        trackers.require_tracker(name)
+    except MissingExtraError:
+        return False
+    return True
 
 
 def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
     federation: Callable[..., Any], config: Callable[..., Any]
 ) -> None:
     heard: list[tuple[str, int | None]] = []
+    strategy = Probe(config())
 
     class Holding(Listening):
-        def write(self, run: RunDirectory, figures: Figures) -> None:
-            super().write(run, figures)
-            holder = read_holder(run.path / ".lock")
-            heard.append((run.status, holder and holder[0]))
+        def end(self, status: str) -> None:
+            holder = read_holder(strategy.run.path / ".lock")
+            heard.append((status, holder and holder[0]))
 
-    strategy = Probe(config())
     strategy.tracker = Holding()
 
     def break_down() -> None:
@@ -148,20 +174,21 @@ def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
     strategy.method.before_update = break_down
     with pytest.raises(GenerationError):
         strategy.start(federation())
-    assert heard == [("running", os.getpid()), ("failed", os.getpid())]
+    assert heard == [("failed", os.getpid())]
+    assert strategy.tracker.points
 
 
 def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening = Listening()
-    told = listening.told
-    monkeypatch.setattr(trackers, "tracker_of", lambda name: listening)
+    monkeypatch.setattr(Following, "of", classmethod(lambda cls, name, own: cls(listening)))
     golden_runs.run("private-evolution poisson", tmp_path)
-    statuses = [status for status, _ in told]
-    assert statuses == ["running"] * (len(told) - 1) + ["finished"]
-    rounds = sorted({step for step, _, _ in told[-1][1].points})
-    assert len(told) == len(rounds) + 1
+    assert listening.ends == ["finished"]
+    ((summary, _),) = listening.begun
+    assert summary.status == "running"
+    rounds = sorted({number for number, _, _ in listening.points})
+    assert rounds == list(range(1, len(rounds) + 1))
     # Who took part is secret under Poisson sampling, and no figure counts it.
-    assert not {name for _, name, _ in told[-1][1].points} & {"num_users", "num_nodes", "answers"}
-    assert not {"run-dir", "resume", "data"} & set(told[-1][1].settings)
+    assert not {name for _, name, _ in listening.points} & {"num_users", "num_nodes", "answers"}
+    assert not {"run-dir", "resume", "data"} & set(summary.settings)

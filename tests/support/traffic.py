@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flower_privsyn.evaluation.costs import roster_size, run_costs
 from flower_privsyn.private_path.outline import planned_traffic
 from flower_privsyn.private_path.settling import plan_of, settle
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.runs.summary import run_costs
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def check_planned(strategy: Any, *, size: int, whole: int = 0) -> None:
     # As `privsyn check` makes it, from the settings alone.
     method = type(strategy)(settings).method
     outline = method.outline(Sizes(size, whole))
-    population = roster_size(run)
+    started = next(line for line in run.ledger_lines() if line["event"] == "started")
+    population = int(started["sampling"]["population"])
     plan = settle(
         plan_of(method, settings, population=population),
         epsilon=settings.epsilon,
