@@ -1,4 +1,4 @@
-"""Texts per CPU second of an embedding model, and what the check of company costs.
+"""Texts per CPU second of an embedding model, and what the check of batch invariance costs.
 
     python -m benchmarks.embedding [--texts 400] [--precision float32] [--starts 2]
 
@@ -11,9 +11,8 @@ The floor is the products of the model's matrices with the tokens there are, no 
 of one large product of the same precision. Between the floor and the package lies, besides the
 padding, what is no product: attention's softmax, GELU, norms, the tokenizer.
 
-Then processes of their own start, load the model and embed one text: with the folder read by the
-package, and by the library (`--starts` of each, in turn; the least). Their floor is a process that
-imports PyTorch and ends.
+Then processes of their own start, load the model and embed one text (`--starts`, in turn; the
+least). Their floor is a process that imports PyTorch and ends.
 """
 
 from __future__ import annotations
@@ -33,9 +32,12 @@ import numpy as np
 
 import flower_privsyn
 from benchmarks import Ratio
-from flower_privsyn.embedding import SentenceTransformerEmbedder, check_company, load_embedder
+from flower_privsyn.embedding import (
+    SentenceTransformerEmbedder,
+    check_batch_invariance,
+    load_embedder,
+)
 from flower_privsyn.embedding.embedder import ROWS
-from flower_privsyn.embedding.packed import BLOCK, passes
 
 _PASSAGES = Path(flower_privsyn.__file__).parent / "data" / "passages" / "passages.jsonl.gz"
 
@@ -44,8 +46,6 @@ import resource, sys
 import torch
 if sys.argv[1] != "PyTorch alone":
     from flower_privsyn.embedding import embedder
-    if sys.argv[1] == "the library":
-        embedder.read_plain = lambda *arguments, **options: None
     embedder.load_embedder(precision=sys.argv[2]).embed(["a text"])
 used = resource.getrusage(resource.RUSAGE_SELF)
 # Not `ru_maxrss`, which a process inherits from the one that started it.
@@ -87,11 +87,8 @@ def operations(embedder: SentenceTransformerEmbedder, texts: Sequence[str]) -> t
         each = np.array(tokens, dtype=np.float64)
         return float(matrices * each.sum() + config.num_hidden_layers * 4 * wide * (each**2).sum())
 
-    if embedder._packed is None:
-        padded = [width for places, width in embedder._passes(lengths) for _ in range(ROWS)]
-        return of(lengths), of(padded)
-    filled = sum(-sum(lengths[row] for row in rows) % BLOCK for rows in passes(lengths))
-    return of(lengths), of(lengths) + matrices * filled
+    padded = [width for places, width in embedder._passes(lengths) for _ in range(ROWS)]
+    return of(lengths), of(padded)
 
 
 def product_rate(precision: str) -> float:
@@ -113,7 +110,7 @@ def beside(ways: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str,
 
 def starts(count: int, precision: str) -> dict[str, tuple[float, float]]:
     """CPU seconds and the most memory in MiB, of a process that embeds one text; the least."""
-    kinds = ("PyTorch alone", "the package", "the library")
+    kinds = ("PyTorch alone", "the package")
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(count):
         for name, seen in found.items():
@@ -160,17 +157,16 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         f"{arguments.precision}, the floor: {len(texts) / floor:.1f} texts per CPU s; the package "
         f"takes {ours / floor:.2f} times as long; padding adds {padded / needed - 1:.0%}"
     )
-    check = cpu_seconds(lambda: check_company(embedder), repeats=1)
-    print(f"{arguments.precision}, the check of company: {check:.2f} CPU s")
+    check = cpu_seconds(lambda: check_batch_invariance(embedder), repeats=1)
+    print(f"{arguments.precision}, the check of batch invariance: {check:.2f} CPU s")
     part = f"embedding, {len(texts)} texts, {arguments.precision}"
     begun = starts(max(1, arguments.starts), arguments.precision)
     for name, (taken, most) in begun.items():
         print(f"{arguments.precision}, a start with {name}: {taken:.1f} CPU s, {most:.0f} MiB")
-    least, plain, whole = (seconds for seconds, _ in begun.values())
+    least, whole = (seconds for seconds, _ in begun.values())
     alone = "a process that embeds one text"
     return [
-        Ratio(alone, "import torch", "floor", plain, least, "CPU s"),
-        Ratio(alone, "with the library", "peer", plain, whole, "CPU s"),
+        Ratio(alone, "import torch", "floor", whole, least, "CPU s"),
         Ratio(part, "its matrix products", "floor", ours, floor, "CPU s"),
         Ratio(part, "the library's encode", "peer", ours, found["the library"], "CPU s"),
     ]

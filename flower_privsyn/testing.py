@@ -9,8 +9,8 @@
             generator=EchoGenerator(),
         ).start(grid)
 
-runs a whole method in one process: no Ray, no server, no model. `check_company` and `check_query`
-test an embedder and a query of your own.
+runs a whole method in one process: no Ray, no server, no model. `check_batch_invariance` and
+`check_query` test an embedder and a query of your own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_privsyn.client_apps.guard import simulated
-from flower_privsyn.embedding import check_company
+from flower_privsyn.embedding import check_batch_invariance
 from flower_privsyn.messages.parameters import refuse_uncarried
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
@@ -41,7 +41,7 @@ __all__ = [
     "LoopbackGrid",
     "ShuffleWords",
     "WordGenerator",
-    "check_company",
+    "check_batch_invariance",
     "check_query",
     "flower_identity",
     "hash_embedder",

@@ -21,15 +21,14 @@ from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.embedding import (
     Embedder,
-    EmbeddingCache,
     RecordStore,
     StoredRecords,
-    cached_embed,
     content_key,
-    require_company,
+    embed_texts,
+    require_batch_invariance,
 )
 from flower_privsyn.embedding.machine import device_of, machine_digest
-from flower_privsyn.embedding.records import limit_bytes
+from flower_privsyn.embedding.records import BLOCK, limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
@@ -38,7 +37,7 @@ from flower_privsyn.queries.trial import public_cohorts, public_embedding
 
 logger = logging.getLogger("flower_privsyn.client")
 
-#: Mapped records that a process looks at before it lets go of them: 32 MiB.
+#: Mapped records that a process copies at a time: 32 MiB.
 _PART_BYTES = 2**25
 
 
@@ -142,8 +141,7 @@ class FixedRecords:
     ) -> Iterator[Cohort]:
         """The records of the users who take part; what is mapped, a part at a time.
 
-        A part's pages are let go of before the next one, so that a process holds `_PART_BYTES` of
-        them however many users a node has.
+        So that a process copies `_PART_BYTES` of them however many users a node has.
         """
         if self.on_disk is None:
             yield self.cohort.select(chosen)
@@ -155,7 +153,6 @@ class FixedRecords:
             owners = part.owners - users.start
             part = replace(part, owners=owners, num_users=users.stop - users.start)
             yield part.select(chosen[users])
-            self.on_disk.forget(rows.start, rows.stop)
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:
@@ -263,14 +260,15 @@ class EmbeddingSource:
         return FixedRecords.stored(stored)
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
-        """Embed samples, each distinct text once in the life of the cache.
+        """Embed samples, each distinct text once.
 
         A sample without an embedding, or with one that is not finite, is left out.
 
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        records = self.vectors(samples.texts)
+        # Of fewer texts nothing is lost with a killed process: what is made of them is kept.
+        records = self._embedded(samples.texts, self.store if len(samples) > BLOCK else None)
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
         if not usable.all():
@@ -280,18 +278,16 @@ class EmbeddingSource:
         return FixedRecords(cohort)
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Embed texts, each distinct one once in the life of the cache; (n, dimension).
+        """Embed texts, each distinct one once in the life of the store; (n, dimension).
 
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        require_company(self.embedder, self.cache_directory)
-        cache: EmbeddingCache | None = None
-        try:
-            cache = EmbeddingCache(self.cache_directory)
-        except DataError as error:
-            logger.warning("%s Continuing without it.", error)
-        return cached_embed(self.embedder, texts, cache)
+        return self._embedded(texts, self.store)
+
+    def _embedded(self, texts: Sequence[str], store: RecordStore | None) -> npt.NDArray[np.float32]:
+        require_batch_invariance(self.embedder, self.cache_directory)
+        return embed_texts(self.embedder, texts, store)
 
 
 @dataclass(frozen=True)

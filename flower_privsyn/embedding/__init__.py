@@ -1,30 +1,33 @@
 """Text to vectors, kept on the node's disk."""
 
-from flower_privsyn.embedding.cache import EmbeddingCache, cached_embed
-from flower_privsyn.embedding.company import check_company, require_company
+from flower_privsyn.embedding.batch_invariance import (
+    check_batch_invariance,
+    require_batch_invariance,
+)
 from flower_privsyn.embedding.embedder import (
     Embedder,
     SentenceTransformerEmbedder,
     load_embedder,
 )
-from flower_privsyn.embedding.records import RecordStore, StoredRecords, content_key
-from flower_privsyn.embedding.salvage import check_embeds, embed_each
+from flower_privsyn.embedding.records import (
+    RecordStore,
+    StoredRecords,
+    content_key,
+    embed_texts,
+)
 from flower_privsyn.embedding.tokens import load_tokenizer
 from flower_privsyn.files import default_cache_directory
 
 __all__ = [
     "Embedder",
-    "EmbeddingCache",
     "RecordStore",
     "SentenceTransformerEmbedder",
     "StoredRecords",
-    "cached_embed",
-    "check_company",
-    "check_embeds",
+    "check_batch_invariance",
     "content_key",
     "default_cache_directory",
-    "embed_each",
+    "embed_texts",
     "load_embedder",
     "load_tokenizer",
-    "require_company",
+    "require_batch_invariance",
 ]

@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -16,13 +15,11 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.checks import check_choice, check_whole
-from flower_privsyn.embedding import packed
-from flower_privsyn.embedding.plain import read_plain
-from flower_privsyn.embedding.trust import own_code, refuse_code
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError
+from flower_privsyn.checks import check_choice
+from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
-from flower_privsyn.models.hub import folder_in_cache, hub_unreachable
+from flower_privsyn.models import pretrained
+from flower_privsyn.models.hub import folder_in_cache
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import one_thread, side_by_side
 
@@ -33,6 +30,9 @@ DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _OFFLINE_NAMES: Final = (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}")
 _OFFLINE_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+# Files in which sentence-transformers looks for the names of classes; the last one is where older
+# models with several routes have them.
+_CLASS_LISTS: Final = ("modules.json", "router_config.json", "config.json")
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "pytorch_model*.bin")
 # Every forward pass has this many rows. It decides the last bits of an embedding, so it is part of
 # the fingerprint and not a setting: two calls on one node must not differ in it.
@@ -70,63 +70,33 @@ class Embedder(Protocol):
 class SentenceTransformerEmbedder:
     """A sentence-transformers model from a local folder.
 
-    **Reproducibility.** A text's vector has the same bits whatever it is embedded with, else one
+    **Batch invariance.** A text's vector has the same bits whatever it is embedded with, else one
     user's text would move another's votes. What a library computes for one row depends on the
     *shape* of the batch: on an Intel CPU with AMX, batches of varying row counts moved float32 by
-    2e-7 (with two threads) and bfloat16 by 1e-3. So every product here has one shape, and one
-    thread; several threads work on several passes.
+    2e-7 (with two threads) and bfloat16 by 1e-3. So a forward pass has one shape per width and one
+    thread: 8 rows, missing ones filled with a text of one word, as many tokens as the text's own
+    length asks for; several threads work on several passes. The mask of a pass is never without a
+    zero, because a model leaves one out that has none.
 
-    - A model of BERT's form on the CPU (all-MiniLM-L6-v2) takes texts without padding, in blocks of
-      256 tokens, and attends within each text by itself (`flower_privsyn.embedding.packed`). Where
-      the folder holds nothing else, the library of the model is not even imported
-      (`flower_privsyn.embedding.plain`): the bits are the same, a start takes half the CPU time.
-    - For any other a forward pass has one shape per width: 8 rows, missing ones filled with a text
-      of one word, as many tokens as the text's own length asks for. The mask of a pass is never
-      without a zero, because a model leaves one out that has none.
+    What is left is a row's place in the shape: `flower_privsyn.embedding.batch_invariance` embeds
+    probes in many batches before anything is spent and refuses a machine where a bit moves. Another
+    CPU generation, a GPU or another torch may round differently; stored records are found again by
+    the machine that made them alone.
 
-    What is left is a row's place in the shape: `flower_privsyn.embedding.company` embeds probes in
-    many companies before anything is spent and refuses a machine where a bit moves. Another CPU
-    generation, a GPU or another torch may round differently; the cache keeps their vectors apart.
-
-    One thread of a 2-core AVX-512 CPU, 240 passages of 45 tokens on average, by
-    ``python -m benchmarks.embedding --texts 240``:
-
-    ====================================  =======  ========
-    texts per CPU second                  float32  bfloat16
-    ====================================  =======  ========
-    all at once                                85       147
-    the library's ``encode``                   60       108
-    30 at a time                               80       132
-    3 at a time                                48        86
-    ====================================  =======  ========
-
-    **Precision.** Measured on a 2-core AVX-512 CPU with bfloat16 instructions, one thread,
-    all-MiniLM-L6-v2, 1,000 pieces of speeches (55 tokens on average) voting for their nearest of
-    500 public paragraphs; texts per CPU second, cosine to float32 (least, mean), equal votes:
-
-    ==================================  =====  ================  ======
-    float32                                66  1, 1              100 %
-    bfloat16, pooled in float32           190  0.99991, 0.99995  98.6 %
-    bfloat16 throughout                   201  0.99990, 0.99995  97.4 %
-    bfloat16 autocast                     177  0.99995, 0.99998  98.6 %
-    ==================================  =====  ================  ======
-
-    A vote that moves goes to a candidate 0.07 % farther on average (0.14 % at most), where the
-    second nearest is 1.8 % farther in the median. "float32" is the default because it is the same
-    on every CPU and because emulating bfloat16 on a CPU without the instructions is many times
-    slower; "bfloat16" (the second line) is the setting for large runs on CPUs that have them.
-    Server and nodes have to agree on it: it is part of the fingerprint.
+    **Precision.** In bfloat16 the transformer computes, and pooling stays in float32: votes for the
+    nearest of 500 candidates are the same for 98.6 % of texts, and on a CPU with the instructions
+    it takes a third of the time. "float32" is the default because it is the same on every CPU and
+    because emulating bfloat16 is many times slower. Server and nodes have to agree on it: it is
+    part of the fingerprint.
 
     Args:
         folder: A sentence-transformers model folder.
         precision: Of the weights and activations of the transformer.
         device: "cpu", "cuda", ...; None lets the library choose.
-        max_tokens: Longest text, special tokens included; what is beyond is cut. None takes the
-            model's own limit.
 
     Raises:
         ConfigError: If an argument is out of range.
-        MissingExtraError: If sentence-transformers is needed and not installed.
+        MissingExtraError: If sentence-transformers is not installed.
         ModelError: If the folder holds no such model.
 
     References:
@@ -140,43 +110,20 @@ class SentenceTransformerEmbedder:
         *,
         precision: Precision = "float32",
         device: str | None = None,
-        max_tokens: int | None = None,
     ) -> None:
-        _check(precision, max_tokens)
+        check_choice("embedding-precision", precision, PRECISIONS)
         folder = Path(folder)
         weights = _weight_files(folder)
         if not weights:
             raise ModelError(f"{folder} holds no model weights ({' or '.join(_WEIGHT_PATTERNS)}).")
-        refuse_code(folder)
-        plain = read_plain(folder, precision=precision, device=device)
-        self._place = (folder.resolve(), precision, device if plain is None else "cpu")
-        self._library: Any = None
-        self._lock = threading.Lock()
-        self._packed: packed.PackedEncoder | None
-        self._pooled: Callable[[Any], Any]
-        if plain is None:
-            self._tokenizer: Any = self.model.tokenizer
-            limit = int(self.model.max_seq_length or self._tokenizer.model_max_length)
-            prompts = getattr(self.model, "prompts", None) or {}
-            self._prompt = str(prompts.get(self.model.default_prompt_name) or "")
-            bert = packed.of_library(self.model)
-            self._packed = None if bert is None else packed.PackedEncoder(bert)
-            self._pooled = self._pooled_by_library
-        else:
-            self._tokenizer, limit, self._prompt = plain.tokenizer, plain.max_tokens, ""
-            self._packed, self._pooled = plain.encoder, plain.pooled
+        _refuse_code(folder)
+        self.model = _load(folder, precision=precision, device=device)
+        self._tokenizer: Any = self.model.tokenizer
+        self._max_tokens = int(self.model.max_seq_length or self._tokenizer.model_max_length)
+        prompts = getattr(self.model, "prompts", None) or {}
+        self._prompt = str(prompts.get(self.model.default_prompt_name) or "")
         if not getattr(self._tokenizer, "is_fast", False):
             raise ModelError(f"{folder} has no fast tokenizer, which cutting text needs.")
-        if max_tokens is not None:
-            if max_tokens > limit:
-                raise ConfigError(f"max-tokens must be at most {limit} here, got {max_tokens}.")
-            limit = max_tokens
-        self._max_tokens = limit
-        if self._packed is not None and limit > self._packed.places:
-            raise ModelError(
-                f"{folder} takes texts of {limit} tokens (max_seq_length in its "
-                f"sentence_bert_config.json), and its model has {self._packed.places} places."
-            )
         self._fingerprint = _fingerprint(
             folder, weights, precision=precision, max_tokens=self._max_tokens, prompt=self._prompt
         )
@@ -186,9 +133,7 @@ class SentenceTransformerEmbedder:
             # Transformers makes one of those where the files are missing.
             raise ModelError(f"{folder} has no vocabulary: its tokenizer has special tokens alone.")
         # Ask the model rather than its configuration files: they differ between versions.
-        one = [self._filler]
-        vector = self._padded((one, _MIN_WIDTH)) if self._packed is None else self._unpadded(one)
-        self._dimension = int(vector.shape[1])
+        self._dimension = int(self._padded(([self._filler], _MIN_WIDTH)).shape[1])
 
     @property
     def fingerprint(self) -> str:
@@ -198,32 +143,17 @@ class SentenceTransformerEmbedder:
     @property
     def device(self) -> str:
         """What computes: "cpu", or the kind of accelerator and its name."""
-        if self._library is None:
-            return "cpu"
         import torch
 
-        device = self._library.device
+        device = self.model.device
         if device.type != "cuda":
             return str(device.type)
         return f"cuda {torch.cuda.get_device_name(device)}"
 
     @property
     def dimension(self) -> int:
-        """Length of a vector: 384 for all-MiniLM-L6-v2."""
+        """Length of a vector."""
         return self._dimension
-
-    @property
-    def model(self) -> Any:
-        """The sentence-transformers model itself; its own `encode` promises no bits.
-
-        Where the package read the folder without the library (`flower_privsyn.embedding.plain`), it
-        is loaded when it is first asked for.
-        """
-        with self._lock:
-            if self._library is None:
-                folder, precision, device = self._place
-                self._library = _load(folder, precision=precision, device=device)
-            return self._library
 
     @property
     def max_tokens(self) -> int:
@@ -250,16 +180,9 @@ class SentenceTransformerEmbedder:
         result = np.empty((len(texts), self._dimension), dtype=np.float32)
         rows = [self._encode(texts[part]) for part in text_batches(texts)]
         encoded = list(itertools.chain.from_iterable(rows))
-        lengths = [len(row["input_ids"]) for row in encoded]
-        if self._packed is None:
-            passes = self._passes(lengths)
-            work = [([encoded[row] for row in places], width) for places, width in passes]
-            together, found = [places for places, _ in passes], self._run(work)
-        else:
-            together = packed.passes(lengths)
-            texts_of = [[encoded[row] for row in places] for places in together]
-            found = side_by_side(self._unpadded, texts_of)
-        for places, vectors in zip(together, found, strict=True):
+        passes = self._passes([len(row["input_ids"]) for row in encoded])
+        work = [([encoded[row] for row in places], width) for places, width in passes]
+        for (places, _), vectors in zip(passes, self._run(work), strict=True):
             result[places] = vectors
             if progress is not None:
                 progress(len(places))
@@ -297,22 +220,6 @@ class SentenceTransformerEmbedder:
         with one_thread():
             yield from map(self._padded, work)
 
-    def _unpadded(self, rows: list[_Row]) -> NDArray[np.float32]:
-        """The vectors of some texts, in one pass without padding."""
-        assert self._packed is not None
-        # Each by itself: what comes behind depends on a text's own length alone.
-        return np.stack([self._pooled(states.float()).numpy() for states in self._packed(rows)])
-
-    def _pooled_by_library(self, states: Any) -> Any:
-        """From one text's states, (tokens, d), to its vector, by the modules behind the first."""
-        import torch
-
-        ones = torch.ones((1, len(states)), dtype=torch.long)
-        features = {"token_embeddings": states[None], "attention_mask": ones}
-        for module in itertools.islice(self.model, 1, None):
-            features = module(features)
-        return features["sentence_embedding"][0]
-
     def _padded(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
         """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
         rows, width = work
@@ -337,7 +244,6 @@ def load_embedder(
     *,
     precision: Precision = "float32",
     device: str | None = None,
-    max_tokens: int | None = None,
 ) -> Embedder:
     """Load a sentence-transformers model by name or path.
 
@@ -349,26 +255,14 @@ def load_embedder(
         name: A model folder, or a model name.
         precision: "float32" or "bfloat16", see ``SentenceTransformerEmbedder``.
         device: "cpu", "cuda", ...; None lets the library choose.
-        max_tokens: Longest text in tokens; None takes the model's own limit.
 
     Raises:
         ConfigError: If an argument is out of range.
         MissingExtraError: If sentence-transformers is needed and not installed.
         ModelError: If there is no such model, it cannot be reached, or its checksum is wrong.
     """
-    _check(precision, max_tokens)
-    return SentenceTransformerEmbedder(
-        model_folder(name),
-        precision=precision,
-        device=device,
-        max_tokens=max_tokens,
-    )
-
-
-def _check(precision: str, max_tokens: int | None) -> None:
     check_choice("embedding-precision", precision, PRECISIONS)
-    if max_tokens is not None:
-        check_whole("embedding max-tokens", max_tokens, ge=8)
+    return SentenceTransformerEmbedder(model_folder(name), precision=precision, device=device)
 
 
 # ---- where the model is ------------------------------------------------------------------------
@@ -384,7 +278,21 @@ def model_folder(name: str) -> Path:
         ModelError: If there is no such model or it cannot be reached.
     """
     place = model_place(name)
-    return place if isinstance(place, Path) else _download(place)
+    if isinstance(place, Path):
+        return place
+    try:
+        return Path(pretrained.model_folder(place))
+    except ImportError:
+        raise MissingExtraError(
+            f"Embedding model {name} needs sentence-transformers: "
+            "pip install 'flower-privsyn[client]'."
+        ) from None
+    except ModelError as error:
+        if name not in _OFFLINE_NAMES:
+            raise
+        raise ModelError(
+            f"{error}; or install its offline copy: pip install 'flower-privsyn[offline]'"
+        ) from None
 
 
 def model_place(name: str) -> Path | str:
@@ -434,56 +342,39 @@ def _offline_package() -> Path | None:
     return folder
 
 
-def _download(name: str) -> Path:
-    try:
-        import huggingface_hub.utils as hub
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise MissingExtraError(
-            f"Embedding model {name} needs sentence-transformers: "
-            "pip install 'flower-privsyn[client]'."
-        ) from None
-    reason = hub_unreachable()
-    patterns = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    skip = ["onnx/*", "openvino/*"]
-    bars: Any = hub  # exported, but without the mark that type checkers ask for
-    shows_bars = not bars.are_progress_bars_disabled()
-    bars.disable_progress_bars()
-    try:
-        for allowed in (patterns, [*patterns, "pytorch_model*.bin"]):
-            folder = Path(
-                snapshot_download(
-                    name,
-                    allow_patterns=allowed,
-                    ignore_patterns=skip,
-                    # Offline, what an earlier run has downloaded may still be used.
-                    local_files_only=reason is not None,
-                )
-            )
-            if _weight_files(folder):
-                return folder
-    except Exception as error:
-        if reason is not None:
-            hint = (
-                " Install the offline copy: pip install 'flower-privsyn[offline]'."
-                if name in _OFFLINE_NAMES
-                else ""
-            )
-            raise ModelError(
-                f"Embedding model {name} is neither a folder nor in the model cache, and the hub "
-                f"cannot be reached ({reason}).{hint}"
-            ) from None
-        raise ModelError(
-            f"Embedding model {name} is not a folder, and the hub gives no such model "
-            f"({type(error).__name__})."
-        ) from None
-    finally:
-        if shows_bars:
-            bars.enable_progress_bars()
-    raise ModelError(f"Embedding model {name} has no weights on the hub.")
-
-
 # ---- what it is --------------------------------------------------------------------------------
+
+
+def _refuse_code(folder: Path) -> None:
+    """Refuse a model folder that names classes outside of sentence-transformers.
+
+    The server of a run names the model, and the library imported such classes of local folders up
+    to version 5, whatever it was told to trust.
+
+    Raises:
+        ModelError: It names one, or a file that may name classes is no JSON.
+    """
+    for name in _CLASS_LISTS:
+        for file in sorted(folder.rglob(name)):
+            content = _read_json(file)
+            if isinstance(content, list):  # modules
+                kinds = [entry.get("type") for entry in content if isinstance(entry, dict)]
+            else:  # routes, of a configuration that has them
+                routes = content.get("types") if isinstance(content, dict) else None
+                kinds = list(routes.values()) if isinstance(routes, dict) else []
+            for kind in map(str, kinds):
+                if not kind.startswith("sentence_transformers."):
+                    raise ModelError(
+                        f"{file} names the class {kind!r}, which is not part of "
+                        "sentence-transformers; a model with code of its own is not loaded."
+                    )
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not JSON ({type(error).__name__}).") from None
 
 
 def _load(folder: Path, *, precision: str, device: str | None) -> Any:
@@ -508,7 +399,9 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
                 model_kwargs={"torch_dtype": precision, "weights_only": True},
             )
     except Exception as error:
-        if own_code(folder):
+        configuration = folder / "config.json"
+        content = _read_json(configuration) if configuration.is_file() else None
+        if isinstance(content, dict) and content.get("auto_map"):
             raise ModelError(
                 f"{folder} needs code of its own (auto_map in its config.json), which is not "
                 "loaded."
@@ -554,13 +447,8 @@ def _fingerprint(
 ) -> str:
     """Digest of everything that moves an embedding, by content: a copy elsewhere is the same."""
     parts: dict[str, Any] = {
-        # Vectors made in batches of another form are not these, and stay unused in a cache.
-        "pass": {
-            "block": packed.BLOCK,
-            "rows": ROWS,
-            "width_step": _WIDTH_STEP,
-            "threads": 1,
-        },
+        # Vectors made in passes of another form are not these.
+        "pass": {"rows": ROWS, "width_step": _WIDTH_STEP, "threads": 1},
         "weights": {str(path.relative_to(folder)): sha256_of(path) for path in weights},
         "precision": precision,
         "max_tokens": max_tokens,

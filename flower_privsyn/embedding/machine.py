@@ -13,24 +13,14 @@ from pathlib import Path
 from flower_privsyn.environment import library_versions
 
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy")
-#: By which a person chooses other kernels for the same arithmetic.
-_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUDA_VISIBLE_DEVICES",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-)
+#: How the variables begin by which a person chooses other kernels for the same arithmetic.
+_VARIABLES = ("ATEN_", "CUDA_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_")
 
 
 def machine_digest(device: str = "") -> str:
     """Hex digest of this machine's processor, its libraries and the choice of their kernels.
 
-    Embeddings kept on the disk are found under it again, and no others: vectors from before an
+    Records kept on the disk are found under it again, and no others: vectors from before an
     upgrade, or from another machine, differ in their last bits from those computed now, and whose
     text was embedded then must not move what others answer today. It is no part of a model's
     fingerprint: server and nodes agree on that, and may compute on different devices.
@@ -38,7 +28,7 @@ def machine_digest(device: str = "") -> str:
     Args:
         device: What computes (`device_of`).
     """
-    values = {name: os.environ.get(name, "") for name in _VARIABLES}
+    values = {name: v for name, v in os.environ.items() if name.startswith(_VARIABLES)}
     content = json.dumps([*_installed(), values, device], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
@@ -73,6 +63,5 @@ def processor() -> dict[str, str]:
 
 
 @cache
-def _installed() -> tuple[dict[str, str], dict[str, str], bool]:
-    has_gpu = Path("/proc/driver/nvidia/version").exists()
-    return processor(), library_versions(*_LIBRARIES), has_gpu
+def _installed() -> tuple[dict[str, str], dict[str, str]]:
+    return processor(), library_versions(*_LIBRARIES)

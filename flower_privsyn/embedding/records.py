@@ -9,25 +9,25 @@ Here the records are one Arrow file, mapped read-only: all processes of the mach
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import logging
-import mmap
 import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.embedding.embedder import Embedder
+from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, own_folder, replacing, try_file
+from flower_privsyn.privacy import quarantine
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -37,21 +37,11 @@ _ENDING = ".arrow"
 _FACTS = b"privsyn"
 # Strings copied at a time for the digest, which depends on it: another number, other names.
 _DIGESTED = 2**16
+#: Texts embedded together: what a killed process loses at most of `embed_texts`.
+BLOCK: Final = 2048
 # A file that has been in the making for so long has no writer any more.
 _LEFT_SECONDS = 3600.0
 _TICKET_SECONDS = 7 * 24 * 3600.0
-
-
-def _page_advice() -> Callable[[int, int, int], int] | None:
-    """Linux's `madvise`; None elsewhere, where `MADV_DONTNEED` means something else or nothing."""
-    if sys.platform != "linux":
-        return None
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return call
-
-
-_madvise = _page_advice()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,7 +54,6 @@ class StoredRecords:
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
         labels: int64 (n,), classes of the records, read-only; None where they have none.
-        pages: Where the mapped file begins in memory and ends; (0, 0) for arrays that are not.
     """
 
     records: NDArray[np.float32]
@@ -72,29 +61,6 @@ class StoredRecords:
     user_ids: tuple[str, ...]
     fingerprint: str
     labels: NDArray[np.int64] | None = None
-    pages: tuple[int, int] = (0, 0)
-
-    def forget(self, start: int, stop: int) -> None:
-        """Let go of the pages of some records, which are read from the file again when asked for.
-
-        What has been looked at otherwise counts as this process's memory until another one needs
-        it. Nothing where the system knows no such call.
-
-        Args:
-            start: The first record.
-            stop: The one behind the last.
-        """
-        part = self.records[start:stop]
-        if _madvise is None or part.nbytes == 0 or not self._on_disk(part):
-            return
-        # Whole pages: their neighbours are in the same file.
-        first = part.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-        _madvise(first, part.ctypes.data + part.nbytes - first, mmap.MADV_DONTNEED)
-
-    def _on_disk(self, part: NDArray[np.float32]) -> bool:
-        """Whether they lie in the mapped file: a process's own pages would be zero afterwards."""
-        inside = range(*self.pages)
-        return part.ctypes.data in inside and part.ctypes.data + part.nbytes - 1 in inside
 
 
 def content_key(
@@ -313,6 +279,66 @@ class RecordStore:
                 total -= size
 
 
+def embed_texts(
+    embedder: Embedder, texts: Sequence[str], store: RecordStore | None = None
+) -> NDArray[np.float32]:
+    """Embed texts, each distinct one once; a text that the model fails on costs no other its own.
+
+    Args:
+        embedder: The model, whose vectors do not depend on what else is embedded.
+        texts: The n texts.
+        store: Where each block of `BLOCK` texts is looked for and kept, so that a killed process
+            goes on where it was; None for nowhere.
+
+    Returns:
+        float32 (n, d), in order; NaN for a text that the model fails on.
+
+    Raises:
+        DataError: The embedder returns another shape than its dimension promises.
+        BaseException: Whatever else it raises of public text, which comes first.
+    """
+
+    def embedded(part: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.asarray(embedder.embed(part), dtype=np.float32)
+        if vectors.shape != (len(part), embedder.dimension):
+            raise DataError(
+                f"The embedder must return shape ({len(part)}, {embedder.dimension}), got "
+                f"{vectors.shape}."
+            )
+        return vectors
+
+    quarantine.check(embedded, probe=quarantine.PROBE)
+    result = np.full((len(texts), embedder.dimension), np.nan, dtype=np.float32)
+    rows_of: dict[str, list[int]] = {}
+    for row, text in enumerate(texts):
+        rows_of.setdefault(text, []).append(row)
+    # Longest first over all blocks: a block then holds few different lengths.
+    distinct = sorted(rows_of, key=len, reverse=True)
+    here = machine_digest(device_of(embedder))
+    for start in range(0, len(distinct), BLOCK):
+        block = distinct[start : start + BLOCK]
+        key = content_key(embedder.fingerprint, [here, embedder.dimension], (), (), block)
+        stored = None if store is None else store.find(key)
+        vectors = quarantine.spare(block, embedded) if stored is None else list(stored.records)
+        for text, vector in zip(block, vectors, strict=True):
+            if vector is not None:
+                result[rows_of[text]] = vector
+        whole = [vector for vector in vectors if vector is not None]
+        if store is not None and stored is None and len(whole) == len(block):
+            try:
+                store.put(
+                    key,
+                    records=np.stack(whole),
+                    owners=np.zeros(len(block), dtype=np.int64),
+                    user_ids=("",),
+                    fingerprint=embedder.fingerprint,
+                )
+            except DataError as error:
+                logger.warning("%s A process that is killed embeds its texts again.", error)
+                store = None
+    return result
+
+
 def limit_bytes() -> int:
     """Bytes of records a node keeps on its disk, from `PRIVSYN_RECORDS_GIB`.
 
@@ -384,8 +410,7 @@ def _read(path: Path) -> StoredRecords:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as file:
-        whole = file.read_buffer()
-        batch = pa.ipc.open_file(whole).get_batch(0)
+        batch = pa.ipc.open_file(file.read_buffer()).get_batch(0)
     facts = json.loads(batch.schema.metadata[_FACTS])
     rows = batch.column("records")
     if not pa.types.is_fixed_size_list(rows.type):
@@ -396,7 +421,6 @@ def _read(path: Path) -> StoredRecords:
         user_ids=tuple(facts["user_ids"]),
         fingerprint=facts["fingerprint"],
         labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
-        pages=(whole.address, whole.address + whole.size),
     )
     _check(stored)
     return stored

@@ -433,7 +433,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             where="embedding/embedder.py::SentenceTransformerEmbedder._padded",
             before="*[self._filler] * (ROWS - len(rows))",
             after="",
-            tests=("tests/embedding/test_company.py::TestPasses",),
+            tests=("tests/embedding/test_batch_invariance.py::TestPasses",),
         ),
         Mutation(
             name="products round what a library's order decides",
@@ -452,12 +452,12 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             tests=("tests/queries/test_nearest_neighbor.py",),
         ),
         Mutation(
-            name="a machine that breaks company is not asked",
+            name="a machine that breaks batch invariance is not asked",
             guards="a machine that breaks this ends the run",
-            where="client_apps/records.py::EmbeddingSource.vectors",
-            before="    require_company(self.embedder, self.cache_directory)\n",
+            where="client_apps/records.py::EmbeddingSource._embedded",
+            before="    require_batch_invariance(self.embedder, self.cache_directory)\n",
             after="",
-            tests=("tests/client_apps/test_company.py",),
+            tests=("tests/client_apps/test_batch_invariance.py",),
         ),
         Mutation(
             name="a user is trained from where the one before ended",

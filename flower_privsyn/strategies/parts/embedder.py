@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
-    """Load the embedding model of a run, and try whether a text's company changes its embedding.
+    """Load the embedding model of a run, and try whether its batch changes a text's embedding.
 
     Args:
         config: the settings.
@@ -24,12 +24,16 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    from flower_privsyn.embedding import default_cache_directory, load_embedder, require_company
+    from flower_privsyn.embedding import (
+        default_cache_directory,
+        load_embedder,
+        require_batch_invariance,
+    )
 
     found = given
     if found is None:
         found = load_embedder(located(config.embedding_model), precision=config.embedding_precision)
-    require_company(found, default_cache_directory())
+    require_batch_invariance(found, default_cache_directory())
     return found
 
 

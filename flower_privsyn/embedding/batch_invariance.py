@@ -15,6 +15,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,10 @@ from flower_privsyn.embedding.machine import device_of, machine_digest, threads
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import expanded, own_folder
 
-#: Another number when the probes or the companies change: machines are then asked anew.
-_VERSION = 1
-_FOLDER = "company"
-_WORDS = (
+#: Another number when the probes or their batches change: machines are then asked anew.
+_VERSION: Final = 2
+_FOLDER: Final = "batch_invariance"
+_WORDS: Final = (
     "the river court school tax engine of light and paper market a ruling was price with forest in "
     "teacher protein to village rocket summer letter bridge winter question music"
 )
@@ -50,84 +51,59 @@ def probe_texts(per_width: int = ROWS, *, words: Sequence[int] = (7, 30)) -> lis
     ]
 
 
-def companies(count: int, per_width: int) -> Iterator[tuple[str, list[list[int]]]]:
+def probe_batches(count: int) -> Iterator[tuple[str, list[list[int]]]]:
     """Ways to embed `count` texts: a name, and the texts of each call, by their numbers.
 
-    Every text comes to every row of a forward pass at least once for the first length, and to
-    several for the others; without rows, behind different numbers of tokens.
+    Each of the first `ROWS` texts comes to every row of a forward pass at least once.
 
     Args:
-        count: texts, lengths one after another.
-        per_width: texts of each length.
+        count: texts, at least `ROWS` of the first length before those of others.
     """
     everyone = list(range(count))
-    first, rest = everyone[:per_width], everyone[per_width:]
+    first, rest = everyone[:ROWS], everyone[ROWS:]
     yield "alone", [[number] for number in everyone[::3]]
     yield "in fives", [everyone[at : at + 5] for at in range(0, count, 5)]
     yield "reversed", [everyone[::-1]]
-    shuffled = everyone.copy()
-    random.Random(1).shuffle(shuffled)
-    yield "shuffled", [shuffled]
-    yield "in every place", [first[at:] + first[:at] for at in range(1, per_width)] + [rest[3:]]
+    yield "shuffled", [random.Random(1).sample(everyone, count)]
+    yield "in every place", [first[at:] + first[:at] for at in range(1, ROWS)] + [rest[3:]]
 
 
-def moved_by_company(
-    embedder: Embedder, texts: Sequence[str] | None = None, *, per_width: int = ROWS
-) -> dict[str, int]:
-    """Embed texts together and in other companies, and count those of which a bit moves.
-
-    Args:
-        embedder: any embedder.
-        texts: the probes; None takes 16 short public ones.
-        per_width: how many of them have one length.
-
-    Returns:
-        For each company the number of texts whose vector differs from the one it has among all
-        texts, in any bit and in any call.
-
-    Raises:
-        ModelError: the embedder does not return one vector per text.
-    """
-    texts = probe_texts() if texts is None else list(texts)
-    together = _bits(embedder, texts)
-    moved = {}
-    for name, calls in companies(len(texts), per_width):
-        differing: set[int] = set()
-        for numbers in calls:
-            vectors = _bits(embedder, [texts[number] for number in numbers])
-            rows = (vectors != together[numbers]).any(axis=1)
-            differing.update(np.asarray(numbers)[rows].tolist())
-        moved[name] = len(differing)
-    return moved
-
-
-def check_company(embedder: Embedder) -> None:
+def check_batch_invariance(embedder: Embedder) -> None:
     """Refuse an embedder whose vectors depend on what else is embedded with a text.
 
-    Some thirty short forward passes: 1.7 CPU seconds for all-MiniLM-L6-v2 in float32 on a 2-core
-    AVX-512 CPU, 0.9 in bfloat16 (`python -m benchmarks.embedding`). That no bit moves here is
-    evidence, not proof; the proof is in how the embedder is built (*Reproducibility* of
-    `SentenceTransformerEmbedder`).
+    Some thirty short forward passes (`python -m benchmarks.embedding` measures them). That no bit
+    moves here is evidence, not proof; the proof is in how the embedder is built (*Batch invariance*
+    of `SentenceTransformerEmbedder`).
 
     Args:
         embedder: any embedder, your own included.
 
     Raises:
-        ModelError: a text's vector differs in some company; nothing has been spent.
+        ModelError: a text's vector differs in some batch from the one it has among all probes, in
+            any bit, or the embedder does not return one vector per text; nothing has been spent.
     """
-    moved = {name: count for name, count in moved_by_company(embedder).items() if count}
+    texts = probe_texts()
+    together = _bits(embedder, texts)
+    moved = []
+    for name, calls in probe_batches(len(texts)):
+        differing: set[int] = set()
+        for numbers in calls:
+            vectors = _bits(embedder, [texts[number] for number in numbers])
+            rows = (vectors != together[numbers]).any(axis=1)
+            differing.update(np.asarray(numbers)[rows].tolist())
+        if differing:
+            moved.append(f"{len(differing)} {name}")
     if moved:
-        found = ", ".join(f"{count} {name}" for name, count in moved.items())
         raise ModelError(
             f"On this machine the embedder {type(embedder).__name__} gives a text other bits in "
-            f"other company (texts that moved of {len(probe_texts())}: {found}), so that one "
+            f"another batch (texts that moved of {len(texts)}: {', '.join(moved)}), so that one "
             "user's text would move another user's answer and the epsilon would not hold: use "
             "another precision, another device, or an embedder that treats every text by itself."
         )
 
 
-def require_company(embedder: Embedder, directory: str | Path) -> None:
-    """`check_company`, once for a model, a precision, a device and an environment of a machine.
+def require_batch_invariance(embedder: Embedder, directory: str | Path) -> None:
+    """`check_batch_invariance`, once for a model, a device and an environment of a machine.
 
     That it was passed is remembered in this process, and in the directory for all others; of many
     processes that begin at once, one asks and the others wait for it.
@@ -138,7 +114,7 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
             every process asks for itself.
 
     Raises:
-        ModelError: as `check_company`.
+        ModelError: as `check_batch_invariance`.
     """
     kind = f"{type(embedder).__module__}.{type(embedder).__qualname__}"
     here = machine_digest(device_of(embedder))
@@ -146,31 +122,21 @@ def require_company(embedder: Embedder, directory: str | Path) -> None:
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     if name in _passed:
         return
-    passed = expanded(directory) / _FOLDER / name
-    with _alone(passed.parent) as ours:
-        if not (ours and passed.is_file()):
-            check_company(embedder)
-            if ours:
-                with contextlib.suppress(OSError):
-                    passed.touch(mode=0o600)
-    _passed.add(name)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Let one process of the machine in at a time, where the folder can be written.
-
-    Gives whether this user alone can write it, so that what stands there can be believed.
-    """
+    folder = expanded(directory) / _FOLDER
     ours = False
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             for place in (folder.parent, folder):
                 own_folder(place)
-            ours = True
+            ours = True  # this user alone can write here: what stands here can be believed
             lock = stack.enter_context((folder / ".lock").open("a"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield ours
+        if not (ours and (folder / name).is_file()):
+            check_batch_invariance(embedder)
+            if ours:
+                with contextlib.suppress(OSError):
+                    (folder / name).touch(mode=0o600)
+    _passed.add(name)
 
 
 def _bits(embedder: Embedder, texts: list[str]) -> NDArray[np.uint32]:

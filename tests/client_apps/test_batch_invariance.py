@@ -1,4 +1,4 @@
-"""An embedder whose vectors depend on company ends a run before anything is asked or spent."""
+"""An embedder whose vectors depend on the batch ends a run before anything is asked or spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.embedding import company
+from flower_privsyn.embedding import batch_invariance
 from flower_privsyn.errors import FederationError, ModelError
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 from tests.support.federation import make_users
@@ -28,7 +28,7 @@ class Leaning(HashEmbedder):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(company, "_passed", set())
+    monkeypatch.setattr(batch_invariance, "_passed", set())
 
 
 def leaning(name: str, precision: str) -> HashEmbedder:
@@ -48,7 +48,7 @@ def test_on_a_node(
     grid = LoopbackGrid(app, num_nodes=2)
     with pytest.raises(FederationError, match="model could not be loaded.*nothing was spent"):
         evolution(settings()).start(grid)
-    assert "gives a text other bits in other company" in caplog.text
+    assert "Leaning" in caplog.text
     assert {request.metadata.message_type for request in grid.requests} == {"query.prepare"}
     assert not list(tmp_path.glob("run/ledger*"))
 
@@ -62,6 +62,6 @@ def test_on_the_server(
 ) -> None:
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "server"))
     grid = federation()
-    with pytest.raises(ModelError, match="other bits in other company"):
+    with pytest.raises(ModelError, match="Leaning"):
         evolution(settings(), embedder=Leaning()).start(grid)
     assert not grid.requests

@@ -1,10 +1,9 @@
-"""A text's vector is the same bits in any company: how that is built, and how it is asked.
+"""A text's vector is the same bits in any batch: how that is built, and how it is asked.
 
-What is built holds on every machine (`TestBlocks`, and `TestPasses` for models not packed).
-That a row's place in such a shape and the number of threads move no bit (`TestTheModel`) is a fact
-about a processor and its libraries: so it was on AMD with AVX-512 and, with passes of 32 rows, on
-Intel with AMX, in both precisions with one and two threads. A machine where these fail is one that
-`check_company` refuses to run on.
+What is built holds on every machine (`TestPasses`). That a row's place in such a shape and the
+number of threads move no bit (`TestTheModel`) is a fact about a processor and its libraries: so it
+was on AMD with AVX-512 and, with passes of 32 rows, on Intel with AMX, in both precisions with one
+and two threads. A machine where these fail is one that `check_batch_invariance` refuses to run on.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from numpy.typing import NDArray
 from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import (
-    EmbeddingCache,
+    RecordStore,
     SentenceTransformerEmbedder,
-    cached_embed,
-    check_company,
-    company,
+    batch_invariance,
+    check_batch_invariance,
+    embed_texts,
     load_embedder,
-    require_company,
+    require_batch_invariance,
 )
-from flower_privsyn.embedding.company import companies, moved_by_company, probe_texts
+from flower_privsyn.embedding.batch_invariance import probe_batches, probe_texts
 from flower_privsyn.embedding.embedder import ROWS
-from flower_privsyn.embedding.packed import BLOCK, of_library
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
 from tests.support.questions import DATA
@@ -64,12 +62,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 class TestTheModel:
     _reference: ClassVar[dict[str, NDArray[np.float32]]] = {}
 
-    def test_every_company(
+    def test_every_batch(
         self, precision: str, models: Callable[[str], SentenceTransformerEmbedder]
     ) -> None:
-        moved = moved_by_company(models(precision))
-        assert moved == dict.fromkeys(moved, 0)
-        assert len(moved) == 5
+        check_batch_invariance(models(precision))
 
     def test_every_number_of_threads(
         self, precision: str, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
@@ -82,71 +78,8 @@ class TestTheModel:
         first = self._reference.setdefault(precision, vectors)
         assert np.array_equal(first.view(np.uint32), vectors.view(np.uint32))
 
-    def test_without_padding_it_is_the_same_model(
-        self,
-        precision: str,
-        models: Callable[[str], SentenceTransformerEmbedder],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        texts = [*probe_texts(1, words=(1, 20, 90)), "", "word " * 400]
-        packed = models(precision).embed(texts)
-        monkeypatch.setattr(models(precision), "_packed", None)
-        padded = models(precision).embed(texts)
-        farthest = {"float32": 1e-6, "bfloat16": 0.01}[precision]
-        np.testing.assert_allclose(packed, padded, atol=farthest)
-
-
-class TestBlocks:
-    def test_have_one_shape_and_one_thread(
-        self,
-        threads: int,
-        models: Callable[[str], SentenceTransformerEmbedder],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        embedder = models("float32")
-        seen: set[tuple[tuple[int, ...], int]] = set()
-        norm = torch.nn.functional.layer_norm
-
-        def look(states: Any, *others: Any) -> Any:
-            seen.add((tuple(states.shape), torch.get_num_threads()))
-            return norm(states, *others)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.nn.functional, "layer_norm", look)
-            for count in (1, 3, 9):
-                embedder.embed(probe_texts(count, words=(30,)))
-        assert seen == {((BLOCK, 384), 1)}
-        assert torch.get_num_threads() == threads
-
-    def test_which_models_fit(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
-        first, *behind = models("float32").model
-        assert of_library([first, *behind]) is not None
-        assert of_library([first]) is None
-        # Who knows what that asks for?
-        assert of_library([first, torch.nn.Linear(1, 1), *behind]) is None
-        assert of_library([torch.nn.Linear(1, 1), *behind]) is None
-        bert = first.auto_model
-        bert.config.num_attention_heads = 128  # a head of 3 numbers: texts begin at odd addresses
-        try:
-            assert of_library([first, *behind]) is None
-        finally:
-            bert.config.num_attention_heads = 12
-
 
 class TestPasses:
-    @pytest.fixture(autouse=True)
-    def padded(
-        self,
-        models: Callable[[str], SentenceTransformerEmbedder],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """As for a model that is not of BERT's form."""
-        monkeypatch.setattr(models("float32"), "_packed", None)
-
-    def test_every_company(self, models: Callable[[str], SentenceTransformerEmbedder]) -> None:
-        moved = moved_by_company(models("float32"))
-        assert moved == dict.fromkeys(moved, 0)
-
     def test_have_one_shape_a_mask_with_a_zero_and_one_thread(
         self, threads: int, models: Callable[[str], SentenceTransformerEmbedder]
     ) -> None:
@@ -177,7 +110,7 @@ class TestPasses:
 
 
 class Swayed(HashEmbedder):
-    """A text's vector moves by one bit with what a function says of its company."""
+    """A text's vector moves by one bit with what a function says of its batch."""
 
     def __init__(self, sway: Callable[[Sequence[str], int], bool], name: str = "swayed") -> None:
         super().__init__(8)
@@ -209,13 +142,9 @@ SWAYS: dict[str, Callable[[Sequence[str], int], bool]] = {
 
 class TestTheCheck:
     @pytest.mark.parametrize("name", SWAYS)
-    def test_finds_what_depends_on_company(self, name: str) -> None:
-        with pytest.raises(ModelError) as caught:
-            check_company(Swayed(SWAYS[name]))
-        sentence = str(caught.value)
-        assert sentence.startswith("On this machine the embedder Swayed gives a text other bits")
-        assert sentence.endswith(".")
-        assert "\n" not in sentence
+    def test_finds_what_depends_on_the_batch(self, name: str) -> None:
+        with pytest.raises(ModelError, match="Swayed"):
+            check_batch_invariance(Swayed(SWAYS[name]))
 
     def test_zeros_of_either_sign_differ(self) -> None:
         class Signed(HashEmbedder):
@@ -223,10 +152,10 @@ class TestTheCheck:
                 return np.full((len(texts), 32), -0.0 if len(texts) == 1 else 0.0, np.float32)
 
         with pytest.raises(ModelError, match="6 alone"):
-            check_company(Signed())
+            check_batch_invariance(Signed())
 
     def test_brings_every_probe_to_every_place(self) -> None:
-        calls = dict(companies(16, 8))["in every place"]
+        calls = dict(probe_batches(16))["in every place"]
         for text in range(8):
             places = {call.index(text) for call in calls if text in call}
             assert places == set(range(8)) - {text}  # where it is among all texts
@@ -235,68 +164,56 @@ class TestTheCheck:
 class TestOnce:
     @pytest.fixture(autouse=True)
     def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(company, "_passed", set())
+        monkeypatch.setattr(batch_invariance, "_passed", set())
 
     def test_a_machine_is_asked_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = Swayed(lambda texts, row: False)
-        require_company(first, tmp_path)
+        require_batch_invariance(first, tmp_path)
         asked = first.calls
         assert asked > 10
-        require_company(first, tmp_path)
-        company._passed.clear()  # as in another process
-        require_company(first, tmp_path)
+        require_batch_invariance(first, tmp_path)
+        batch_invariance._passed.clear()  # as in another process
+        require_batch_invariance(first, tmp_path)
         assert first.calls == asked
         # Another model, other kernels and another number of threads are asked anew.
-        require_company(other := Swayed(lambda texts, row: False, "other"), tmp_path)
+        require_batch_invariance(other := Swayed(lambda texts, row: False, "other"), tmp_path)
         assert other.calls == asked
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-        require_company(first, tmp_path)
+        require_batch_invariance(first, tmp_path)
         assert first.calls == 2 * asked
-        monkeypatch.setattr(company, "threads", lambda: 77)
-        require_company(first, tmp_path)
+        monkeypatch.setattr(batch_invariance, "threads", lambda: 77)
+        require_batch_invariance(first, tmp_path)
         assert first.calls == 3 * asked
         first.device = "cuda"  # type: ignore[attr-defined]
-        require_company(first, tmp_path)
+        require_batch_invariance(first, tmp_path)
         assert first.calls == 4 * asked
 
     def test_failure_is_not_remembered(self, tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(ModelError):
-                require_company(Swayed(SWAYS["alone"]), tmp_path)
+                require_batch_invariance(Swayed(SWAYS["alone"]), tmp_path)
 
     def test_what_others_can_write_is_not_believed(self, tmp_path: Path) -> None:
         passed = tmp_path / "cache"
-        require_company(Swayed(lambda texts, row: False), passed)
-        company._passed.clear()
+        require_batch_invariance(Swayed(lambda texts, row: False), passed)
+        batch_invariance._passed.clear()
         passed.chmod(0o777)  # as if somebody had put it there
-        require_company(embedder := Swayed(lambda texts, row: False), passed)
+        require_batch_invariance(embedder := Swayed(lambda texts, row: False), passed)
         assert embedder.calls > 10
 
 
-def test_vectors_of_other_libraries_are_not_found(
+def test_vectors_of_other_libraries_or_another_device_are_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whose text was embedded before an upgrade would move a bit of who comes after."""
-    cache = EmbeddingCache(tmp_path)
-    cache.put_many("model", ["a text"], np.ones((1, 4), dtype=np.float32))
-    assert cache.get_many("model", ["a text"], dimension=4)[1].all()
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    assert not cache.get_many("model", ["a text"], dimension=4)[1].any()
-
-
-def test_vectors_of_another_device_are_not_found(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path)
-    first, second = (Swayed(lambda texts, row: False) for _ in range(2))
-    first.device, second.device = "cpu", "cuda"  # type: ignore[attr-defined]
-    assert first.fingerprint == second.fingerprint
-    for embedder in (first, second):
-        cached_embed(embedder, ["a text"], cache)
-        assert embedder.calls == 2  # public text, and it
-        cached_embed(embedder, ["a text"], cache)
-        assert embedder.calls == 2
-    here = {"dimension": first.dimension}
-    assert cache.get_many(first.fingerprint, ["a text"], device="cuda", **here)[1].all()
-    assert not cache.get_many(first.fingerprint, ["a text"], device="mps", **here)[1].any()
-    users = Users.from_rows([("a", "a text")])
-    keys = {EmbeddingSource(one, tmp_path, None).key(users, DATA) for one in (first, second)}
-    assert len(keys) == 2
+    users, keys = Users.from_rows([("a", "a text")]), set()
+    for number, (device, kernels) in enumerate((("cpu", ""), ("cuda", ""), ("cpu", "SSE41"))):
+        embedder = Swayed(lambda texts, row: False)
+        embedder.device = device  # type: ignore[attr-defined]
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", kernels)
+        for _ in range(2):
+            embed_texts(embedder, ["a text"], RecordStore(tmp_path))
+        assert embedder.calls == 3  # public text twice, and it
+        assert len(list((tmp_path / "records").glob("*.arrow"))) == number + 1
+        keys.add(EmbeddingSource(embedder, tmp_path, None).key(users, DATA))
+    assert len(keys) == 3
