@@ -26,8 +26,7 @@ from flower_privsyn.privacy import (
     Sampling,
     release_epsilon,
 )
-from flower_privsyn.privacy.ledger_chain import damaged, read_chain
-from flower_privsyn.privacy.ledger_file import LedgerFile, unwritable
+from flower_privsyn.privacy.ledger_file import LedgerFile, damaged, unwritable
 
 _VERSION = 1
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -161,7 +160,7 @@ class NodeAccount:
                     self.charges.append(charge)
                     if charge.correlation is not None:
                         self._streams.setdefault(charge.correlation.stream, charge.correlation)
-                elif line["event"] != "repaired":
+                else:
                     raise damaged(path, number, f"unknown event {line['event']!r}")
             except (KeyError, TypeError, ValueError) as error:
                 raise damaged(path, number, "a field is missing or out of range") from error
@@ -171,8 +170,8 @@ class NodeLedger:
     """The account of one data set on the node's disk, shared by all processes of the machine.
 
     Every answer is one line, on the disk before the answer leaves. A process killed before its line
-    is complete has answered nothing; what it left is set aside. A line whose answer never left
-    stays charged.
+    is complete has answered nothing; what it left gives way to the next line. A line whose answer
+    never left stays charged.
 
     The file is JSON, one object per line, mode 0600 in a folder that nobody else can write, locked
     while a line is written, each line with the SHA-256 of the one before. Who can write the folder
@@ -191,14 +190,14 @@ class NodeLedger:
         self.path = self._folder / f"{_file_name(dataset)}.jsonl"
 
     def account(self) -> NodeAccount:
-        """The account as it stands; nothing is locked, repaired or charged.
+        """The account as it stands; nothing is locked or charged.
 
         Raises:
             LedgerError: The file is damaged before its last line.
         """
         if not self.path.exists():
             return NodeAccount(self._dataset)
-        return self._account(read_chain(self.path).lines)
+        return self._account(LedgerFile.read(self.path).lines)
 
     def check_writable(self) -> None:
         """Refuse a folder that takes no charge, before a run asks anything and pays for it.
@@ -225,12 +224,9 @@ class NodeLedger:
             LedgerError: The file is damaged or cannot be written.
         """
         self._make_folder()
-        file, lines, torn = self._open()  # other processes wait until it is closed
+        file = self._open()  # other processes wait until it is closed
         try:
-            account = self._account(lines)
-            if torn:
-                file.cut_off(torn)
-                file.append({"event": "repaired", "torn_bytes": len(torn), "time": clock.now()})
+            account = self._account(file.lines)
             account.check(charge, policy)
             file.append({**charge.to_line(streams=account._streams), "time": clock.now()})
         finally:
@@ -242,7 +238,7 @@ class NodeLedger:
         except OSError as error:
             raise unwritable(self._folder, error) from error
 
-    def _open(self) -> tuple[LedgerFile, list[dict[str, Any]], bytes]:
+    def _open(self) -> LedgerFile:
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
@@ -288,7 +284,7 @@ def datasets() -> list[str]:
     """The names of the data sets that have a ledger."""
     found = []
     for path in sorted(ledger_folder().glob("*.jsonl")):
-        lines = read_chain(path).lines
+        lines = LedgerFile.read(path).lines
         if lines and lines[0].get("kind") == "node":
             found.append(str(lines[0]["dataset"]))
     return found

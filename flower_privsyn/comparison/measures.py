@@ -31,7 +31,7 @@ from flower_privsyn.evaluation.run import (
 )
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.host.progress import ShownProgress
-from flower_privsyn.privacy.ledger_chain import stated_costs
+from flower_privsyn.privacy.ledger_file import stated_costs
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.summary import run_costs
 

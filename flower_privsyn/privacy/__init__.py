@@ -23,6 +23,7 @@ from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.plan import MOST_PHASES, Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.release_spec import ReleaseSpec
 from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
     FixedSizeSampling,
@@ -54,6 +55,7 @@ __all__ = [
     "PrivacyLedger",
     "RandomSource",
     "Release",
+    "ReleaseSpec",
     "Sampling",
     "SecureRandom",
     "TreeAggregation",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,17 +16,45 @@ from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
-from flower_privsyn.privacy.ledger_chain import VERSION, damaged, read_chain, refuse_cut
-from flower_privsyn.privacy.ledger_chain import header as header_of
-from flower_privsyn.privacy.ledger_file import LedgerFile
-from flower_privsyn.privacy.ledger_lines import NoiseStream, PlannedRelease
-from flower_privsyn.privacy.mechanisms import GaussianMechanism
+from flower_privsyn.privacy.ledger_file import VERSION, LedgerFile, damaged, header, refuse_cut
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FixedSizeSampling, Sampling
+from flower_privsyn.privacy.release_spec import ReleaseSpec
+from flower_privsyn.privacy.sampling import Sampling
 from flower_privsyn.privacy.turns import participation_of
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """A release that was started, and is charged with so many users where it is interrupted."""
+
+    spec: ReleaseSpec
+    planned_users: int
+    secure_randomness: bool
+
+    @property
+    def private(self) -> bool:
+        """Whether what is released carries noise, from a secure source."""
+        return self.secure_randomness and self.spec.release.noise_multiplier > 0.0
+
+
+@dataclass(kw_only=True)
+class _NoiseStream:
+    """Rounds whose noise is correlated: they cost once, all together.
+
+    Attributes:
+        first: the first round that was started.
+        started: every round that was, discarded ones included.
+        charged: the round whose charge covers all others; None before.
+        released: the last round that was charged and not interrupted; None before.
+    """
+
+    first: ReleaseSpec
+    started: list[int] = field(default_factory=list)
+    charged: int | None = None
+    released: int | None = None
 
 
 class PrivacyLedger:
@@ -54,8 +83,7 @@ class PrivacyLedger:
     states is refused, so cutting lines off the end is found as well. Who can write all files of
     the run can still cut them consistently: keep the directory where only the server can write.
 
-    Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``ended``,
-    ``repaired``.
+    Events: ``opened`` (the first line), ``started``, ``release``, ``discarded``, ``ended``.
 
     Use `create` or `open`, as a context manager or with `close`; `read` to
     look only.
@@ -68,19 +96,26 @@ class PrivacyLedger:
         private: Whether every release carried noise from a secure source.
     """
 
-    def __init__(self, file: LedgerFile, header: Mapping[str, Any]) -> None:
+    def __init__(self, file: LedgerFile) -> None:
         self._file = file
         self.path = file.path
-        self.delta = float(header["delta"])
-        budget = header["epsilon_budget"]
-        self.epsilon_budget = None if budget is None else float(budget)
-        self.accountant = str(header["accountant"])
         self.private = True
-        self._pending: dict[int, PlannedRelease] = {}
-        self._streams: dict[str, NoiseStream] = {}
-        self._lines: list[dict[str, Any]] = []
+        self._pending: dict[int, _Started] = {}
+        self._streams: dict[str, _NoiseStream] = {}
         self._charged = Counter[Release]()
+        self._relation: NeighboringRelation | None = None
         self._ended: dict[str, float | None] | None = None
+        opened = header(file.path, file.lines)
+        number = 1
+        try:
+            values = _opening(opened["delta"], opened["epsilon_budget"], opened["accountant"])
+            self.delta: float = values["delta"]
+            self.epsilon_budget: float | None = values["epsilon_budget"]
+            self.accountant: str = values["accountant"]
+            for number, line in enumerate(file.lines[1:], start=2):
+                self._take(line, number)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(self.path, number, "a field is missing or out of range") from error
 
     # Opening and closing ------------------------------------------------------------------------
 
@@ -106,17 +141,7 @@ class PrivacyLedger:
             ConfigError: A value is out of range.
             LedgerError: The file exists or cannot be written.
         """
-        path = Path(path)
-        check_choice("accountant", accountant, accounting.ACCOUNTANTS)
-        budget = None if epsilon_budget is None else check_number("epsilon", epsilon_budget, gt=0)
-        header = {
-            "event": "opened",
-            "version": VERSION,
-            "delta": check_number("delta", delta, gt=0, lt=1),
-            "epsilon_budget": budget,
-            "accountant": accountant,
-        }
-        return cls(LedgerFile.create(path, header), header)
+        return cls(LedgerFile.create(Path(path), _opening(delta, epsilon_budget, accountant)))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PrivacyLedger:
@@ -133,13 +158,7 @@ class PrivacyLedger:
         Raises:
             LedgerError: The file is missing or damaged before its last line.
         """
-        path = Path(path)
-        chain = read_chain(path)
-        file = LedgerFile(path, None, digests=chain.digests)
-        ledger = cls(file, _checked_header(path, chain.lines))
-        for number, line in enumerate(chain.lines, start=1):
-            ledger._replay(number, line)
-        return ledger
+        return cls(LedgerFile.read(Path(path)))
 
     @classmethod
     def open(
@@ -151,9 +170,9 @@ class PrivacyLedger:
     ) -> PrivacyLedger:
         """Continue a ledger.
 
-        A torn last line, left by a process that died while writing it, is copied to
-        ``<path>.torn`` and cut off: the call that wrote it never returned. A round that was
-        started and neither charged nor discarded is charged now, as interrupted.
+        A torn last line, left by a process that died while writing it, is left out, and gives way
+        to the next one: the call that wrote it never returned. A round that was started and neither
+        charged nor discarded is charged now, as interrupted.
 
         Args:
             path: A file made by `create`.
@@ -167,25 +186,18 @@ class PrivacyLedger:
                 line, states other values than are expected, or lacks a stated line. Nothing was
                 written.
         """
-        path = Path(path)
-        file, lines, torn = LedgerFile.open(path)
+        file = LedgerFile.open(Path(path))
         try:
-            header = _checked_header(path, lines)
+            ledger = cls(file)
             for key, value in (expected or {}).items():
-                if header[key] != value:
+                if getattr(ledger, key) != value:
                     raise LedgerError(
-                        f"{path} was opened with {key} {header[key]}; it cannot continue with "
-                        f"{value}."
+                        f"{path} was opened with {key} {getattr(ledger, key)}; it cannot continue "
+                        f"with {value}."
                     )
-            ledger = cls(file, header)
-            for number, line in enumerate(lines, start=1):
-                ledger._replay(number, line)
-            refuse_cut(path, file.digests, stated or {})
-            if torn:
-                file.cut_off(torn)
-                ledger._write({"event": "repaired", "torn_bytes": len(torn)})
-            for planned in list(ledger._pending.values()):
-                ledger._charge(planned, planned.planned_users, interrupted=True, extra=None)
+            refuse_cut(file.path, file.digests, stated or {})
+            for started in list(ledger._pending.values()):
+                ledger._charge(started, started.planned_users, interrupted=True, extra=None)
         except BaseException:
             file.close()
             raise
@@ -211,37 +223,17 @@ class PrivacyLedger:
     # Writing ------------------------------------------------------------------------------------
 
     def begin(
-        self,
-        *,
-        round: int,  # noqa: A002 - the word of the field
-        query: str,
-        mechanism: GaussianMechanism,
-        sampling: Sampling,
-        planned_users: int,
-        relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        secure_randomness: bool = True,
-        correlation: Correlation | None = None,
-        max_nodes_per_user: int = 1,
+        self, spec: ReleaseSpec, *, planned_users: int, secure_randomness: bool = True
     ) -> dict[str, Any]:
         """Announce a release, before any user is asked for it.
 
         Args:
-            round: The round, at least 0. The same round may be started again once it is closed;
-                every start that is charged costs.
-            query: The name of the query.
-            mechanism: The noise. Its ``l2_sensitivity`` is the norm bound of one user, on all
-                nodes together, whatever the relation: the accountant doubles it under replace-one.
-            sampling: How the cohort is drawn.
+            spec: What is to be released. The same round may be started again once it is closed;
+                every start that is charged costs. The relation is the same for the whole ledger.
             planned_users: Users expected to answer, at least 1: what an interrupted round is
                 charged with.
-            relation: Which collections of users are neighbours; the same for the whole ledger.
             secure_randomness: False when the noise comes from a seeded source; the release is
                 then recorded as not private and the epsilons as null. The budget still counts it.
-            correlation: For correlated noise, the rounds that this one belongs to. The noise
-                multiplier of ``mechanism`` is then that of the innovations, the same in all of
-                these rounds; its ``l2_sensitivity`` may change.
-            max_nodes_per_user: On how many nodes one user may be, k >= 1: that norm bound is k
-                times the clip norm.
 
         Returns:
             The line written.
@@ -253,34 +245,26 @@ class PrivacyLedger:
                 or the file cannot be written; of correlated rounds, it was started before, or the
                 noise, the sampling or the correlation is another one than in the first.
         """
-        planned = PlannedRelease(
-            round=check_whole("round", round, ge=0),
-            query=query,
-            mechanism=mechanism,
-            relation=relation,
-            sampling=sampling,
-            planned_users=check_whole("planned_users", planned_users, ge=1),
-            secure_randomness=secure_randomness,
-            correlation=correlation,
-            max_nodes_per_user=check_whole("max_nodes_per_user", max_nodes_per_user, ge=1),
+        if self.ended:
+            raise LedgerError(f"The rounds of {self.path} have ended.")
+        if spec.round in self._pending:
+            raise LedgerError(f"Round {spec.round} is already started in {self.path}.")
+        if self._relation not in (None, spec.relation):
+            raise LedgerError(
+                f"{self.path} composes {self._relation} releases; round {spec.round} cannot add a "
+                f"{spec.relation} one."
+            )
+        self._check_stream(spec)
+        self._check_budget(spec)
+        description = spec.to_dict(known=self._known_streams())
+        return self._write(
+            {
+                "event": "started",
+                **description,
+                "planned_users": check_whole("planned_users", planned_users, ge=1),
+                "secure_randomness": secure_randomness,
+            }
         )
-        self._refuse_ended()
-        if planned.round in self._pending:
-            raise LedgerError(f"Round {planned.round} is already started in {self.path}.")
-        for other in (*self._charged, *(planned.release() for planned in self._pending.values())):
-            if other.relation is not relation:
-                raise LedgerError(
-                    f"{self.path} composes {other.relation.value} releases; round "
-                    f"{planned.round} cannot add a {relation.value} one."
-                )
-        self._check_stream(planned)
-        self._check_budget(planned)
-        description = planned.describe()
-        if correlation is not None and correlation.stream not in self._streams:
-            description["correlation"] = correlation.to_dict()
-        line = self._write({"event": "started", **description})
-        self._start(planned)
-        return line
 
     def charge(
         self,
@@ -300,24 +284,11 @@ class PrivacyLedger:
             The line written.
 
         Raises:
-            BudgetExceededError: The release would cost more than is left; nothing was written and
-                the sum must not be used.
             ConfigError: ``num_users`` is not a whole number of at least 0.
-            LedgerError: The round is not started, more users answered than the sampling allows,
-                or the file cannot be written.
+            LedgerError: The round is not started, or the file cannot be written.
         """
-        planned = self._started(round)
         num_users = check_whole("num_users", num_users, ge=0)
-        most = planned.sampling.population
-        if isinstance(planned.sampling, FixedSizeSampling):
-            most = planned.sampling.sample_size
-        if most is not None and num_users > most:
-            raise LedgerError(
-                f"Round {round} has the answers of {num_users} users where its sampling allows "
-                f"{most}; the release is refused."
-            )
-        self._check_budget(planned)
-        return self._charge(planned, num_users, interrupted=False, extra=extra)
+        return self._charge(self._started(round), num_users, interrupted=False, extra=extra)
 
     def discard(
         self,
@@ -345,23 +316,21 @@ class PrivacyLedger:
             LedgerError: The round is not started or has a secret cohort, or the file cannot be
                 written.
         """
-        planned = self._started(round)
-        if planned.sampling.hides_cohort:
+        spec = self._started(round).spec
+        if spec.sampling.hides_cohort:
             raise LedgerError(
                 f"Round {round} has a secret cohort: that it was discarded would tell who was "
                 "drawn, so it can only be charged."
             )
-        line = self._write(
+        return self._write(
             {
                 "event": "discarded",
-                "round": planned.round,
-                "query": planned.query,
+                "round": spec.round,
+                "query": spec.query,
                 "num_users": check_whole("num_users", num_users, ge=0),
                 "reason": reason,
             }
         )
-        del self._pending[planned.round]
-        return line
 
     def end(
         self,
@@ -387,14 +356,13 @@ class PrivacyLedger:
             The line written.
 
         Raises:
-            LedgerError: A round is started, the rounds ended before, or the file cannot be written.
+            LedgerError: A round is started, or the file cannot be written.
         """
-        self._refuse_ended()
         if self._pending:
             raise LedgerError(f"Round {min(self._pending)} is started in {self.path}.")
         spent = self.spent
         known = spent["epsilon_known_cohorts"]
-        line = self._write(
+        return self._write(
             {
                 "event": "ended",
                 "round": check_whole("round", round, ge=0),
@@ -408,8 +376,6 @@ class PrivacyLedger:
                 "accountant": self.accountant,
             }
         )
-        self._take_end(line)
-        return line
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -426,7 +392,8 @@ class PrivacyLedger:
     @property
     def epsilon_known_cohorts(self) -> float | None:
         """Epsilon so far of a user in every cohort, when it is known; None when not private."""
-        return self._epsilon_known_cohorts(self._charged) if self.private else None
+        known = accounting.known_cohorts_epsilon
+        return self._epsilon(self._charged, known) if self.private else None
 
     @property
     def ended(self) -> bool:
@@ -449,17 +416,17 @@ class PrivacyLedger:
     @property
     def releases(self) -> tuple[dict[str, Any], ...]:
         """The release lines so far, oldest first."""
-        return tuple(dict(line) for line in self._lines)
+        return tuple(dict(line) for line in self._file.lines if line["event"] == "release")
 
     @property
     def num_releases(self) -> int:
         """The number of releases charged, interrupted ones included."""
-        return len(self._lines)
+        return len(self.releases)
 
     @property
     def rounds_charged(self) -> tuple[int, ...]:
         """The round of every release charged, oldest first; a repeated round stands twice."""
-        return tuple(int(line["round"]) for line in self._lines)
+        return tuple(int(line["round"]) for line in self.releases)
 
     @property
     def rounds_started(self) -> tuple[int, ...]:
@@ -510,150 +477,149 @@ class PrivacyLedger:
 
     # Inside -------------------------------------------------------------------------------------
 
-    def _refuse_ended(self) -> None:
-        if self.ended:
-            raise LedgerError(f"The rounds of {self.path} have ended.")
-
-    def _take_end(self, line: Mapping[str, Any]) -> None:
-        names = ("epsilon_release", "epsilon_known_cohorts")
-        self._ended = {name: None if line[name] is None else float(line[name]) for name in names}
-
-    def _started(self, number: int) -> PlannedRelease:
+    def _started(self, number: int) -> _Started:
         if number not in self._pending:
             raise LedgerError(f"Round {number} is not started in {self.path}.")
         return self._pending[number]
 
-    def _check_stream(self, planned: PlannedRelease) -> None:
+    def _known_streams(self) -> dict[str, Correlation]:
+        return {correlation.stream: correlation for correlation in self.correlations}
+
+    def _stream(self, spec: ReleaseSpec) -> _NoiseStream | None:
+        return self._streams.get(spec.correlation.stream) if spec.correlation else None
+
+    def _check_stream(self, spec: ReleaseSpec) -> None:
         """Refuse a round of correlated noise that is not what the others were charged as."""
-        correlation = planned.correlation
+        correlation = spec.correlation
         if correlation is None:
             return
-        correlation.step(planned.round)
-        allowed = participation_of(planned.sampling, rounds=correlation.participation.rounds)
+        correlation.step(spec.round)
+        allowed = participation_of(spec.sampling, rounds=correlation.participation.rounds)
         if allowed != correlation.participation:
             raise ConfigError(
                 f"sampling lets a user take part in other rounds ({allowed}) than the correlation "
                 f"is accounted for ({correlation.participation})."
             )
-        stream = self._streams.get(correlation.stream)
+        stream = self._stream(spec)
         if stream is None:
             return
-        if planned.round <= max(stream.started):
+        if spec.round <= max(stream.started):
             raise LedgerError(
-                f"Round {planned.round} of the correlated rounds was started before or is over in "
+                f"Round {spec.round} of the correlated rounds was started before or is over in "
                 f"{self.path}; asked twice, a user would take part more often than is accounted "
                 "for."
             )
         first = stream.first
         if (
             first.correlation != correlation
-            or first.mechanism.noise_multiplier != planned.mechanism.noise_multiplier
-            or _turns(first.sampling) != _turns(planned.sampling)
-            or first.max_nodes_per_user != planned.max_nodes_per_user
+            or first.mechanism.noise_multiplier != spec.mechanism.noise_multiplier
+            or _turns(first.sampling) != _turns(spec.sampling)
+            or first.max_nodes_per_user != spec.max_nodes_per_user
         ):
             raise LedgerError(
-                f"Round {planned.round} does not have the noise and the sampling that its "
-                f"correlated rounds are accounted for in {self.path}."
+                f"Round {spec.round} does not have the noise and the sampling that its correlated "
+                f"rounds are accounted for in {self.path}."
             )
 
-    def _check_budget(self, planned: PlannedRelease) -> None:
-        if self.epsilon_budget is None:
+    def _check_budget(self, spec: ReleaseSpec) -> None:
+        if self.epsilon_budget is None or self._is_covered(spec):
             return
-        if self._is_covered(planned):
-            return
-        total = self._committed(without=planned.round)
-        total[planned.release()] += 1
-        cost = self._epsilon(total)
+        cost = self._epsilon(self._committed() + Counter({spec.release: 1}))
         if cost is None or not self._within_budget(cost):
             shown = "infinity" if cost is None else f"{cost:.6g}"
             raise BudgetExceededError(
-                f"Round {planned.round} ({planned.query}) would bring epsilon to {shown}, above "
+                f"Round {spec.round} ({spec.query}) would bring epsilon to {shown}, above "
                 f"the budget of {self.epsilon_budget:g} at delta {self.delta:g}."
             )
 
     def _charge(
         self,
-        planned: PlannedRelease,
+        started: _Started,
         num_users: int,
         *,
         interrupted: bool,
         extra: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        release = planned.release()
-        charged = self._charged + Counter({release: 0 if self._is_covered(planned) else 1})
-        private = planned.is_private(release)
-        epsilon_release = epsilon_known_cohorts = None
-        if self.private and private:
-            epsilon_release = self._epsilon(charged)
-            epsilon_known_cohorts = self._epsilon_known_cohorts(charged)
+        spec = started.spec
+        charged = self._charged + Counter({spec.release: 0 if self._is_covered(spec) else 1})
+        private = self.private and started.private
+        known = accounting.known_cohorts_epsilon
         line: dict[str, Any] = {
             "event": "release",
-            "round": planned.round,
-            "query": planned.query,
-            "mechanism": planned.mechanism.name,
-            "noise_multiplier": release.noise_multiplier,
-            "l2_sensitivity": planned.mechanism.l2_sensitivity,
-            "relation": planned.relation.value,
-            "sampling": planned.sampling.to_dict(),
-            "max_nodes_per_user": planned.max_nodes_per_user,
+            **spec.to_dict(known=self._known_streams()),
+            "noise_multiplier": spec.release.noise_multiplier,
             # How many answered depends on who was drawn, which amplification assumes unseen.
-            "num_users": None if planned.sampling.hides_cohort else num_users,
-            "expected_users": planned.planned_users,
+            "num_users": None if spec.sampling.hides_cohort else num_users,
+            "expected_users": started.planned_users,
             "delta": self.delta,
-            "epsilon_release": epsilon_release,
-            "epsilon_known_cohorts": epsilon_known_cohorts,
+            "epsilon_release": self._epsilon(charged) if private else None,
+            "epsilon_known_cohorts": self._epsilon(charged, known) if private else None,
             "accountant": self.accountant,
-            "private": private,
+            "private": started.private,
             "interrupted": interrupted,
         }
-        if planned.correlation is not None:
-            stream = self._streams[planned.correlation.stream]
-            line["stream"] = planned.correlation.stream
-            line["round_noise_multiplier"] = planned.mechanism.noise_multiplier
+        stream = self._stream(spec)
+        if stream is not None:
+            line["round_noise_multiplier"] = spec.mechanism.noise_multiplier
             line["covered_by"] = stream.charged
         if extra is not None:
             line["extra"] = dict(extra)
-        line = self._write(line)
-        self._settle(planned, line, release)
-        return dict(line)
+        return self._write(line)
 
     def _write(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Append one line and return when it is on the disk."""
-        return self._file.append(line)
+        """Append one line; when it is on the disk it counts."""
+        written = self._file.append(line)
+        self._take(written, len(self._file.lines))
+        return dict(written)
 
-    def _replay(self, number: int, line: dict[str, Any]) -> None:
-        """Take over one line of an existing file."""
-        try:
-            event = line["event"]
-            if event == "started":
-                planned = PlannedRelease.from_line(line, self._streams)
-                if planned.round in self._pending:
-                    raise damaged(self.path, number, "the round is already started")
-                self._start(planned)
-            elif event in ("release", "discarded"):
-                if line["round"] not in self._pending:
-                    raise damaged(self.path, number, "the round is not started")
-                planned = self._pending[line["round"]]
-                if event == "discarded":
-                    del self._pending[planned.round]
-                else:
-                    release = planned.with_multiplier(line["noise_multiplier"])
-                    self._settle(planned, line, release)
-            elif event == "ended":
-                self._take_end(line)
-            elif event != "repaired" and not (event == "opened" and number == 1):
-                raise damaged(self.path, number, f"unknown event {event!r}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(self.path, number, "a field is missing or out of range") from error
+    def _take(self, line: Mapping[str, Any], number: int) -> None:
+        """Count one line of the file after its first."""
+        event = line["event"]
+        if event == "started":
+            spec = ReleaseSpec.from_dict(line, known=self._known_streams())
+            if spec.round in self._pending:
+                raise damaged(self.path, number, "the round is already started")
+            self._relation = spec.relation
+            self._pending[spec.round] = _Started(
+                spec=spec,
+                planned_users=check_whole("planned_users", line["planned_users"], ge=1),
+                secure_randomness=bool(line["secure_randomness"]),
+            )
+            if spec.correlation is not None:
+                name = spec.correlation.stream
+                stream = self._streams.setdefault(name, _NoiseStream(first=spec))
+                stream.started.append(spec.round)
+        elif event in ("release", "discarded"):
+            if line["round"] not in self._pending:
+                raise damaged(self.path, number, "the round is not started")
+            started = self._pending.pop(line["round"])
+            if event == "release":
+                self._count(started, interrupted=bool(line["interrupted"]))
+        elif event == "ended":
+            self._ended = {
+                name: None if line[name] is None else float(line[name])
+                for name in ("epsilon_release", "epsilon_known_cohorts")
+            }
+        else:
+            raise damaged(self.path, number, f"unknown event {event!r}")
 
-    def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
-        value = accounting.release_epsilon(releases, delta=self.delta, accountant=self.accountant)
-        return value if math.isfinite(value) else None
+    def _count(self, started: _Started, *, interrupted: bool) -> None:
+        """Count a release; of correlated ones the first for all."""
+        spec = started.spec
+        if not self._is_covered(spec):
+            self._charged[spec.release] += 1
+        stream = self._stream(spec)
+        if stream is not None:
+            stream.charged = spec.round if stream.charged is None else stream.charged
+            stream.released = stream.released if interrupted else spec.round
+        self.private = self.private and started.private
 
-    def _epsilon_known_cohorts(self, releases: Mapping[Release, int]) -> float | None:
-        value = accounting.known_cohorts_epsilon(
-            releases, delta=self.delta, accountant=self.accountant
-        )
+    def _epsilon(
+        self,
+        releases: Mapping[Release, int],
+        bound: Callable[..., float] = accounting.release_epsilon,
+    ) -> float | None:
+        value = bound(releases, delta=self.delta, accountant=self.accountant)
         return value if math.isfinite(value) else None
 
     def _within_budget(self, cost: float) -> bool:
@@ -661,48 +627,21 @@ class PrivacyLedger:
             1.0 + _BUDGET_TOLERANCE
         )
 
-    def _committed(self, *, without: int | None = None) -> Counter[Release]:
-        """Return what was charged plus every started round, but for one."""
+    def _committed(self) -> Counter[Release]:
+        """What was charged plus every started round.
+
+        Several uncharged rounds of one stream at once would each count: too much, never too little.
+        """
         total = Counter(self._charged)
-        for planned in self._pending.values():
-            # Several uncharged rounds of one stream at once would each count: too much, never
-            # too little.
-            if planned.round != without and not self._is_covered(planned):
-                total[planned.release()] += 1
+        for started in self._pending.values():
+            if not self._is_covered(started.spec):
+                total[started.spec.release] += 1
         return total
 
-    def _is_covered(self, planned: PlannedRelease) -> bool:
+    def _is_covered(self, spec: ReleaseSpec) -> bool:
         """Say whether another round of the same stream was charged for this one."""
-        if planned.correlation is None:
-            return False
-        stream = self._streams.get(planned.correlation.stream)
+        stream = self._stream(spec)
         return stream is not None and stream.charged is not None
-
-    def _start(self, planned: PlannedRelease) -> None:
-        self._pending[planned.round] = planned
-        if planned.correlation is not None:
-            stream = self._streams.setdefault(
-                planned.correlation.stream, NoiseStream(first=planned)
-            )
-            stream.started.append(planned.round)
-
-    def _settle(
-        self,
-        planned: PlannedRelease,
-        line: dict[str, Any],
-        release: Release,
-    ) -> None:
-        del self._pending[planned.round]
-        self._lines.append(line)
-        if not self._is_covered(planned):
-            self._charged[release] += 1
-        if planned.correlation is not None:
-            stream = self._streams[planned.correlation.stream]
-            if stream.charged is None:
-                stream.charged = planned.round
-            if not line["interrupted"]:
-                stream.released = planned.round
-        self.private = self.private and planned.is_private(release)
 
 
 def _turns(sampling: Sampling) -> dict[str, Any]:
@@ -710,13 +649,15 @@ def _turns(sampling: Sampling) -> dict[str, Any]:
     return {**sampling.to_dict(), "population": None}
 
 
-def _checked_header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    header = header_of(path, lines)
-    try:
-        check_number("delta", header["delta"], gt=0, lt=1)
-        if header["epsilon_budget"] is not None:
-            check_number("epsilon_budget", header["epsilon_budget"], gt=0)
-        check_choice("accountant", header["accountant"], accounting.ACCOUNTANTS)
-    except (KeyError, ConfigError) as error:
-        raise damaged(path, 1, "a field is missing or out of range") from error
-    return header
+def _opening(delta: object, epsilon_budget: object, accountant: object) -> dict[str, Any]:
+    """The first line, its values checked."""
+    check_choice("accountant", accountant, accounting.ACCOUNTANTS)
+    return {
+        "event": "opened",
+        "version": VERSION,
+        "delta": check_number("delta", delta, gt=0, lt=1),
+        "epsilon_budget": (
+            None if epsilon_budget is None else check_number("epsilon", epsilon_budget, gt=0)
+        ),
+        "accountant": accountant,
+    }

@@ -31,6 +31,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     PrivacyLedger,
     RandomSource,
+    ReleaseSpec,
     SecureRandom,
 )
 from flower_privsyn.privacy.grid import from_grid
@@ -310,16 +311,19 @@ class PrivateSumStrategy(Strategy):
         memory = numbers * correlation.factorisation.buffers if correlation else 0
         # What is begun is charged, whether or not its release finds room on the disk.
         make_room(self.run, asked.number, numbers=numbers, beside=memory)
-        asking.ledger.begin(
+        spec = ReleaseSpec(
             round=asked.number,
             query=asked.question.query.name,
             mechanism=asked.mechanism,
             relation=NeighboringRelation(settings.relation),
             sampling=asked.sampling,
-            planned_users=max(1, round(asked.sampling.expected_users)),
-            secure_randomness=self._random.secure,
             correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
+        )
+        asking.ledger.begin(
+            spec,
+            planned_users=max(1, round(asked.sampling.expected_users)),
+            secure_randomness=self._random.secure,
         )
         asking.asked = asked
 

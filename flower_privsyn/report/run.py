@@ -15,7 +15,7 @@ from typing import Any
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.privacy.ledger_chain import open_rounds, stated_costs
+from flower_privsyn.privacy.ledger_file import open_rounds, stated_costs
 from flower_privsyn.report.figures import Chart, Level, by_round
 from flower_privsyn.report.numbers import (
     Fact,

@@ -51,7 +51,7 @@ from flower_privsyn.files import (
 )
 from flower_privsyn.host.processes import is_alive
 from flower_privsyn.host.progress import Progress, Stage
-from flower_privsyn.privacy.ledger_chain import Chain, header, read_chain, refuse_cut
+from flower_privsyn.privacy.ledger_file import LedgerFile, header, refuse_cut
 from flower_privsyn.runs.locks import (
     forget_holder,
     hide_dates_of,
@@ -340,21 +340,21 @@ class RunDirectory:
             LedgerError: The ledger is damaged, of another version, or lacks a line that another
                 file of the run states.
         """
-        return list(self._chain().lines)
+        return self._ledger().lines
 
     def last_digest(self) -> str | None:
         """The digest of the ledger's last line; None before the first. Raises as `ledger_lines`."""
-        return next(reversed(self._chain().digests), None)
+        return next(reversed(self._ledger().digests), None)
 
-    def _chain(self) -> Chain:
-        stated = self.stated_digests()
-        if not self.ledger_file.exists():
-            refuse_cut(self.ledger_file, (), stated)
-            return Chain(lines=(), digests=(), torn=b"")
-        chain = read_chain(self.ledger_file)
-        header(self.ledger_file, chain.lines)
-        refuse_cut(self.ledger_file, chain.digests, stated)
-        return chain
+    def _ledger(self) -> LedgerFile:
+        path = self.ledger_file
+        if path.exists():
+            ledger = LedgerFile.read(path)
+            header(path, ledger.lines)
+        else:
+            ledger = LedgerFile(path, None)
+        refuse_cut(path, ledger.digests, self.stated_digests())
+        return ledger
 
     def hold_metrics(self, number: int, metrics: Mapping[str, Any]) -> None:
         """Write a round's line beside its release; `settle_metrics` brings it to its place.

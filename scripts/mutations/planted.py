@@ -139,7 +139,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="the size of a secret cohort is written down",
             guards="what depends on a secret draw is in no file",
             where="privacy/ledger.py::PrivacyLedger._charge",
-            before="None if planned.sampling.hides_cohort else num_users",
+            before="None if spec.sampling.hides_cohort else num_users",
             after="num_users",
             tests=("tests/private_path/test_engine.py::TestSampling",),
         ),
@@ -227,10 +227,10 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="an interrupted round is not charged",
             guards="a run that is killed pays for the open round",
             where="privacy/ledger.py::PrivacyLedger.open",
-            before="        for planned in list(ledger._pending.values()):\n",
+            before="        for started in list(ledger._pending.values()):\n",
             after=(
                 "        ledger._pending.clear()\n"
-                "        for planned in list(ledger._pending.values()):\n"
+                "        for started in list(ledger._pending.values()):\n"
             ),
             tests=("tests/privacy/test_ledger.py",),
         ),
@@ -515,7 +515,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a round of a secret cohort may be discarded",
             guards="a secret draw decides about no round",
             where="privacy/ledger.py::PrivacyLedger.discard",
-            before=("    if planned.sampling.hides_cohort:\n        raise"),
+            before=("    if spec.sampling.hides_cohort:\n        raise"),
             after=("    if False:\n        raise"),
             tests=("tests/private_path/test_secret_cohorts.py::TestRefusals",),
         ),
@@ -715,7 +715,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a shorter ledger is taken",
             guards="what other files state of it is compared",
             where="privacy/ledger.py::PrivacyLedger.open",
-            before="        refuse_cut(path, file.digests, stated or {})\n",
+            before="        refuse_cut(file.path, file.digests, stated or {})\n",
             after="",
             tests=(
                 "tests/privacy/test_ledger.py::test_a_shorter_ledger_is_refused_and_left_alone",

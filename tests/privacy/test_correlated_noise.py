@@ -34,6 +34,7 @@ from flower_privsyn.privacy.grid import GRID, STEPS
 from flower_privsyn.privacy.turns import participation_of
 from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 from tests.support.correlated import noise_matrix, worst_deviation
+from tests.support.ledgers import begin
 
 ROUNDS, GROUPS = 12, 4
 PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS)
@@ -398,7 +399,7 @@ class Rounds:
             "correlation": self.correlation,
             **changes,
         }
-        return self.ledger.begin(round=number, **values)
+        return begin(self.ledger, round=number, **values)
 
     def release(self, number: int, **changes: Any) -> dict[str, Any]:
         self.begin(number, **changes)

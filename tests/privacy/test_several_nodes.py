@@ -23,6 +23,7 @@ from flower_privsyn.privacy import (
     known_cohorts_epsilon,
     release_epsilon,
 )
+from tests.support.ledgers import begin
 from tests.support.lower_bounds import epsilon_lower_bound
 
 
@@ -109,7 +110,8 @@ def test_the_ledger_states_and_charges_it(tmp_path: Path) -> None:
     sampling = PoissonSampling(0.2)
     with PrivacyLedger.create(path, delta=1e-5, epsilon_budget=None) as ledger:
         for number, nodes in ((1, 2), (2, 1)):
-            started = ledger.begin(
+            started = begin(
+                ledger,
                 round=number,
                 query="votes",
                 mechanism=mechanism,
@@ -141,7 +143,7 @@ def test_correlated_rounds_keep_it(tmp_path: Path) -> None:
         "correlation": correlation,
     }
     with PrivacyLedger.create(tmp_path / "l.jsonl", delta=1e-5, epsilon_budget=None) as ledger:
-        ledger.begin(round=1, max_nodes_per_user=2, **same)  # type: ignore[arg-type]
+        begin(ledger, round=1, max_nodes_per_user=2, **same)  # type: ignore[arg-type]
         ledger.charge(round=1, num_users=10)
         with pytest.raises(LedgerError, match="does not have the noise and the sampling"):
-            ledger.begin(round=2, max_nodes_per_user=1, **same)  # type: ignore[arg-type]
+            begin(ledger, round=2, max_nodes_per_user=1, **same)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.summary import run_costs
 from flower_privsyn.strategies import ReleasedSum
 from tests.support.federation import silent
+from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 
@@ -283,7 +284,8 @@ class TestResume:
         from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 
         with ledger, pytest.raises(BudgetExceededError):
-            ledger.begin(
+            begin(
+                ledger,
                 round=3,
                 query="nearest_neighbor_histogram",
                 mechanism=GaussianMechanism(

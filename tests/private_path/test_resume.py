@@ -41,6 +41,7 @@ from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
+from tests.support.ledgers import begin
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
 from tests.support.small_disk import disk_of
@@ -464,7 +465,8 @@ class TestFewerUsers:
         run = RunDirectory.create(tmp_path / "made", config={})
         with PrivacyLedger.create(run.ledger_file, delta=1e-6, epsilon_budget=2.0) as made:
             for number in range(1, charged + 1):
-                made.begin(
+                begin(
+                    made,
                     round=number,
                     query="votes",
                     mechanism=GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0),

@@ -31,6 +31,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path import meeting
 from flower_privsyn.private_path.attendance import ROLL_CALL, roll_call
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
+from tests.support.ledgers import begin
 from tests.support.probe import Probe
 from tests.support.repeating import Repeating, stop
 from tests.support.run_files import contents, lines, releases
@@ -226,7 +227,8 @@ class TestRefusals:
             tmp_path / "ledger.jsonl", delta=1e-3, epsilon_budget=None, accountant="rdp"
         ) as ledger:
             for number in (1, 2):
-                ledger.begin(
+                begin(
+                    ledger,
                     round=number,
                     query="q",
                     mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0),

@@ -39,6 +39,7 @@ from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
+from tests.support.ledgers import begin
 from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
@@ -544,7 +545,8 @@ def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
     with PrivacyLedger.create(
         path, delta=config.delta, epsilon_budget=None, accountant=config.accountant
     ) as ledger:
-        ledger.begin(
+        begin(
+            ledger,
             round=1,
             query="model_delta",
             mechanism=mechanism,

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.privacy import PrivacyLedger, ReleaseSpec
+
 
 def write_chain(path: Path, *lines: Mapping[str, Any], torn: str = "", version: int = 2) -> str:
     """Write a ledger; returns the digest of its last line.
@@ -27,3 +29,12 @@ def write_chain(path: Path, *lines: Mapping[str, Any], torn: str = "", version: 
     path.write_text(text + torn)
     assert previous is not None
     return previous
+
+
+def begin(
+    ledger: PrivacyLedger, *, planned_users: int, secure_randomness: bool = True, **spec: Any
+) -> dict[str, Any]:
+    """Begin a release in a ledger; what it is as keywords, as `ReleaseSpec` has them."""
+    return ledger.begin(
+        ReleaseSpec(**spec), planned_users=planned_users, secure_randomness=secure_randomness
+    )
