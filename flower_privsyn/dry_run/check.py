@@ -347,14 +347,14 @@ def _cut(settings: PrivateSumConfig) -> Cut:
 
 def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str) -> None:
     if is_address(model.name):
-        require(("httpx",))
+        require(("openai",))
         said = check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
         level: Level = "warning" if said else "fine"
         answers = said or f"{shown_address(model.name)} answers"
         report.say("models", f"{model.setting}: {answers}", level=level)
         return
     if is_gguf(model.name):
-        require(("httpx", "xllamacpp"))
+        require(("openai", "xllamacpp", "gguf"))
         header = read_gguf(file_of(model.name))
         size = f"{header.architecture}, {header.parameters:,} parameters"
         report.say("models", f"{model.setting} = {model.name}: {size}")

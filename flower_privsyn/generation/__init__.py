@@ -4,14 +4,22 @@ Nothing here ever sees private text, but for what a comparison measures without 
 (`expand-private`). Importing it loads no PyTorch.
 """
 
-from flower_privsyn.generation.backends import ChatGenerator, SamplingParameters, TextGenerator
+from flower_privsyn.generation.backends import (
+    ChatGenerator,
+    SamplingParameters,
+    TextGenerator,
+    rehearse,
+)
 from flower_privsyn.generation.expand import Expand, ExpandResult
 from flower_privsyn.generation.generators import load_generator, load_trained_generator
-from flower_privsyn.generation.instructions import Instruction, load_instruction
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompted import Asking, ByInstruction
-from flower_privsyn.generation.prompts import Prompt, load_prompt
-from flower_privsyn.generation.rehearsal import rehearse
+from flower_privsyn.generation.prompts import (
+    Instruction,
+    Prompt,
+    load_instruction,
+    load_prompt,
+)
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.variation import MaskFill, Variation
 

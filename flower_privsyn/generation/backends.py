@@ -1,16 +1,23 @@
-"""What every text generator can do, and how a sample is drawn."""
+"""What every text generator can do, how a sample is drawn, and what is asked of it first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Final, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError, GenerationError
+
+USUAL: Final = 64
+"""Samples to ask for at a time of a generator that says nothing else: little enough that an
+interruption costs a minute, enough that a CPU is kept busy."""
+
+#: How often a generator is asked that writes nothing: one text may be empty by chance.
+_TRIES: Final = 4
 
 ProgressCallback = Callable[[int], None]
 """Called with the number of texts finished since the last call."""
@@ -153,3 +160,77 @@ def check_texts(key: str, texts: Sequence[object]) -> None:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise GenerationError(f"{key}[{index}] must be a string, got {type(text).__name__}")
+
+
+def at_once(generator: TextGenerator) -> int:
+    """Samples to ask of a generator at a time: what its attribute `at_once` says, else `USUAL`."""
+    return int(getattr(generator, "at_once", USUAL))
+
+
+def mended(text: str) -> str:
+    """A text without half characters: U+FFFD in place of each, and nothing where it ends in one.
+
+    A server cuts a text at its limit of tokens, which may fall inside a character.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").rstrip("\ufffd")
+
+
+def rehearse(
+    generator: TextGenerator,
+    prompt: str,
+    *,
+    num_samples: int = 1,
+    sampling: SamplingParameters,
+    adapter: Path | None = None,
+) -> None:
+    """Ask a generator for what the run will ask it for, so that it fails before a release does.
+
+    Address, key, the model's name and its limits on samples and tokens are tried; nothing is kept.
+
+    Args:
+        generator: what is to write.
+        prompt: one of the run's prompts; public text.
+        num_samples: continuations of a prompt, as in the run.
+        sampling: how they are drawn, as in the run.
+        adapter: a LoRA adapter to write with, where the run will use some.
+
+    Raises:
+        GenerationError: it does not answer, refuses, answers something else, or writes nothing
+            however often it is asked.
+        ModelError: the adapter cannot be loaded.
+    """
+
+    def write(attempt: int) -> list[str]:
+        drawn = replace(sampling, seed=(sampling.seed + attempt) % 2**64)
+        written = generator.generate(
+            [prompt], num_samples=num_samples, sampling=drawn, adapter=adapter
+        )
+        if [len(texts) for texts in written] != [num_samples]:
+            raise GenerationError(
+                f"the generator {generator.name} was asked for {num_samples} continuations of one "
+                f"prompt and gave {[len(texts) for texts in written]}"
+            )
+        return written[0]
+
+    refuse_silence(write, name=generator.name)
+
+
+def refuse_silence(write: Callable[[int], Iterable[str]], *, name: str) -> None:
+    """Refuse a generator of whose texts none holds a letter, however often it is asked.
+
+    Args:
+        write: from the number of the attempt, from 0, to what was written.
+        name: of the generator.
+
+    Raises:
+        GenerationError: it wrote nothing but white space.
+    """
+    for attempt in range(_TRIES):
+        if any(text.strip() for text in write(attempt)):
+            return
+    raise GenerationError(
+        f"the generator {name} was asked {_TRIES} times for a text and each time answered without "
+        "one: the run would be paid for and have no text. A model that thinks before it answers "
+        "needs more max-new-tokens, a chat model messages or a prompt that it goes on with; or "
+        "name another generator"
+    )

@@ -7,15 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.backends import (
     ChatGenerator,
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
+    at_once,
 )
 
 logger = logging.getLogger("flwr.privsyn")
@@ -38,6 +38,10 @@ _THOUGHTS: Final = re.compile(
     r".*(?:</think(?:ing)?>|\[/THINK\])|\s*(?:<think(?:ing)?>|\[THINK\]).*",
     re.DOTALL | re.IGNORECASE,
 )
+
+
+#: What the prompts of some chat templates end with.
+_THINKING: Final = "<think>"
 
 
 class ByMessages:
@@ -197,3 +201,58 @@ def _below(heading: str, text: str) -> str:
     if following := re.search(line.format(other), text):
         text = text[: following.start()]
     return text
+
+
+def chat_prompts(tokenizer: Any, messages: Sequence[str], *, system: str, model: str) -> list[str]:
+    """What a model goes on with where it is to answer.
+
+    Args:
+        tokenizer: Of the model, as Transformers has it.
+        messages: What the user says, each in a conversation of its own.
+        system: The system's message before it; "" for none.
+        model: Its name.
+
+    Returns:
+        A prompt for each message, without the token that texts begin with where the tokenizer puts
+        one there.
+
+    Raises:
+        GenerationError: There is no template, or it refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise GenerationError(
+            f"model {model!r} has no chat template: it goes on with beginnings and answers no "
+            "messages"
+        )
+    before = [{"role": "system", "content": system}] if system else []
+    try:
+        prompts = [
+            str(
+                tokenizer.apply_chat_template(
+                    [*before, {"role": "user", "content": message}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+            for message in messages
+        ]
+    except TemplateError as error:
+        advice = ': a prompt file whose instruction is "" has no system message' if system else ""
+        raise GenerationError(
+            f"the chat template of model {model!r} refuses the messages ({error}){advice}"
+        ) from error
+    # Templates write the token that texts begin with, and so does the tokenizer.
+    begin = tokenizer.bos_token
+    if begin and tokenizer("")["input_ids"]:
+        prompts = [prompt.removeprefix(begin) for prompt in prompts]
+    return prompts
+
+
+def whole_answer(prompt: str, continuation: str) -> str:
+    """An answer with the mark by which its template has begun the thoughts.
+
+    Without it those that end nowhere would pass for an answer.
+    """
+    return _THINKING + continuation if prompt.rstrip().endswith(_THINKING) else continuation

@@ -12,15 +12,15 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.at_once import at_once
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
+    at_once,
     check_texts,
+    rehearse,
 )
 from flower_privsyn.generation.prompts import Prompt, load_prompt
-from flower_privsyn.generation.rehearsal import rehearse
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
 """Called with the texts just kept, for each the indices of the seeds in its prompt, and how many
@@ -47,6 +47,9 @@ NOTHING: Final = Earlier()
 
 #: Seeds in a prompt, unless another number is asked for.
 USUAL_EXAMPLES: Final = 3
+
+#: Texts that say whether the server takes blanks away.
+_FEW: Final = 4
 
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
@@ -238,10 +241,9 @@ class Expand:
             )
             attempts += size
             first = len(kept.texts)
-            for group, opening, (text,) in zip(chosen, openings, continuations, strict=True):
+            joined = _joined(openings, [text for (text,) in continuations])
+            for group, whole in zip(chosen, joined, strict=True):
                 examples = {flat[index] for index in group}
-                # Behind an opening nothing is nothing, too: its words are a seed's.
-                whole = opening + text if text.strip() else ""
                 parsed = whole.strip() if self._prompt is None else self._prompt.parse(whole)
                 kept.take(parsed, group, examples)
             if len(kept.texts) > first:
@@ -358,6 +360,24 @@ class _Kept:
         if normalised in self._known:
             return "duplicate"
         return self._drops.reason(cut)
+
+
+def _joined(openings: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Openings and what goes on with them; nothing where nothing does: their words are a seed's.
+
+    Some servers take the blank before a continuation away. It is put back where two letters meet
+    and the second is a capital, or where that happens in most of a batch.
+    """
+    meet = [
+        opening[-1:].isalnum() and text[:1].isalnum()
+        for opening, text in zip(openings, texts, strict=True)
+    ]
+    lost = len(meet) >= _FEW and sum(meet) > len(meet) / 2
+    found = []
+    for opening, text, glued in zip(openings, texts, meet, strict=True):
+        blank = " " if glued and (lost or text[0].isupper()) else ""
+        found.append(f"{opening}{blank}{text}" if text.strip() else "")
+    return found
 
 
 def _not_empty(flat: Sequence[str]) -> list[int]:

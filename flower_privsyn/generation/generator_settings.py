@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -16,7 +17,6 @@ from flower_privsyn.generation.api_key import (
     check_generator,
     is_address,
 )
-from flower_privsyn.generation.extra_parameters import read_extra_parameters
 
 if TYPE_CHECKING:
     from flower_privsyn.generation.backends import TextGenerator
@@ -29,6 +29,21 @@ GeneratorInterface = Annotated[
     "/chat/completions, without tools).",
 ]
 """The setting `generator-interface`."""
+
+#: What the package sends by its own settings: no other value, but null to leave it out.
+_BY_SETTINGS: Final = {
+    "max_tokens": "max-new-tokens",
+    "temperature": "temperature",
+    "top_p": "top-p",
+    "seed": "seed",
+    "stop": "the prompt",
+    "n": "the method",
+}
+
+#: What a request is nothing without, or is answered otherwise with.
+_OF_A_REQUEST: Final = frozenset(
+    {"model", "prompt", "messages", "stream", "tools", "functions", "echo"}
+)
 
 #: Keys of how a server is asked: no text depends on them, so a resumed run may change them at any
 #: time.
@@ -68,8 +83,9 @@ class GeneratorSettings(Settings):
         Ge(0),
         Le(1000),
         "how often a request is repeated that was lost, took too long, or was answered with "
-        "status 429 or 5xx. The waits in between are 0.5 s, doubled each time up to 30: 15.5 s in "
-        "all by default, 10 repetitions outlast two minutes of a restart.",
+        "status 429 or 5xx or with something else than text. The waits in between are 0.5 s, "
+        "doubled each time up to 8: 15.5 s in all by default, 20 repetitions outlast two minutes "
+        "of a restart; or as long as the server says, up to two minutes.",
         IN_PYTHON,
     ] = 5
     generator_concurrency: Annotated[
@@ -120,7 +136,34 @@ class GeneratorSettings(Settings):
         }
 
     def _parameters(self) -> dict[str, Any]:
-        return read_extra_parameters("generator-parameters", self.generator_parameters)
+        """What a server is sent with every request.
+
+        Raises:
+            ConfigError: it is no JSON object, or holds what the settings say or a request is made
+                of.
+        """
+        key, text = "generator-parameters", self.generator_parameters
+        if not text.strip():
+            return {}
+        try:
+            found: Any = json.loads(text, parse_constant=_refuse_constant)
+        except ValueError as error:
+            raise ConfigError(f"{key} must be a JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{key} must be a JSON object, got a {type(found).__name__}")
+        for name, value in found.items():
+            if name in _OF_A_REQUEST:
+                raise ConfigError(f"{key} must not hold {name!r}: requests are the package's own")
+            if name in _BY_SETTINGS and value is not None:
+                raise ConfigError(
+                    f"{key} must not hold {name!r} but as null, which leaves it out: its value is "
+                    f"of {_BY_SETTINGS[name]}"
+                )
+        return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,28 +8,22 @@ import json
 import os
 import secrets
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flower_privsyn import environment
 from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
 from flower_privsyn.files import user_path
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.at_once import USUAL
-from flower_privsyn.generation.backends import SamplingParameters
-from flower_privsyn.generation.llama_server import LlamaSettings
+from flower_privsyn.generation.backends import USUAL, SamplingParameters
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.threads import most_threads
-
-if TYPE_CHECKING:
-    import httpx
 
 PREFIX: Final = "gguf:"
 
@@ -98,10 +92,6 @@ class GGUFGenerator(OpenAIGenerator):
     #: Seeds of llama.cpp have 32 bits, of which the last number stands for a random one.
     _seeds_below = 2**32 - 1
 
-    #: The server is on this machine, whatever the environment says of others: a proxy would be
-    #: given the key and the prompts.
-    _by_proxy = False
-
     def __init__(self, file: str | Path, *, slots: int | None = None) -> None:
         """Check the file and start the server.
 
@@ -111,7 +101,7 @@ class GGUFGenerator(OpenAIGenerator):
 
         Raises:
             ModelError: There is no such file, it is broken, or llama.cpp cannot load it.
-            MissingExtraError: xllamacpp or httpx is not installed.
+            MissingExtraError: xllamacpp, gguf or openai is not installed.
         """
         path = Path(file).absolute()
         header = read_gguf(path)
@@ -123,18 +113,29 @@ class GGUFGenerator(OpenAIGenerator):
         context = min(_CONTEXT, header.context or _CONTEXT)
         if slots is None:
             slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, header.cache_bytes * context)))
-        settings = LlamaSettings(
-            model=str(path),
-            api_key=secrets.token_urlsafe(24),
-            slots=slots,
-            context=context,
-            threads=most_threads(),
+        key = secrets.token_urlsafe(24)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
+        self._process = _start(
+            {
+                "model": str(path),
+                "api_key": key,
+                "slots": slots,
+                "context": context,
+                "threads": most_threads(),
+            },
+            said=self._said.fileno(),
         )
-        self._child = _Child(settings)
+        # Also when nobody calls `close`; where this process is killed, the other one notices.
+        self._end = weakref.finalize(self, _kill, self._process)
+        address = self._address()
+        if not address:
+            why = self._ended() or f"it did not answer within {_START_SECONDS:.0f} seconds"
+            self._end()
+            raise ModelError(f"llama.cpp cannot load {path.name}: {why}")
         super().__init__(
-            f"{self._child.address}/v1",
+            f"{address}/v1",
             path.stem,
-            api_key=settings.api_key,
+            api_key=key,
             timeout=_ANSWER_SECONDS,
             max_retries=0,
             max_concurrency=slots,
@@ -146,7 +147,7 @@ class GGUFGenerator(OpenAIGenerator):
     def close(self) -> None:
         """End the server."""
         super().close()
-        self._child.end()
+        self._end()
 
     def _complete(
         self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
@@ -164,81 +165,50 @@ class GGUFGenerator(OpenAIGenerator):
             "or smollm2-135m"
         )
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        refusals: tuple[int, ...] = (),
-    ) -> httpx.Response:
+    def _ask(self, request: Callable[[], Any], path: str) -> Any:
         try:
-            return super()._request(method, path, body, refusals=refusals)
+            return super()._ask(request, path)
         except GenerationError as error:
-            if (ended := self._child.ended()) is not None:
+            if (ended := self._ended()) is not None:
                 raise GenerationError(
                     f"llama.cpp ended while it wrote with {self.name}: {ended}"
                 ) from error
             raise
 
+    def _address(self) -> str:
+        """Where the process serves; empty where it ended or took too long."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
+            return ""
+        return self._process.stdout.readline().decode().strip()
 
-class _Child:
-    """The process that runs llama.cpp.
-
-    Attributes:
-        address: where it serves, "http://127.0.0.1:port".
-    """
-
-    def __init__(self, settings: LlamaSettings) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env={**_told(os.environ), "PYTHONSAFEPATH": "1"},
-        )
-        # Also when nobody calls `end`; a process that is killed closes the pipe, which does too.
-        self._finalizer = weakref.finalize(self, _kill, self._process)
-        name = Path(settings.model).name
-        self.address = ""
-        with contextlib.suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(settings.line().encode())
-            self._process.stdin.flush()
-        answer = self._answer()
-        if not answer:
-            ended = self.ended()
-            self.end()
-            raise ModelError(
-                f"llama.cpp cannot load {name}: "
-                + (ended or f"it did not answer within {_START_SECONDS:.0f} seconds")
-            )
-        self.address = json.loads(answer)["address"]
-
-    def ended(self) -> str | None:
+    def _ended(self) -> str | None:
         """Why the process has ended, in its own words where it had any; None while it runs."""
         try:
             status = self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
             return None
         self._said.seek(0)
-        lines = self._said.read().decode("utf-8", "replace").splitlines()
-        words = [line for line in map(str.strip, lines) if line]
-        why = _signal_name(-status) if status < 0 else f"status {status}"
-        return f"{_telling(words)} ({why})" if words else why
+        words = [line for line in self._said.read().decode("utf-8", "replace").splitlines() if line]
+        # The first error says most, else the last line.
+        telling = next((line for line in words if "error" in line.lower()), "".join(words[-1:]))
+        return f"{telling.strip()[-240:]} (status {status})".strip()
 
-    def end(self) -> None:
-        """Kill the process."""
-        self._finalizer()
 
-    def _answer(self) -> bytes:
-        """The line that it serves with; empty where it ended or took too long."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        if not select.select([stdout], [], [], _START_SECONDS)[0]:
-            return b""
-        return stdout.readline()
+def _start(settings: Mapping[str, Any], *, said: int) -> subprocess.Popen[bytes]:
+    """Start the process, and tell it its settings: not by its command line, which others read."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        env={**_told(os.environ), "PYTHONSAFEPATH": "1"},
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.close()
+    return process
 
 
 def _told(variables: Mapping[str, str]) -> dict[str, str]:
@@ -253,20 +223,5 @@ def _told(variables: Mapping[str, str]) -> dict[str, str]:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _telling(lines: list[str]) -> str:
-    """The line of a log that says most: the first error, else the last line."""
-    found = next((line for line in lines if "error" in line.lower()), lines[-1])
-    return found[-240:]
+    if process.stdout is not None:
+        process.stdout.close()

@@ -3,10 +3,8 @@
     python -m flower_privsyn.generation.llama_server PARENT
 
 A broken file can end llama.cpp and the process that holds it; this one holds nothing else. It reads
-one line of settings from its standard input, answers with one line once it serves, and ends when
-its standard input does: the kernel closes that when the process that started it dies, however it
-dies. Where a copy of that process holds the other end, it ends when PARENT, that process's number,
-is no longer its parent's.
+one line of settings from its standard input, answers with the line of its address once it serves,
+and ends when PARENT, the number of the process that started it, is no longer its parent's.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 #: How often it looks whose child it is.
@@ -26,34 +22,15 @@ _LOOK_SECONDS = 1.0
 _VERBOSITY = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlamaSettings:
-    """What the server is started with.
+def serve(*, model: str, api_key: str, slots: int, context: int, threads: int) -> Any:
+    """Load the model and serve it on a free port of loopback.
 
-    Attributes:
+    Args:
         model: path of the GGUF file.
         api_key: whoever asks must know it: other users of the machine reach the port as well.
         slots: texts that are written at the same time, >= 1.
         context: tokens of a prompt and its continuation together, >= 1.
         threads: that compute, >= 1.
-    """
-
-    model: str
-    api_key: str
-    slots: int
-    context: int
-    threads: int
-
-    def line(self) -> str:
-        """One line that `main` reads."""
-        return json.dumps(asdict(self)) + "\n"
-
-
-def serve(settings: LlamaSettings) -> Any:
-    """Load the model and serve it on a free port of loopback.
-
-    Args:
-        settings: of the server.
 
     Returns:
         xllamacpp's server; its `listening_address` is where it is.
@@ -61,14 +38,14 @@ def serve(settings: LlamaSettings) -> Any:
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = settings.model
+    parameters.model.path = model
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = 0
-    parameters.api_keys = [settings.api_key]
-    parameters.n_parallel = settings.slots
-    parameters.n_ctx = settings.slots * settings.context
-    parameters.cpuparams.n_threads = settings.threads
-    parameters.cpuparams_batch.n_threads = settings.threads
+    parameters.api_keys = [api_key]
+    parameters.n_parallel = slots
+    parameters.n_ctx = slots * context
+    parameters.cpuparams.n_threads = threads
+    parameters.cpuparams_batch.n_threads = threads
     # Threads that wait for one another sleep: spinning takes the time of whoever is waited for.
     parameters.cpuparams.poll = 0
     parameters.cpuparams_batch.poll = 0
@@ -86,26 +63,17 @@ def serve(settings: LlamaSettings) -> Any:
 
 
 def main() -> None:
-    """Serve until standard input ends, or the process that started this one."""
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    """Serve until the process that started this one ends."""
     # Libraries that print must not be taken for the answer.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settings = LlamaSettings(**json.loads(sys.stdin.readline()))
-    server = serve(settings)
-    answer.write(json.dumps({"address": server.listening_address}) + "\n")
-    answer.flush()
-    sys.stdin.read()
-    # Without waiting for what is being written: nobody is there to read it.
-    os._exit(0)
-
-
-def _end_with(parent: int) -> None:
-    """End this process when it is no longer the child of `parent`, which has died then."""
+    server = serve(**json.loads(sys.stdin.readline()))
+    print(server.listening_address, file=answer, flush=True)
     # Not by the kernel's signal at a parent's death: it comes when the thread ends that started
     # this process.
-    while os.getppid() == parent:
+    while os.getppid() == int(sys.argv[1]):
         time.sleep(_LOOK_SECONDS)
+    # Without waiting for what is being written: nobody is there to read it.
     os._exit(0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +16,18 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
-from flower_privsyn.generation.at_once import USUAL
 from flower_privsyn.generation.backends import (
+    USUAL,
     ProgressCallback,
     SamplingParameters,
     check_texts,
+    mended,
     refuse_penalty,
 )
 from flower_privsyn.models.adapters import adapter_digest
 
 if TYPE_CHECKING:
-    import httpx
+    import openai
 
 T = TypeVar("T")
 
@@ -33,7 +36,6 @@ logger = logging.getLogger("flwr.privsyn")
 #: Samples to ask for at a time, of each request under way: a batch waits for its slowest.
 _TIMES_AT_ONCE = 4
 
-_MAX_WAIT_SECONDS = 30.0
 _MAX_MESSAGE_LETTERS = 300
 
 #: Statuses that may be about one prompt: refused by a filter, or too long for the model.
@@ -42,9 +44,11 @@ _OF_A_PROMPT = (400, 413, 422)
 #: Prompts of one call that may stay without a text: so many, or half of them where that is more.
 _MOST_REFUSED = 8
 
-
 #: Statuses of servers that list no models, or not to everybody, and complete text all the same.
 _NO_LIST = (403, 404, 405)
+
+#: What an answer that is none counts as, whatever its status: it is asked for again.
+_BAD_GATEWAY = 502
 
 
 class NoListError(GenerationError):
@@ -67,11 +71,13 @@ class OpenAIGenerator:
     contents and the path: under a name it knows, a server may go on serving the old weights. The
     path must mean the same folder to the server as here.
 
-    A prompt for which the server has no text (it answers null, calls a tool, or refuses it with
-    status 400, 413 or 422, as filters do and models for which it is too long) gets an empty one:
-    what was written for others is paid for, and the same prompts would come again. One warning
-    says how many these are. The call fails where they are more than eight and more than half of
-    its prompts, or where this server has not written anything yet.
+    A prompt for which the server has no text (it answers null or with thoughts alone, calls a tool,
+    or refuses it with status 400, 413 or 422, as filters do and models for which it is too long)
+    gets an empty one: what was written for others is paid for, and the same prompts would come
+    again. One warning says how many these are. The call fails where they are more than eight and
+    more than half of its prompts, or where this server has not written anything yet. An answer that
+    is no completion (a page of a gateway, an error under status 200) is asked for again, as after a
+    status of 5xx.
 
     Attributes:
         name: The model's name and the server's address.
@@ -81,9 +87,6 @@ class OpenAIGenerator:
     #: Seeds that a server knows; all that are derived here are below this.
     _seeds_below: ClassVar[int] = 2**63
 
-    #: Whether HTTP_PROXY and the like say how the server is reached.
-    _by_proxy: ClassVar[bool] = True
-
     def __init__(
         self,
         base_url: str,
@@ -92,22 +95,21 @@ class OpenAIGenerator:
         api_key: str | None = None,
         timeout: float = 300.0,
         max_retries: int = 5,
-        backoff: float = 0.5,
         max_concurrency: int = 64,
         extra_parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Address a server; without ``model`` ask it which one it serves.
 
         Args:
-            base_url: With the version, ``"http://127.0.0.1:8000/v1"``.
+            base_url: With the version, ``"http://127.0.0.1:8000/v1"``. One on this machine is
+                asked past every proxy.
             model: The name the server knows it by.
             api_key: Sent as a bearer token, and taken out of everything the server says.
             timeout: Seconds to wait for one answer, > 0.
-            max_retries: How often a request is repeated after a lost connection, a timeout, or
-                status 429 or 5xx, >= 0. Other refusals (4xx) are final at once, for their prompt or
-                for all of them.
-            backoff: Seconds before the first repetition, doubled each time up to 30, >= 0; a
-                server's ``Retry-After`` counts when it is longer.
+            max_retries: How often a request is repeated after a lost connection, a timeout, an
+                answer that is none, or status 408, 409, 429 or 5xx, >= 0; after 0.5 seconds,
+                doubled each time up to 8, or as long as ``Retry-After`` says, up to two minutes.
+                Other refusals are final at once, for their prompt or for all of them.
             max_concurrency: Requests under way at once, >= 1.
             extra_parameters: Added to every request, for what one server knows beyond OpenAI's
                 interface (vLLM: ``{"top_k": -1}`` where the model's own defaults restrict it); None
@@ -116,22 +118,15 @@ class OpenAIGenerator:
         Raises:
             ConfigError: A setting is out of range.
             GenerationError: The server cannot be asked for its model, or serves several.
-            MissingExtraError: httpx is not installed.
+            MissingExtraError: openai is not installed.
         """
-        try:
-            import httpx
-        except ImportError as error:
-            raise MissingExtraError(
-                f"a generation server is reached through httpx ({error}): "
-                "pip install 'flower-privsyn[server]'"
-            ) from error
         if has_secrets(base_url):
             raise ConfigError(
                 f"generation setting base_url, {shown_address(base_url)}, must have no user name, "
                 "password or query: give a key as api_key"
             )
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
                 "generation setting base_url must look like 'http://host:port/v1', "
                 f"got {base_url!r}"
@@ -139,23 +134,20 @@ class OpenAIGenerator:
         check_whole("generation setting max_retries", max_retries, ge=0)
         check_whole("generation setting max_concurrency", max_concurrency, ge=1)
         check_number("generation setting timeout, in seconds,", timeout, ge=1e-3)
-        check_number("generation setting backoff, in seconds,", backoff, ge=0)
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
-        self._max_retries = max_retries
-        self._backoff = backoff
         self._max_concurrency = max_concurrency
         self.at_once = max(USUAL, _TIMES_AT_ONCE * max_concurrency)
         self._extra_parameters = dict(extra_parameters or {})
         self._has_written = False
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
-        self._thread = threading.local()  # `over`: set once nobody waits for its answer
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
-            limits=httpx.Limits(max_connections=max_concurrency),
-            trust_env=self._by_proxy,
+        self._client = _client(
+            self._base_url,
+            api_key=api_key,
+            timeout=timeout,
+            max_retries=max_retries,
+            by_proxy=not _is_here(parts.hostname),
         )
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
@@ -241,37 +233,17 @@ class OpenAIGenerator:
         check_texts("messages", messages)
 
         def ask(message: str, seed: int) -> str:
-            body = self._body(self._model, 1, seed, sampling)
             said = [{"role": "user", "content": message}]
-            body["messages"] = [{"role": "system", "content": system}] * bool(system) + said
-            (choice,) = self._choices("/chat/completions", body, 1)
-            return self._answer_of(choice)
+            said = [{"role": "system", "content": system}] * bool(system) + said
+            body = {**self._body(self._model, 1, seed, sampling), "messages": said}
+            (choice,) = self._post("/chat/completions", body)["choices"]
+            text = self._text(_part(_part(choice, "message"), "content"))
+            if not text:
+                raise self._no_text()
+            return text
 
         return self._each(
             messages, ask, nothing="", seed=sampling.seed, finished=1, progress=progress
-        )
-
-    def _answer_of(self, choice: Any) -> str:
-        """The text of a choice of a chat."""
-        message = choice.get("message") if isinstance(choice, dict) else None
-        said = message if isinstance(message, dict) else {}
-        if said.get("tool_calls"):
-            raise _NoTextError(
-                f"server {self._base_url} answered with a call of a tool, and none was offered"
-            )
-        content = said.get("content", ...)
-        if content is None:
-            raise self._null()
-        if not isinstance(content, str):
-            raise GenerationError(
-                f"server {self._base_url} answered with a message that holds no text"
-            )
-        return self._without_key(content)
-
-    def _null(self) -> _NoTextError:
-        return _NoTextError(
-            f"server {self._base_url} answered with null in place of a text, as models do that "
-            "have used up max-new-tokens in thinking, or do not want to answer"
         )
 
     def _each(
@@ -291,10 +263,7 @@ class OpenAIGenerator:
         seeds = streams.text_seeds(seed, prompts)
         results = [nothing] * len(prompts)
         refused: list[_NoTextError] = []
-        over = threading.Event()
-        pool = ThreadPoolExecutor(
-            self._max_concurrency, initializer=setattr, initargs=(self._thread, "over", over)
-        )
+        pool = ThreadPoolExecutor(self._max_concurrency)
         try:
             futures = {
                 pool.submit(request, prompt, own): index
@@ -310,8 +279,7 @@ class OpenAIGenerator:
                 if progress is not None:
                     progress(finished)
         finally:
-            # After an error nothing that has not begun is worth beginning, nor trying once more.
-            over.set()
+            # After an error nothing that has not begun is worth beginning.
             pool.shutdown(wait=False, cancel_futures=True)
         if refused and not self._has_written:
             raise refused[0]
@@ -338,56 +306,42 @@ class OpenAIGenerator:
     ) -> dict[str, Any]:
         """What every request says of how it is answered."""
         refuse_penalty(sampling, self.name)
-        body: dict[str, Any] = {
+        return {
             "model": model,
             "n": num_samples,
             "seed": seed % self._seeds_below,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "stop": list(sampling.stop) or None,
         }
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        return body
-
-    def _choices(self, path: str, body: Mapping[str, Any], num_samples: int) -> list[Any]:
-        """Send a request; returns its choices, which are as many as were asked for."""
-        sent = {**body, **self._extra_parameters}
-        sent = {name: value for name, value in sent.items() if value is not None}
-        answer = self._json(self._request("POST", path, sent))
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not isinstance(choices, list) or len(choices) != num_samples:
-            found = len(choices) if isinstance(choices, list) else "no"
-            raise GenerationError(
-                f"server {self._base_url} answered with {found} choices where {num_samples} were "
-                "asked for"
-            )
-        return choices
 
     def _complete(
         self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
     ) -> list[str]:
         body = {**self._body(model, num_samples, seed, sampling), "prompt": prompt}
-        choices = self._choices("/completions", body, num_samples)
-        texts: dict[int, str] = {}
-        nulls = 0
-        for place, choice in enumerate(choices):
-            text = choice.get("text", ...) if isinstance(choice, dict) else ...
-            if text is None:
-                text, nulls = "", nulls + 1
-            if not isinstance(text, str):
-                raise GenerationError(
-                    f"server {self._base_url} answered with a choice that holds no text"
-                )
-            number = choice.get("index", place)
-            texts[number if isinstance(number, int) else place] = self._without_key(text)
-        if sorted(texts) != list(range(num_samples)):
-            raise GenerationError(
-                f"server {self._base_url} numbered its {num_samples} choices {sorted(texts)}"
-            )
-        if nulls == num_samples:
-            raise self._null()
-        return [texts[number] for number in range(num_samples)]
+        choices = self._post("/completions", body)["choices"]
+        if all(isinstance(_part(choice, "index"), int) for choice in choices):
+            choices = sorted(choices, key=lambda choice: int(choice["index"]))
+        texts = [self._text(_part(choice, "text")) for choice in choices]
+        if not any(text is not None for text in texts):
+            raise self._no_text()
+        return [text or "" for text in texts]
+
+    def _text(self, value: Any) -> str | None:
+        """A text, whatever a server has put in its place; None where there is none."""
+        if isinstance(value, list):  # the parts of a message, of which thoughts are no text
+            value = "".join(str(_part(part, "text") or "") for part in value)
+        if not isinstance(value, str):
+            return None
+        # The key as a whole: a piece of it may be a word.
+        return mended(value.replace(self._api_key, REDACTED) if self._api_key else value)
+
+    def _no_text(self) -> _NoTextError:
+        return _NoTextError(
+            f"server {self._base_url} answered without a text, as models do that have used up "
+            "max-new-tokens in thinking, call a tool, or do not want to answer"
+        )
 
     def _load_adapter(self, folder: Path) -> str:
         """Make the server hold the adapter; returns the model name that stands for it."""
@@ -397,28 +351,32 @@ class OpenAIGenerator:
         with self._lock:
             if name in self._loaded and name in self._served_models():
                 return name
-            body = {"lora_name": name, "lora_path": str(folder)}
-            response = self._request("POST", "/load_lora_adapter", body, refusals=(400, 404, 405))
-            if response.status_code == 400 and name not in self._served_models():
-                raise GenerationError(
-                    f"server {self._base_url} cannot load the adapter {folder}: "
-                    f"{self._message(response)}"
-                )
-            if response.status_code in (404, 405):
-                raise GenerationError(
-                    f"server {self._base_url} does not load the adapter {folder} "
-                    f"({self._message(response)}): start it with --enable-lora and "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
-                )
+            try:
+                self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+            except GenerationError as error:
+                status = getattr(error.__cause__, "status_code", None)
+                if status in (404, 405):
+                    raise GenerationError(
+                        f"{error}: to load the adapter {folder}, start it with --enable-lora and "
+                        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+                    ) from error
+                if status != 400 or name not in self._served_models():
+                    raise GenerationError(
+                        f"the adapter {folder} cannot be loaded: {error}"
+                    ) from error
             self._loaded.add(name)
         return name
 
     def _served_models(self, *, adapters: bool = True) -> list[str]:
-        response = self._request("GET", "/models", refusals=_NO_LIST)
-        answer = None if response.status_code in _NO_LIST else self._json(response)
-        entries = answer.get("data") if isinstance(answer, dict) else None
+        try:
+            answer = self._ask(lambda: self._client.get("/models", cast_to=object), "/models")
+        except GenerationError as error:
+            if getattr(error.__cause__, "status_code", None) not in _NO_LIST:
+                raise
+            answer = None
+        entries = _part(answer, "data")
         if not isinstance(entries, list) or not all(
-            isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
+            isinstance(_part(entry, "id"), str) for entry in entries
         ):
             raise NoListError(f"server {self._base_url} does not list its models")
         # vLLM lists adapters too, each with the model it belongs to as its parent.
@@ -435,96 +393,128 @@ class OpenAIGenerator:
             )
         return names[0]
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        refusals: tuple[int, ...] = (),
-    ) -> httpx.Response:
-        """Send a request, again where that may help; returns 2xx and the given refusals."""
-        import httpx
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Send a request; what is None in it is left out."""
+        given = {**body, **(self._extra_parameters if "model" in body else {})}
+        sent = {name: value for name, value in given.items() if value is not None}
+        return self._ask(lambda: self._client.post(path, cast_to=object, body=sent), path)
 
-        failure, over = "", getattr(self._thread, "over", threading.Event())
-        for attempt in range(self._max_retries + 1):
-            wait = min(self._backoff * 2**attempt, _MAX_WAIT_SECONDS)
-            try:
-                response = self._client.request(method, self._base_url + path, json=body)
-            except httpx.TimeoutException:
-                failure = "did not answer in time"
-            except httpx.TransportError as error:
-                reason = self._hide(_one_line(str(error))) or type(error).__name__
-                failure = f"cannot be reached ({reason})"
-            else:
-                status = response.status_code
-                if status < 300 or status in refusals:
-                    return response
-                if status != 429 and status < 500:
-                    final = _NoTextError if status in _OF_A_PROMPT else GenerationError
-                    raise final(
-                        f"server {self._base_url} refused {path} with status {status}: "
-                        f"{self._message(response)}"
-                    )
-                failure = f"answered {path} with status {status}: {self._message(response)}"
-                wait = max(wait, _retry_after(response))
-            if attempt < self._max_retries and _over_after(wait, over):
-                break
-        times = "once" if self._max_retries == 0 else f"{self._max_retries + 1} times"
-        raise GenerationError(f"server {self._base_url} {failure} (tried {times})")
+    def _ask(self, request: Callable[[], Any], path: str) -> Any:
+        """What a server answers to a request of the client.
 
-    def _json(self, response: httpx.Response) -> Any:
+        Raises:
+            _NoTextError: It refuses one prompt.
+            GenerationError: It refuses all, or does not answer; the client's error is the cause.
+        """
+        import openai
+
+        retries = self._client.max_retries
+        times = f"tried {retries + 1} times" if retries else "tried once"
         try:
-            return response.json()
-        except ValueError as error:
+            return request()
+        except openai.APITimeoutError as error:
             raise GenerationError(
-                f"server {self._base_url} answered with something that is not JSON: "
-                f"{self._hide(_one_line(response.text))[:80]!r}"
+                f"server {self._base_url} did not answer in time ({times})"
             ) from error
+        except openai.APIConnectionError as error:
+            reason = self._hide(_one_line(str(error.__cause__ or error)))
+            raise GenerationError(
+                f"server {self._base_url} cannot be reached ({reason}; {times})"
+            ) from error
+        except openai.APIStatusError as error:
+            status = error.status_code
+            of_a_prompt = status in _OF_A_PROMPT and path.endswith("completions")
+            if status == _BAD_GATEWAY:
+                did = f"gave no text to {path} ({times})"
+            elif status == 429 or status >= 500:
+                did = f"answered {path} with status {status} ({times})"
+            else:
+                did = f"refused {path} with status {status}"
+            raise (_NoTextError if of_a_prompt else GenerationError)(
+                f"server {self._base_url} {did}: {self._message(error)}{self._hint()}"
+            ) from error
+
+    def _hint(self) -> str:
+        """What an address may lack, by which a server is found and none of its answers."""
+        whole = bool(urlsplit(self._base_url).path.strip("/"))
+        return "" if whole else "; most addresses end in /v1"
 
     def _hide(self, text: str) -> str:
         """Take the key, and pieces of it, out of words that go into a message."""
         return redact(text, self._api_key)
 
-    def _without_key(self, text: str) -> str:
-        """Take the key as a whole out of a text that is used: a piece of it may be a word."""
-        return text.replace(self._api_key, REDACTED) if self._api_key else text
-
-    def _message(self, response: httpx.Response) -> str:
+    def _message(self, error: openai.APIStatusError) -> str:
         """Find the server's own words in a refusal, whichever dialect it speaks."""
+        said = error.body
+        for key in ("error", "message", "detail"):
+            said = _part(said, key) or said
+        moved = error.response.headers.get("Location")
+        words = f"it is at {moved}" if moved else _one_line(str(said or ""))
         # Cut last: half a key would not be known for one.
-        text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]
+        text = self._hide(words)[:_MAX_MESSAGE_LETTERS]
         return text or "no reason given"
 
 
-def _over_after(seconds: float, over: threading.Event) -> bool:
-    return over.wait(seconds)
+def _client(
+    base_url: str, *, api_key: str | None, timeout: float, max_retries: int, by_proxy: bool
+) -> openai.OpenAI:
+    """The client of a server, which is told nothing of the environment but a proxy.
 
-
-def _words(response: httpx.Response) -> str:
-    """What a refusal says, in one line."""
+    Raises:
+        MissingExtraError: openai is not installed.
+    """
     try:
-        content = response.json()
+        import openai
+    except ImportError as error:
+        raise MissingExtraError(
+            f"a generation server is reached through openai ({error}): "
+            "pip install 'flower-privsyn[server]'"
+        ) from error
+    nothing: Any = openai.Omit()
+    # Keys and names in the environment are for OpenAI's own server, and this may be another one.
+    return openai.OpenAI(
+        base_url=base_url,
+        api_key=api_key or "none",
+        admin_api_key="none",
+        default_headers={"OpenAI-Organization": nothing, "OpenAI-Project": nothing},
+        timeout=openai.Timeout(timeout, connect=min(timeout, 10.0)),
+        max_retries=max_retries,
+        http_client=openai.DefaultHttpxClient(
+            trust_env=by_proxy, follow_redirects=False, event_hooks={"response": [_judge]}
+        ),
+    )
+
+
+def _judge(response: Any) -> None:
+    """Make of an answer that is no completion a failure of the server, which the client repeats."""
+    if not response.is_success:
+        return
+    response.read()
+    try:
+        answer = json.loads(response.content)
+    except (ValueError, RecursionError):
+        answer = None
+    if answer is not None:
+        response.headers["Content-Type"] = "application/json"
+    if response.request.url.path.endswith("/completions"):
+        wanted = json.loads(response.request.content).get("n", 1)
+        choices = _part(answer, "choices")
+        if not isinstance(choices, list) or len(choices) != wanted:
+            response.status_code = _BAD_GATEWAY
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, which no proxy reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        content = response.text
-    for _ in range(2):
-        if not isinstance(content, dict):
-            break
-        for key in ("error", "message", "detail"):
-            if key in content:
-                content = content[key]
-                break
-        else:
-            break
-    return _one_line(content if isinstance(content, str) else str(content))
+        return host == "localhost"
+
+
+def _part(value: Any, key: str) -> Any:
+    """What an object of JSON holds under a key; None where it is none or holds nothing."""
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return min(max(float(response.headers.get("Retry-After", "0")), 0.0), _MAX_WAIT_SECONDS)
-    except ValueError:
-        return 0.0

@@ -18,10 +18,10 @@ from flower_privsyn.generation.backends import (
     SamplingParameters,
     TextGenerator,
     check_texts,
+    refuse_silence,
 )
 from flower_privsyn.generation.by_messages import chat_of, without_quotes, without_thoughts
-from flower_privsyn.generation.instructions import Instruction
-from flower_privsyn.generation.rehearsal import refuse_silence
+from flower_privsyn.generation.prompts import Instruction
 
 #: {words} is never less: Aug-PE's.
 LEAST_WORDS: Final = 25

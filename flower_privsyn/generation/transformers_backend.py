@@ -2,34 +2,31 @@
 
 Why a decoding loop of our own: every sample needs its own random stream, samples of one prompt
 share its key-value cache, and finished samples leave the batch; ``generate()`` does none of the
-three. On a CPU the loop also takes less than half the time per token of ``generate()`` (5.5 M
-parameters, bfloat16, 64 samples): one random number per token instead of one per vocabulary entry,
-and an attention that suits single queries.
+three.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.generation import attention, streams
-from flower_privsyn.generation.at_once import samples_of_device
+from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
+    USUAL,
     ProgressCallback,
     SamplingParameters,
     check_texts,
 )
-from flower_privsyn.generation.chat_template import chat_prompts, whole_answer
-from flower_privsyn.generation.stops import Stops
+from flower_privsyn.generation.by_messages import chat_prompts, whole_answer
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
@@ -45,6 +42,18 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+_MOST: Final = 1024
+
+#: Bytes a sample needs for each token of the vocabulary while one is drawn: logits, probabilities,
+#: their sums, and the places they are sorted to.
+_DRAWING: Final = 24
+
+#: Tokens of prompt and continuation that memory is kept for.
+_TOKENS: Final = 1024
+
+#: Of the device's memory, this share; the model, and whoever else computes there, has the rest.
+_SHARE: Final = 0.25
 
 # Enough tokens before a continuation to decode its first one in context (a leading blank).
 _CONTEXT_TOKENS = 6
@@ -81,7 +90,7 @@ class TransformersGenerator:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
             dtype: ``"auto"`` takes bfloat16 where the hardware multiplies it natively.
             batch_size: Samples per forward pass, >= 1; None takes 64 on a CPU, and on a GPU up to
-                1,024, as its memory allows (`flower_privsyn.generation.at_once`).
+                1,024, as many as a quarter of its memory holds, of texts of 1,024 tokens.
             begins_texts: Put the token that texts begin with before every prompt, and nothing else,
                 as the training on nodes reads texts; False leaves it to the tokenizer, and that of
                 a GPT-2 puts none.
@@ -98,31 +107,22 @@ class TransformersGenerator:
         self._model, self._tokenizer = load_pretrained(
             model, kind="causal or encoder-decoder", dtype=dtype, device=device
         )
-        self.at_once = samples_of_device(self._model) if batch_size is None else batch_size
+        self.at_once = _samples_of_device(self._model) if batch_size is None else batch_size
         self._reads_apart = is_encoder_decoder(self._model)
         self._begins_texts = begins_texts or self._reads_apart
         self._adapters = AdapterSwitch(self._model, self.name)
-        self._stops: dict[tuple[str, ...], Stops] = {}
         self._end_tokens = self._find_end_tokens()
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
-        accepted = accepted_arguments(self._model)
-        self._own_loop = {"position_ids", "past_key_values"} <= accepted and not self._reads_apart
-        self._keeps_last_logits = "logits_to_keep" in accepted
-        # For one query at a time PyTorch's fused bfloat16 attention takes 4 times as long on a
-        # CPU as two plain matrix products; for a whole prompt it is the faster one. The model
-        # cannot be switched while several threads use it: a small one is left with the products.
-        wants_products = (
+        self._accepted = accepted_arguments(self._model)
+        self._has_cache = "past_key_values" in self._accepted
+        # For one query at a time PyTorch's fused attention in half precision takes 4 times as long
+        # on a CPU as two plain matrix products.
+        if (
             self._model.device.type == "cpu"
-            and self._model.dtype.is_floating_point
             and self._model.dtype.itemsize == 2
             and self._model.config._attn_implementation == "sdpa"
-        )
-        self._switches_attention = wants_products and not self._is_small
-        # The attention of every step but the first.
-        grouped = self._switches_attention and self._own_loop and attention.suits(self._model)
-        self._step_attention = attention.SINGLE_QUERIES if grouped else "eager"
-        if wants_products and self._is_small and self._own_loop:
+        ):
             self._model.set_attn_implementation("eager")
 
     def generate(
@@ -289,65 +289,53 @@ class TransformersGenerator:
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
         device = self._model.device
-        loop = self._loop if self._own_loop else self._library_loop
-        loop = self._decoder_loop if self._reads_apart else loop
-        try:
-            with torch.inference_mode(), attention.for_growing_texts(device):
-                return loop(
-                    torch.from_numpy(tokens).to(device),
-                    torch.from_numpy(seen).to(device),
-                    torch.from_numpy(uniforms).to(device),
-                    num_samples,
-                    sampling,
-                )
-        finally:
-            if self._switches_attention and self._own_loop:
-                self._model.set_attn_implementation("sdpa")
+        with torch.inference_mode(), _without_planning(device):
+            return self._write(
+                torch.from_numpy(tokens).to(device),
+                torch.from_numpy(seen).to(device),
+                torch.from_numpy(uniforms).to(device),
+                num_samples,
+                sampling,
+            )
 
-    def _loop(
+    def _write(
         self,
         tokens: torch.Tensor,
-        attention: torch.Tensor,
+        seen: torch.Tensor,
         uniforms: torch.Tensor,
         num_samples: int,
         sampling: SamplingParameters,
     ) -> list[list[int]]:
-        """Decode with a cache; every prompt is read once, finished samples leave the batch."""
-        import torch
-        from transformers import DynamicCache
+        """Decode; every prompt is read once, and finished samples leave the batch.
 
-        cache = DynamicCache(config=self._model.config)
-        positions = (attention.cumsum(-1) - 1).clamp_(min=0)  # (p, t)
-        # As an index, not as the number 1: a slice would make PyTorch copy the whole output
-        # matrix for every row of the batch.
-        place = torch.tensor([tokens.shape[1] - 1], device=tokens.device)
-        last = {"logits_to_keep": place} if self._keeps_last_logits else {}
+        Args:
+            tokens: (p, t) of the prompts.
+            seen: (p, t), 0 at padding.
+            uniforms: (b, new) in [0, 1), b = p times num_samples.
+            num_samples: of each prompt.
+            sampling: how to draw.
+        """
+        import torch
+
+        given = self._first_inputs(tokens, seen)  # (p, ...) each
+        if self._reads_apart:  # as often as there are samples: the decoder begins with one token
+            given = _repeated(given, num_samples)
+        cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
         held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
+        openers = self._openers(sampling.stop)
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
         for step in range(sampling.max_new_tokens):
-            logits = self._model(
-                input_ids=tokens,
-                attention_mask=attention,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                **last,
-            ).logits[:, -1]  # (p, v) in the first step, then (b, v)
-            positions = positions[:, -1:] + 1
-            if step == 0:
-                last = {}
-                if self._switches_attention:
-                    self._model.set_attn_implementation(self._step_attention)
-            if step == 0 and num_samples > 1:
+            logits, cache = self._logits(given, cache)  # (p, v) in the first step, then (b, v)
+            if len(logits) < len(alive):
                 logits = logits.repeat_interleave(num_samples, dim=0)
-                cache.batch_repeat_interleave(num_samples)
-                attention = attention.repeat_interleave(num_samples, dim=0)
-                positions = positions.repeat_interleave(num_samples, dim=0)
+                given = _repeated(given, num_samples)
+                if cache is not None:
+                    cache.batch_repeat_interleave(num_samples)
             drawn = self._drawn(logits, uniforms[:, step], held, alive, sampling)  # (b,)
             self._note_drawn(drawn.tolist(), written, alive, running)
-            self._note_stops(written, alive, running, sampling.stop)
+            self._note_stops(written, alive, running, sampling.stop, openers)
             num_running = sum(running)
             if num_running == 0 or step + 1 == sampling.max_new_tokens:
                 break
@@ -356,49 +344,69 @@ class TransformersGenerator:
                 kept = torch.tensor(
                     [row for row, going in enumerate(running) if going], device=drawn.device
                 )
-                cache.batch_select_indices(kept)
-                attention, positions, drawn = attention[kept], positions[kept], drawn[kept]
+                if cache is not None:
+                    cache.batch_select_indices(kept)
+                given = {name: value[kept] for name, value in given.items()}
+                drawn = drawn[kept]
                 alive = [sample for sample, going in zip(alive, running, strict=True) if going]
                 running = [True] * len(alive)
-            tokens = drawn[:, None]
-            attention = torch.cat([attention, attention.new_ones(len(alive), 1)], dim=-1)
+            given = self._next_inputs(given, drawn[:, None])
         return written
 
-    def _decoder_loop(
-        self,
-        tokens: torch.Tensor,
-        attention: torch.Tensor,
-        uniforms: torch.Tensor,
-        num_samples: int,
-        sampling: SamplingParameters,
-    ) -> list[list[int]]:
-        """Decode what an encoder-decoder writes; every prompt is read once."""
+    def _first_inputs(self, tokens: torch.Tensor, seen: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a model is given to write the first tokens: (p, ...) each."""
+        import torch
+
+        if not self._reads_apart:
+            given = {"input_ids": tokens, "attention_mask": seen}
+            if "position_ids" in self._accepted:
+                given["position_ids"] = (seen.cumsum(-1) - 1).clamp_(min=0)
+            return given
+        read = self._model.get_encoder()(input_ids=tokens, attention_mask=seen)
+        first = decoder_start_token(self._model, self._tokenizer)
+        return {
+            "decoder_input_ids": torch.full_like(tokens[:, :1], first),
+            "encoder_outputs": read.last_hidden_state,
+            "attention_mask": seen,
+        }
+
+    def _next_inputs(
+        self, given: dict[str, torch.Tensor], drawn: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """What it is given then: (b, 1) new tokens, and the old ones where it has no cache."""
+        import torch
+
+        if self._reads_apart:
+            return {**given, "decoder_input_ids": drawn}
+        seen = given["attention_mask"]
+        grown = {
+            "input_ids": drawn,
+            "attention_mask": torch.cat([seen, seen.new_ones(len(drawn), 1)], dim=-1),
+        }
+        if "position_ids" in given:
+            grown["position_ids"] = given["position_ids"][:, -1:] + 1
+        if not self._has_cache:
+            for name in grown.keys() - {"attention_mask"}:
+                grown[name] = torch.cat([given[name], grown[name]], dim=-1)
+        return grown
+
+    def _logits(self, given: dict[str, torch.Tensor], cache: Any) -> tuple[torch.Tensor, Any]:
+        """The logits of the next token, (rows, v), and the cache; None where a model has none."""
         import torch
         from transformers.modeling_outputs import BaseModelOutput
 
-        read = self._model.get_encoder()(input_ids=tokens, attention_mask=attention)
-        states = read.last_hidden_state.repeat_interleave(num_samples, dim=0)
-        attention = attention.repeat_interleave(num_samples, dim=0)
-        first = decoder_start_token(self._model, self._tokenizer)
-        drawn = torch.full((len(uniforms),), first, dtype=torch.long, device=tokens.device)
-        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
-        written: list[list[int]] = [[] for _ in range(len(uniforms))]
-        everyone, running, cache = list(range(len(uniforms))), [True] * len(uniforms), None
-        for step in range(sampling.max_new_tokens):
-            found = self._model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),
-                attention_mask=attention,
-                decoder_input_ids=drawn[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache, logits = found.past_key_values, found.logits[:, -1]  # (b, v)
-            drawn = self._drawn(logits, uniforms[:, step], held, everyone, sampling)  # (b,)
-            self._note_drawn(drawn.tolist(), written, everyone, running)
-            self._note_stops(written, everyone, running, sampling.stop)
-            if not any(running):
-                break
-        return written
+        arguments: dict[str, Any] = {**given}
+        if self._has_cache:
+            arguments |= {"past_key_values": cache, "use_cache": True}
+        if self._reads_apart:
+            states = given["encoder_outputs"]
+            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+        elif (length := given["input_ids"].shape[1]) > 1 and "logits_to_keep" in self._accepted:
+            # As an index, not as the number 1: a slice would make PyTorch copy the whole output
+            # matrix for every row of the batch.
+            arguments["logits_to_keep"] = torch.tensor([length - 1], device=self._model.device)
+        output = self._model(**arguments)
+        return output.logits[:, -1], output.past_key_values if self._has_cache else None
 
     def _drawn(
         self,
@@ -416,7 +424,15 @@ class TransformersGenerator:
             held: (n, v) which tokens each sample holds; None where nobody asks.
             alive: which samples go on, increasing.
             sampling: how to draw.
+
+        Raises:
+            GenerationError: The model computes what is no number.
         """
+        if bool(logits.isnan().any()):
+            raise GenerationError(
+                f"model {self.name!r} computes what is no number: its weights are broken, or too "
+                f"large for {self._model.dtype}; name another model, or another dtype"
+            )
         logits[:, self._banned] = float("-inf")
         if held is not None:
             logits = streams.penalised(logits, held[alive], penalty=sampling.repetition_penalty)
@@ -429,59 +445,6 @@ class TransformersGenerator:
         if held is not None:
             held[alive, drawn] = True
         return drawn
-
-    def _library_loop(
-        self,
-        tokens: torch.Tensor,
-        attention: torch.Tensor,
-        uniforms: torch.Tensor,
-        num_samples: int,
-        sampling: SamplingParameters,
-    ) -> list[list[int]]:
-        """Decode through ``generate()``: for models without an ordinary key-value cache."""
-        import torch
-
-        transformers: Any = importlib.import_module("transformers")
-
-        width = tokens.shape[1]
-        banned = self._banned
-        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
-
-        class Draw(transformers.LogitsProcessor):  # type: ignore[misc]
-            """Leaves one token possible: the one this sample's stream draws."""
-
-            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-                if held is not None:
-                    held.scatter_(1, input_ids[:, width:], True)
-                    scores = streams.penalised(scores, held, penalty=sampling.repetition_penalty)
-                drawn = streams.sample_tokens(
-                    scores.index_fill(1, banned, float("-inf")),
-                    uniforms[:, input_ids.shape[1] - width],
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                )
-                only = torch.full_like(scores, float("-inf"))
-                return only.scatter_(1, drawn[:, None], 0.0)
-
-        padding = self._tokenizer.pad_token_id
-        output = self._model.generate(
-            input_ids=tokens.repeat_interleave(num_samples, dim=0),
-            attention_mask=attention.repeat_interleave(num_samples, dim=0),
-            logits_processor=transformers.LogitsProcessorList([Draw()]),
-            generation_config=transformers.GenerationConfig(
-                do_sample=False,
-                max_new_tokens=sampling.max_new_tokens,
-                eos_token_id=sorted(self._end_tokens) or None,
-                pad_token_id=padding if padding is not None else 0,
-                stop_strings=list(sampling.stop) or None,
-            ),
-            tokenizer=self._tokenizer,
-        )
-        written = []
-        for row in output[:, width:].tolist():
-            end = next((k for k, token in enumerate(row) if token in self._end_tokens), len(row))
-            written.append(row[:end])
-        return written
 
     def _note_drawn(
         self,
@@ -513,16 +476,35 @@ class TransformersGenerator:
         alive: Sequence[int],
         running: list[bool],
         stop: tuple[str, ...],
+        openers: frozenset[int] | None,
     ) -> None:
         """Mark the samples whose last tokens complete a stop string."""
         if not stop:
             return
-        if stop not in self._stops:
-            self._stops[stop] = Stops(self._tokenizer, stop)
-        places = [place for place, going in enumerate(running) if going]
-        ended = self._stops[stop].completed([written[alive[place]] for place in places])
-        for place, has_ended in zip(places, ended, strict=True):
-            running[place] = not has_ended
+        # A token is at least one byte, so the string lies in this many last tokens.
+        reach = max(len(text.encode()) for text in stop) + 1
+        tails = {row: written[alive[row]][-reach:] for row, going in enumerate(running) if going}
+        if openers is not None:
+            tails = {row: tail for row, tail in tails.items() if not openers.isdisjoint(tail)}
+        if not tails:  # of no texts the tokenizer makes one
+            return
+        said = self._tokenizer.batch_decode(list(tails.values()), skip_special_tokens=True)
+        for row, text in zip(tails, said, strict=True):
+            running[row] = not any(end in text for end in stop)
+
+    def _openers(self, stop: tuple[str, ...]) -> frozenset[int] | None:
+        """The tokens with a line break, one of which a stop string of a prompt's list begins in.
+
+        Decoding the end of every text after every token takes as long as half a step of a small
+        model; of texts without such a token it is left out. None where a string begins otherwise.
+        """
+        return self._breaks if all(text.startswith("\n") for text in stop) else None
+
+    @cached_property
+    def _breaks(self) -> frozenset[int]:
+        tokens = range(len(self._tokenizer))
+        said = self._tokenizer.batch_decode([[token] for token in tokens])
+        return frozenset(token for token in tokens if "\n" in said[token])
 
     def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
         """Turn tokens into text as it follows the prompt, and cut it at a stop string."""
@@ -540,7 +522,7 @@ class TransformersGenerator:
             text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
         ends = [end for end in (text.find(item) for item in stop) if end >= 0]
         # The token limit may fall inside a character; a server withholds such a piece as well.
-        return text[: min(ends)] if ends else text.rstrip("\ufffd")
+        return text[: min(ends)] if ends else text.rstrip("�")
 
     def _find_banned_tokens(self) -> torch.Tensor:
         """Collect the token numbers that are never drawn: (k,) int64.
@@ -580,3 +562,66 @@ class TransformersGenerator:
         found = {self._tokenizer.eos_token_id}
         found.update(configured if isinstance(configured, list) else [configured])
         return frozenset(token for token in found if token is not None)
+
+
+def _repeated(given: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
+    """Every row so many times, (p times, ...) each."""
+    return {name: value.repeat_interleave(times, dim=0) for name, value in given.items()}
+
+
+def _without_planning(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's attention without cuDNN's kernels, which are planned anew for every length.
+
+    A text that grows by a token has a length of its own in every step: on an H100 planning took
+    most of each, whatever the batch. Elsewhere than on a GPU this does nothing.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kernels)
+
+
+def _samples_of_device(model: Any) -> int:
+    """Samples that a PyTorch model takes through a forward pass side by side.
+
+    The same on the same kind of device, whatever else it is doing: the size of a batch is in the
+    rounding of what is written.
+
+    Args:
+        model: a Transformers model, on its device.
+
+    Returns:
+        `USUAL` on a CPU. On a GPU a power of two from 1 to 1,024: as many as a quarter of its
+        memory holds.
+    """
+    import torch
+
+    if model.device.type != "cuda":
+        return USUAL
+    memory = int(torch.cuda.get_device_properties(model.device).total_memory)
+    return samples_that_fit(
+        model.config.get_text_config(decoder=True), _SHARE * memory, itemsize=model.dtype.itemsize
+    )
+
+
+def samples_that_fit(config: Any, memory: float, *, itemsize: int) -> int:
+    """The power of two, 1 to 1,024, of samples that so many bytes hold.
+
+    Args:
+        config: of a decoder, as Transformers has it.
+        memory: bytes.
+        itemsize: bytes of a number of the key-value cache.
+    """
+
+    def number(name: str) -> int:
+        """What the configuration says; 0 where models of its kind have no such thing."""
+        return int(getattr(config, name, None) or 0)
+
+    heads = number("num_attention_heads")
+    width = number("head_dim") or number("hidden_size") // max(1, heads)
+    keys = (number("num_key_value_heads") or heads) * width
+    cache = 2 * number("num_hidden_layers") * keys * itemsize * _TOKENS
+    fits = int(memory // (cache + _DRAWING * config.vocab_size))
+    return max(1, min(_MOST, 1 << max(0, fits.bit_length() - 1)))

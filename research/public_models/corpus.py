@@ -80,7 +80,7 @@ def train_tokenizer(texts: list[str], prompt: Prompt) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     scaffold = [
-        prompt.render_document([str(number) for number in range(1, 7)]),
+        prompt.render([str(number) for number in range(1, 6)]) + "6\n",
         *(condition([""], document_type=kind) for kind in DOCUMENT_TYPES.values()),
     ]
     trainer = trainers.BpeTrainer(
@@ -303,12 +303,14 @@ class Corpus:
                 slices.append(self.stream[at : at + size].tolist())
         texts = self.tokenizer.decode_batch(slices)
         rendered = [
-            self.prompt.render_document(
-                [text if text.strip() else "..." for text in texts[6 * i : 6 * i + 6]]
-            )
+            self._document([text if text.strip() else "..." for text in texts[6 * i : 6 * i + 6]])
             for i in range(count)
         ]
         return [[*encoded.ids, EOS] for encoded in self.tokenizer.encode_batch(rendered)]
+
+    def _document(self, samples: list[str]) -> str:
+        """All samples under their markers: what teaches a model the format."""
+        return self.prompt.render(samples[:-1]) + " ".join(samples[-1].split()) + "\n"
 
     def _make_keyword_documents(self, count: int, length: int) -> list[list[int]]:
         names = list(DOCUMENT_TYPES.values())

@@ -232,7 +232,7 @@ def show_causal(model: Any, tokenizer: Any, work: Path, *, prompts: int) -> str:
     ]
     rendered = [prompt.render(examples) for examples in given]
     written = [text for i in range(0, prompts, 32) for text in sample(rendered[i : i + 32], 85)]
-    ended = sum(prompt.is_complete(text) for text in written)
+    ended = sum(prompt.parse(text) != text.strip() for text in written)
     parts += [
         f"The expansion prompt with three samples of a held-out document ({ended} of {prompts} "
         "such continuations ended within 85 tokens, at the next marker line):",

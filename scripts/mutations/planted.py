@@ -620,8 +620,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a server's refusal is quoted with the key in it",
             guards="it is in no message",
             where="generation/openai_backend.py::OpenAIGenerator._message",
-            before="text = self._hide(_words(response))[:_MAX_MESSAGE_LETTERS]",
-            after="text = _words(response)[:_MAX_MESSAGE_LETTERS]",
+            before="text = self._hide(words)[:_MAX_MESSAGE_LETTERS]",
+            after="text = words[:_MAX_MESSAGE_LETTERS]",
             tests=(
                 "tests/generation/test_openai_backend.py::test_a_key_that_a_server_quotes_is_not_passed_on",
             ),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.generation.backends import check_texts
+from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
+from flower_privsyn.generation.backends import USUAL, at_once, check_texts, mended
+from flower_privsyn.generation.transformers_backend import samples_that_fit
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,77 @@ def test_texts_must_be_a_sequence_of_strings():
         check_texts("prompts", "a prompt")
     with pytest.raises(GenerationError, match=r"prompts\[1\] must be a string, got NoneType"):
         check_texts("prompts", ["a", None])
+
+
+def test_half_characters_are_mended():
+    assert mended("a \ud83d b") == "a \ufffd b"
+    assert mended("x \ude00 y") == "x \ufffd y"
+    assert mended("cut off: \ud83d") == "cut off: "  # by a limit of tokens
+    for whole in ("\u00e9\U0001f600 is whole", ""):
+        assert mended(whole) == whole
+
+
+GIB = 2.0**30
+
+LLAMA_8B = SimpleNamespace(
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    hidden_size=4096,
+    num_hidden_layers=32,
+    vocab_size=128_256,
+)
+GEMMA_270M = SimpleNamespace(
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    head_dim=256,
+    hidden_size=640,
+    num_hidden_layers=18,
+    vocab_size=262_144,
+)
+GPT2 = SimpleNamespace(
+    num_attention_heads=12, hidden_size=768, num_hidden_layers=12, vocab_size=50_257
+)
+
+
+def test_a_generator_says_its_own_number() -> None:
+    tiny: Any = TransformersGenerator("privsyn-tiny", batch_size=7)
+    assert at_once(tiny) == 7
+    unknown: Any = SimpleNamespace(name="someone's")
+    assert at_once(unknown) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("config", "memory", "expected"),
+    [
+        # 134 MB of keys and values and 3 MB of one drawing each.
+        (LLAMA_8B, 20 * GIB, 128),
+        (LLAMA_8B, 0.1 * GIB, 1),
+        # Half of it is the drawing from a vocabulary of 262,144.
+        (GEMMA_270M, 20 * GIB, 512),
+        # 38 MB, with a head's width of the hidden size's, and as many heads of keys.
+        (GPT2, 4 * GIB, 64),
+    ],
+)
+def test_as_many_as_memory_holds(config: Any, memory: float, expected: int) -> None:
+    found = samples_that_fit(config, memory, itemsize=2)
+    assert found == expected
+
+
+def test_expansion_asks_for_the_generators_number() -> None:
+    class Counting:
+        name = "counting"
+        at_once = 5
+
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+
+        def generate(self, prompts: list[str], **_: Any) -> list[list[str]]:
+            self.sizes.append(len(prompts))
+            return [
+                [f"A text of its own, number {len(self.sizes)}-{n}."] for n, _ in enumerate(prompts)
+            ]
+
+    generator: Any = Counting()
+    seeds = [f"seed {number}" for number in range(9)]
+    Expand(generator, sampling=SamplingParameters(seed=0)).run(seeds, num_samples=12, seed=0)
+    assert generator.sizes[:2] == [5, 5]

@@ -166,7 +166,7 @@ def test_with_the_bundled_model():
     written = generator.generate(
         [prompt.render(seeds[:3])], num_samples=16, sampling=SamplingParameters(seed=0)
     )[0]
-    assert sum(prompt.is_complete(text) for text in written) >= 3
+    assert sum(prompt.parse(text) != text.strip() for text in written) >= 3
 
 
 class TestCarefulTexts:
@@ -187,6 +187,28 @@ class TestCarefulTexts:
             assert len(set(parents)) == 4
             examples = [self.SEEDS[index] for index in parents[:3]]
             assert rendered == prompt.render(examples) + "Here is the"
+
+    @pytest.mark.parametrize(
+        ("begins", "expected"),
+        [(" goes", "Here is the goes"), ("goes", "Here is the goes"), (", so", "Here is the, so")],
+    )
+    def test_a_blank_that_a_server_took_away_is_put_back(self, begins: str, expected: str) -> None:
+        generator = Scripted(lambda _, number: f"{begins} on and on with the number {number}")
+        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=12, seed=1)
+        assert all(text.startswith(expected) for text in result.texts)
+
+    def test_a_word_that_goes_on_gets_no_blank(self) -> None:
+        generator = Scripted(
+            lambda _, number: f"{('re', ' is', ' was', 'Is')[number % 4]} the text number {number}"
+        )
+        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=12, seed=1)
+        begun = Counter(text.partition(" the text")[0] for text in result.texts)
+        assert set(begun) == {
+            "Here is there",
+            "Here is the is",
+            "Here is the was",
+            "Here is the Is",
+        }
 
     def test_only_whole_sentences_of_some_length_are_kept(self) -> None:
         texts = [

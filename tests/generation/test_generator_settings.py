@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation.at_once import at_once
+from flower_privsyn.generation import SamplingParameters
+from flower_privsyn.generation.backends import at_once
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
 from flower_privsyn.strategies import (
     AugPEConfig,
@@ -64,7 +65,7 @@ def test_settings_reach_the_server_of_a_method(
     )
     run = RunDirectory.create(tmp_path / "run", config={})
     place = Workplace(run=run, progress=run.progress(), released=lambda number: None)
-    with pytest.raises(GenerationError, match=r"status 503: starting \(tried once\)"):
+    with pytest.raises(GenerationError, match=r"status 503 \(tried once\): starting"):
         method.prepare(place)
     assert len(server.requests) == 1
     run.unlock()
@@ -121,3 +122,55 @@ def test_what_expands_asks_a_chat_model_by_messages_before_anything_is_spent(
     with pytest.raises(ConfigError, match="echo takes no messages"):
         silent.prepare(place)
     run.unlock()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("top_k=20", "generator-parameters must be a JSON object: Expecting value"),
+        ("[1]", "must be a JSON object, got a list"),
+        ('{"model": "m"}', "must not hold 'model': requests are the package's own"),
+        ('{"top_k": NaN}', "must be a JSON object: NaN is no number of JSON"),
+        ('{"temperature": 0.5}', "'temperature' but as null.* its value is of temperature"),
+        ('{"n": 2}', "'n' but as null.* its value is of the method"),
+    ],
+)
+def test_what_is_not_to_be_sent_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        MoreText(generator="http://a:1/v1#m", generator_parameters=text)
+
+
+def test_a_key_that_stands_in_its_place_is_not_quoted() -> None:
+    with pytest.raises(ConfigError) as refused:
+        MoreText(generator="http://a:1/v1#m", generator_parameters="sk-0123456789")
+    assert "sk-0" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("settings", [PrivateEvolutionConfig, POPriConfig, JointSketchConfig])
+def test_settings_refuse_them_where_no_server_writes(settings: Any) -> None:
+    address = "http://a:1/v1#m"
+    named = {"training_model": "privsyn-lm"} if settings is POPriConfig else {}
+    settings(epsilon=1.0, generator=address, generator_parameters='{"top_k": 1}', **named)
+    usual = "smollm2-135m" if settings is JointSketchConfig else "privsyn-lm"
+    with pytest.raises(ConfigError, match=f'to a server, which generator = "{usual}" is not'):
+        settings(epsilon=1.0, generator_parameters='{"top_k": 1}')
+    with pytest.raises(ConfigError, match="must be a JSON object"):
+        settings(epsilon=1.0, generator=address, generator_parameters="{", **named)
+
+
+def test_they_are_sent_and_null_leaves_out(server: Server) -> None:
+    server.misbehave = lambda path, body, number: (
+        200,
+        {"choices": [{"text": " ".join(sorted(body))}]},
+    )
+    settings = MoreText(
+        generator=f"{server.url}#tiny",
+        generator_parameters='{"top_k": 7, "seed": null, "stop": null, "max_completion_tokens": 3}',
+    )
+    generator = settings.load_generator()
+    sampling = SamplingParameters(seed=1, stop=("END",))
+    ((text,),) = generator.generate(["a"], sampling=sampling)
+    assert text == ("max_completion_tokens max_tokens model n prompt temperature top_k top_p")
+    (_, body, _) = server.requests[-1]
+    assert (body["top_k"], body["max_completion_tokens"]) == (7, 3)

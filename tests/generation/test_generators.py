@@ -48,7 +48,7 @@ def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
     generator = load_generator("http://127.0.0.1:9/v1/#owner/name", api_key_env="THE_KEY")
     assert isinstance(generator, OpenAIGenerator)
     assert generator.name == "owner/name at http://127.0.0.1:9/v1"
-    assert generator._client.headers["Authorization"] == "Bearer key"
+    assert generator._client.api_key == "key"
     without = load_generator("http://127.0.0.1:9/v1/#owner/name")
     assert isinstance(without, OpenAIGenerator)
-    assert "Authorization" not in without._client.headers
+    assert without._client.api_key == "none"

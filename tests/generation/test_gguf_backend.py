@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flower_privsyn.errors import ModelError
+from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import (
     SamplingParameters,
     TextGenerator,
@@ -68,10 +70,11 @@ def test_it_answers_messages(generator: GGUFGenerator):
 
 
 def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
-    import httpx
-
-    answer = httpx.post(f"{generator._child.address}/v1/completions", json={"prompt": "The"})
-    assert answer.status_code == 401
+    address = f"{generator._base_url}/completions"
+    asked = urllib.request.Request(address, b'{"prompt": "The"}', method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked)
+    assert refused.value.code == 401
 
 
 def test_no_proxy_is_asked(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
@@ -91,7 +94,7 @@ def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LC_TIME", "C")
     monkeypatch.setenv("PRIVSYN_RUN_MARK", "a-mark-of-this-test")
     generator = GGUFGenerator(gguf_tiny, slots=1)
-    told = psutil.Process(generator._child._process.pid).environ()
+    told = psutil.Process(generator._process.pid).environ()
     generator.close()
     assert "a-secret-of-this-test" not in told.values()
     assert told["LC_TIME"] == "C"
@@ -101,12 +104,10 @@ def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.Monkey
 
 
 _KILLED_WITH_A_COPY = """
-import os, signal, subprocess, sys, time
-child = subprocess.Popen(
-    [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
-    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-)
-if os.fork() == 0:  # holds the other end of the child's standard input
+import os, signal, sys, time
+from flower_privsyn.generation.gguf_backend import GGUFGenerator
+child = GGUFGenerator(sys.argv[1], slots=1)._process
+if os.fork() == 0:  # holds the other ends of what the child reads and writes
     print(os.getpid(), child.pid, flush=True)
     os.close(1)
     time.sleep(60)
@@ -122,8 +123,8 @@ def _has_ended(process: int) -> bool:
         return True
 
 
-def test_its_process_ends_where_a_copy_holds_its_input():
-    command = [sys.executable, "-c", _KILLED_WITH_A_COPY]
+def test_its_process_ends_with_the_one_that_started_it(gguf_tiny: Path):
+    command = [sys.executable, "-c", _KILLED_WITH_A_COPY, str(gguf_tiny)]
     made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     copy, child = map(int, made.stdout.split())
     try:
@@ -135,6 +136,14 @@ def test_its_process_ends_where_a_copy_holds_its_input():
         assert not _has_ended(copy)
     finally:
         os.kill(copy, signal.SIGKILL)
+
+
+def test_a_process_that_ends_says_why(gguf_tiny: Path):
+    generator = GGUFGenerator(gguf_tiny, slots=1)
+    generator._process.kill()
+    with pytest.raises(GenerationError, match=r"llama.cpp ended while it wrote with tiny.gguf"):
+        generator.generate([PROMPTS[0]], sampling=GREEDY)
+    generator.close()
 
 
 def test_a_broken_file_starts_no_process(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation.instructions import load_instruction
+from flower_privsyn.generation.prompts import load_instruction
 
 GOOD = {"name": "mine", "purpose": "variation", "base": "Say {text} again:", "stop": ["\n"]}
 BUNDLED = {"paraphrase": "variation", "style": "variation", "fill-blanks": "variation"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,14 @@ from tests.support.generation_server import Server
 SAMPLING = SamplingParameters(seed=3, max_new_tokens=12)
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+
+
 @pytest.fixture
 def generator(server: Server) -> Iterator[OpenAIGenerator]:
-    made = OpenAIGenerator(server.url, "tiny", backoff=0.001, max_retries=3)
+    made = OpenAIGenerator(server.url, "tiny", max_retries=3)
     yield made
     made.close()
 
@@ -58,7 +64,7 @@ def test_a_key_that_a_server_quotes_is_not_passed_on(server: Server, status: int
         pieces = [key[start : start + 6] for start in range(len(key) - 5)]
         assert not [piece for piece in pieces if piece in str(refused.value)]
     server.misbehave = lambda path, body, number: (200, f"no JSON {key}".encode())
-    with pytest.raises(GenerationError, match=r"not JSON: 'no JSON \[api key\]'"):
+    with pytest.raises(GenerationError, match=r"no text to .*: no JSON \[api key\]"):
         generator.generate(["a"], sampling=SAMPLING)
     text = {"choices": [{"index": 0, "text": f"a text with {key}, and pLr9wX"}]}
     server.misbehave = lambda path, body, number: (200, text)
@@ -77,7 +83,7 @@ def test_what_is_asked_of_the_server(server: Server):
     seeds = set()
     for path, body, headers in server.requests:
         assert path == "/v1/completions"
-        assert headers["Authorization"] == "Bearer secret"
+        assert headers["authorization"] == "Bearer secret"
         seeds.add(body.pop("seed"))
         assert body.pop("prompt") in ("a", "b")
         assert body == {
@@ -133,22 +139,20 @@ def test_a_server_that_is_busy_for_a_while(server: Server, generator: OpenAIGene
     assert len(server.requests) == asked + 2 + 3
 
 
+@pytest.mark.parametrize("as_a_date", [False, True])
 def test_the_server_may_ask_for_patience(
-    server: Server, generator: OpenAIGenerator, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    generator: OpenAIGenerator,
+    monkeypatch: pytest.MonkeyPatch,
+    as_a_date: bool,
 ):
     waits: list[float] = []
-    monkeypatch.setattr(
-        "flower_privsyn.generation.openai_backend._over_after",
-        lambda seconds, over: waits.append(seconds),
-    )
-    server.headers = {"Retry-After": "7"}
-    busy = (503, {"error": "busy"})
-    server.misbehave = lambda path, body, number: busy if number < 2 else None
+    monkeypatch.setattr("openai._base_client.time.sleep", waits.append)
+    later = formatdate(time.time() + 40, usegmt=True)
+    server.headers = {"Retry-After": later if as_a_date else "40"}
+    server.misbehave = lambda path, body, number: (503, {"error": "busy"}) if number < 2 else None
     generator.generate(["a"], sampling=SAMPLING)
-    server.headers = {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"}
-    server.misbehave = lambda path, body, number: busy if number < 6 else None
-    generator.generate(["a"], sampling=SAMPLING)
-    assert waits == [7, 7, 0.001, 0.002, 0.004]
+    assert [30 < wait <= 41 for wait in waits] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +162,14 @@ def test_the_server_may_ask_for_patience(
         (401, {"error": "Unauthorized"}, "Unauthorized"),
         (413, b"<html>\n too   big </html>", "<html> too big </html>"),
         (418, b"", "no reason given"),
+        (307, b"", "it is at https://elsewhere.example/v1"),
     ],
 )
 def test_a_refusal_is_final_and_in_the_servers_words(
     server: Server, generator: OpenAIGenerator, status: int, content: Any, words: str
 ):
     server.misbehave = lambda path, body, number: (status, content)
+    server.headers = {"Location": "https://elsewhere.example/v1"} if status == 307 else {}
     with pytest.raises(GenerationError) as caught:
         generator.generate(["a"], sampling=SAMPLING)
     assert f"refused /completions with status {status}: " in str(caught.value)
@@ -186,7 +192,7 @@ class TestPromptsWithoutAText:
         [
             ((400, {"error": "content filter"}), "refused /completions with status 400: content f"),
             ((422, {"error": "too long"}), "status 422: too long"),
-            ((200, NULL), "answered with null in place of a text"),
+            ((200, NULL), "answered without a text"),
         ],
     )
     def test_some_of_many(
@@ -227,52 +233,107 @@ class TestPromptsWithoutAText:
         assert generator.generate(["b", "c"], sampling=SAMPLING) == [[""], [""]]
 
 
-def test_after_a_refusal_nothing_is_waited_for(server: Server):
-    """What another prompt's request would wait for, and try again, nobody reads."""
-    server.headers = {"Retry-After": "3600"}
-    waits = threading.Event()
+WRONG: list[bytes | dict[str, Any]] = [
+    b"{not json",
+    b"<html><body>Bad Gateway</body></html>",
+    b"\xff\xfe{}",
+    b"",
+    b"[" * 100_000,
+    {"object": "list"},
+    {"error": {"message": "upstream overloaded", "code": 502}},
+    {"choices": None},
+    {"choices": [{"index": 0, "text": "a"}]},
+    {"choices": [{"index": 0, "text": "a"}] * 3},
+]
 
-    def misbehave(path: str, body: Any, number: int) -> tuple[int, Any]:
-        if body["prompt"] == "slow":
-            waits.set()
-            return 503, {"error": "busy"}
-        assert waits.wait(60)
-        return 403, {"error": "no"}
 
-    server.misbehave = misbehave
-    generator = OpenAIGenerator(server.url, "tiny", max_concurrency=2)
-    before = set(threading.enumerate())
-    with pytest.raises(GenerationError, match="refused"):
-        generator.generate(["slow", "refused"], sampling=SAMPLING)
-    askers = [
-        thread
-        for thread in set(threading.enumerate()) - before
-        if "process_request" not in thread.name  # the server's, of a connection that is kept
-    ]
-    for thread in askers:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert len(server.requests) == 2
+@pytest.mark.parametrize("content", WRONG)
+def test_an_answer_that_is_something_else_is_asked_for_again(
+    server: Server, generator: OpenAIGenerator, content: Any
+):
+    prompts = [str(number) for number in range(12)]
+    expected = generator.generate(prompts, num_samples=2, sampling=SAMPLING)
+    asked = len(server.requests)
+    server.misbehave = lambda path, body, number: (200, content) if number == asked + 4 else None
+    assert generator.generate(prompts, num_samples=2, sampling=SAMPLING) == expected
+    assert len(server.requests) == asked + 13
+    server.misbehave = lambda path, body, number: (200, content)
+    with pytest.raises(
+        GenerationError, match=r"no text to /completions \(tried 4 times\): ."
+    ) as caught:
+        generator.generate(["a"], num_samples=2, sampling=SAMPLING)
+    said = content.get("error", {}).get("message") if isinstance(content, dict) else None
+    assert said is None or said in str(caught.value)
+
+
+def test_an_address_without_a_version_is_said(server: Server):
+    server.misbehave = lambda path, body, number: (200, {"error": f"Unexpected endpoint. ({path})"})
+    generator = OpenAIGenerator(server.url.removesuffix("/v1"), "tiny", max_retries=0)
+    with pytest.raises(GenerationError, match=r"Unexpected endpoint.*; most addresses end in /v1$"):
+        generator.generate(["a"], sampling=SAMPLING)
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("text", "expected"),
+    [("a \ud83d b", "a \ufffd b"), ("cut \ud83d", "cut "), (None, ""), (7, ""), ({}, "")],
+)
+def test_half_a_character_or_no_text_loses_nothing_of_the_others(
+    server: Server, generator: OpenAIGenerator, text: Any, expected: str
+):
+    whole = generator.generate(["a", "b"], sampling=SAMPLING)
+    answer = {"choices": [{"index": 0, "text": text}]}
+    server.misbehave = lambda path, body, number: (200, answer) if body["prompt"] == "b" else None
+    assert generator.generate(["a", "b"], sampling=SAMPLING) == [whole[0], [expected]]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
     [
-        (b"{not json", "not JSON: '{not json'"),
-        ({"object": "list"}, "no choices where 2 were asked for"),
-        ({"choices": [{"index": 0, "text": "a"}]}, "1 choices where 2 were asked for"),
-        ({"choices": [{"index": 0, "text": "a"}, {"index": 0, "text": "b"}]}, "numbered its 2"),
+        ({"content": None}, ""),
+        ({"reasoning_content": "hm, "}, ""),
+        ({"content": "", "reasoning_content": "hm, "}, ""),
+        ({"content": None, "tool_calls": [{"id": "1"}]}, ""),
+        ({"content": [{"type": "thinking", "thinking": []}, {"text": "so"}]}, "so"),
+        ({"content": "an emoji \ud83d"}, "an emoji "),
+        (None, ""),
     ],
 )
-def test_an_answer_that_is_something_else(
-    server: Server, generator: OpenAIGenerator, content: Any, expected: str
+def test_every_form_in_which_a_message_holds_a_text_or_none(
+    server: Server,
+    generator: OpenAIGenerator,
+    caplog: pytest.LogCaptureFixture,
+    message: Any,
+    expected: str,
 ):
-    data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    server.misbehave = lambda path, body, number: (200, data)
-    with pytest.raises(GenerationError) as caught:
-        generator.generate(["a"], num_samples=2, sampling=SAMPLING)
-    assert expected in str(caught.value)
-    assert len(server.requests) == 1
+    whole = generator.answer(["a", "b"], sampling=SAMPLING)
+    answer = {"choices": [{"index": 0, "message": message}]}
+    server.misbehave = lambda path, body, number: (
+        (200, answer) if body["messages"][-1]["content"] == "b" else None
+    )
+    assert generator.answer(["a", "b"], sampling=SAMPLING) == [whole[0], expected]
+    assert [text.partition(" stay")[0] for text in caplog.messages] == (
+        [] if expected else ["1 of 2 prompts"]
+    )
+
+
+def test_keys_of_the_environment_are_for_another_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
+        monkeypatch.setenv(f"OPENAI_{name}", "sk-of-the-environment")
+    for key in (None, "mine"):
+        OpenAIGenerator(server.url, "tiny", api_key=key).generate(["a"], sampling=SAMPLING)
+    assert not [one for one in server.requests if "sk-of-the-environment" in str(one)]
+
+
+def test_no_proxy_is_asked_for_a_server_on_this_machine(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert OpenAIGenerator(server.url, max_retries=0).generate(["a"], sampling=SAMPLING)
 
 
 def _unused_port() -> int:
@@ -283,8 +344,10 @@ def _unused_port() -> int:
 
 def test_nobody_listens():
     url = f"http://127.0.0.1:{_unused_port()}/v1"
-    generator = OpenAIGenerator(url, "tiny", max_retries=2, backoff=0.001)
-    with pytest.raises(GenerationError, match=r"cannot be reached .*\(tried 3 times\)") as caught:
+    generator = OpenAIGenerator(url, "tiny", max_retries=2)
+    with pytest.raises(
+        GenerationError, match=r"cannot be reached \(.*refused; tried 3 times\)"
+    ) as caught:
         generator.generate(["a"], sampling=SAMPLING)
     assert url in str(caught.value)
     with pytest.raises(GenerationError, match="tried once"):

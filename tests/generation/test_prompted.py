@@ -18,7 +18,7 @@ from flower_privsyn.generation import (
     Variation,
     load_instruction,
 )
-from flower_privsyn.generation.instructions import Instruction
+from flower_privsyn.generation.prompts import Instruction
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 
@@ -119,7 +119,7 @@ def test_texts_are_written_where_there_were_none() -> None:
 
 class TestChat:
     def chat(self, server: Server, **options: Any) -> OpenAIGenerator:
-        return OpenAIGenerator(server.url, "tiny", backoff=0.001, max_retries=1, **options)
+        return OpenAIGenerator(server.url, "tiny", max_retries=1, **options)
 
     def test_messages_are_sent_each_in_a_conversation_and_without_tools(
         self, server: Server

@@ -33,17 +33,6 @@ def test_the_bundled_prompt_announces_six_and_numbers_the_fourth(prompt: Prompt)
     assert rendered.endswith("Sample 4\n")
 
 
-def test_a_training_document_starts_with_every_prompt_of_its_samples(prompt: Prompt) -> None:
-    samples = ["a", "b", "c", "d", "e", "f"]
-    document = prompt.render_document(samples)
-    for k in range(1, 6):
-        rendered = prompt.render(samples[:k])
-        assert document.startswith(rendered)
-        continuation = document[len(rendered) :]
-        assert prompt.parse(continuation) == samples[k]
-        assert prompt.is_complete(continuation) is (k < 5)
-
-
 @pytest.mark.parametrize(
     ("continuation", "text"),
     [

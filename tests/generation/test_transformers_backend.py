@@ -13,7 +13,9 @@ import pytest
 import torch
 from scipy import stats
 
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
+from flower_privsyn.models import BUNDLED_FOLDER
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
 SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
@@ -38,24 +40,60 @@ def _library_greedy(folder: Path, prompts: list[str], adapter: Path | None = Non
     for prompt in prompts:
         batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
         # Untrained models like any token; those that end nothing are never drawn.
-        other = [number for number in tokenizer.added_tokens_decoder if number != 2]
-        output = model.generate(**batch, do_sample=False, max_new_tokens=24, suppress_tokens=other)
+        other = [n for n in tokenizer.added_tokens_decoder if n != tokenizer.eos_token_id]
+        output = model.generate(
+            **batch,
+            do_sample=False,
+            max_new_tokens=24,
+            suppress_tokens=other,
+            use_cache=model.config.use_cache,
+        )
         new = output[0, batch["input_ids"].shape[1] :]
         written.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
     return written
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("own_loop", [True, False])
-def test_greedy_continuations_equal_the_librarys(
-    name: str, own_loop: bool, request: pytest.FixtureRequest
-):
+def test_greedy_continuations_equal_the_librarys(name: str, request: pytest.FixtureRequest):
     folder = request.getfixturevalue(name)
     generator = TransformersGenerator(folder, dtype="float32")
-    assert generator._own_loop
-    generator._own_loop = own_loop
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
+
+
+def test_a_model_without_a_cache_writes_what_the_library_writes():
+    """Its texts are read again for every token, and leave the batch as they end."""
+    folder = BUNDLED_FOLDER / "privsyn-lstm"
+    generator = TransformersGenerator("privsyn-lstm", dtype="float32")
+    assert not generator._has_cache
+    found = generator.generate(PROMPTS, sampling=GREEDY)
+    assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
+    twice = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
+    assert [twice[0]] == generator.generate(PROMPTS[:1], num_samples=2, sampling=SAMPLED)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_numbers_are_named(llama: Path, temperature: float):
+    generator = TransformersGenerator(llama, dtype="float32")
+    generator._model.get_output_embeddings().weight[7] = torch.nan
+    with pytest.raises(GenerationError, match="no number"):
+        generator.generate(PROMPTS, sampling=replace(SAMPLED, temperature=temperature))
+
+
+@pytest.mark.parametrize("stop", ["\n", "\n\nTo", "\u00e9"])
+def test_a_stop_string_is_found_wherever_its_tokens_part(llama: Path, stop: str):
+    generator = TransformersGenerator(llama, dtype="float32")
+    encode = generator._tokenizer
+    texts = [f"A text{stop} goes on", f"{stop[:-1]} and", f"Of {stop}", "None at all", "\n"]
+    rows = [encode(text, add_special_tokens=False)["input_ids"] for text in texts]
+    openers = generator._openers((stop,))
+    assert (openers is None) == (stop[0] != "\n")
+    for row, text in zip(rows, texts, strict=True):
+        running, ends = [True], []
+        for size in range(1, len(row) + 1):
+            generator._note_stops([row[:size]], [0], running, (stop,), openers)
+            ends.append(not running[0])
+        assert any(ends) == (stop in text)
 
 
 def test_seeds(generator: TransformersGenerator):
@@ -77,17 +115,6 @@ def test_a_sample_depends_on_its_prompt_and_number_only(
     other = TransformersGenerator(llama, dtype="float32", batch_size=batch_size)
     assert other.generate(PROMPTS[::-1], num_samples=3, sampling=SAMPLED) == expected[::-1]
     assert other.generate(PROMPTS[1:2], num_samples=2, sampling=SAMPLED)[0] == expected[1][:2]
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_both_loops_draw_the_same(generator: TransformersGenerator, llama: Path, penalty: float):
-    sampling = SamplingParameters(
-        seed=3, max_new_tokens=24, top_p=0.9, temperature=0.8, repetition_penalty=penalty
-    )
-    expected = generator.generate(PROMPTS, num_samples=2, sampling=sampling)
-    other = TransformersGenerator(llama, dtype="float32")
-    other._own_loop = False
-    assert other.generate(PROMPTS, num_samples=2, sampling=sampling) == expected
 
 
 def test_a_penalty_is_on_what_a_text_holds_and_not_its_prompt(generator: TransformersGenerator):
@@ -170,12 +197,10 @@ def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
 
 
-@pytest.mark.parametrize("own_loop", [True, False])
 def test_special_tokens_that_end_nothing_are_never_drawn(
-    llama: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
+    llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
     generator = TransformersGenerator(llama, dtype="float32")
-    generator._own_loop = own_loop
     tokenizer = generator._tokenizer
     special = tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "<unk>", "<mask>"])
     assert special == [0, 1, 3, 4]
@@ -265,7 +290,6 @@ def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
     finally:
         torch.set_num_threads(before)
     half = TransformersGenerator(llama, dtype="bfloat16")
-    assert not half._switches_attention
     assert half._model.config._attn_implementation == "eager"
 
 

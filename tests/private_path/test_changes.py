@@ -38,7 +38,7 @@ def nowhere() -> str:
 
 
 def remote(address: str, model: str = "tiny") -> OpenAIGenerator:
-    return OpenAIGenerator(address, model, max_retries=0, backoff=0.0)
+    return OpenAIGenerator(address, model, max_retries=0)
 
 
 @pytest.fixture

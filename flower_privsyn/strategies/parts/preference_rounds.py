@@ -148,7 +148,7 @@ class PreferenceRounds:
 
     @property
     def _batch_size(self) -> int:
-        from flower_privsyn.generation.at_once import at_once
+        from flower_privsyn.generation.backends import at_once
 
         remote = is_address(self._config.generator)
         return _SERVER_BATCH if remote else at_once(self._public.generator)
