@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
-from flower_privsyn.host.processes import descendants
 from flower_privsyn.queries import ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -284,7 +284,7 @@ def cpu_seconds() -> float:
     """CPU time so far of this process and all that it has started and that still run."""
     ticks = os.sysconf("SC_CLK_TCK")
     used = 0.0
-    for pid in (os.getpid(), *(info.pid for info in descendants(os.getpid()))):
+    for pid in (os.getpid(), *(info.pid for info in psutil.Process().children(recursive=True))):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:

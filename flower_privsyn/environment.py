@@ -52,15 +52,6 @@ RESUME: Final = "PRIVSYN_RESUME"
 WORKING_DIRECTORY: Final = "PRIVSYN_WORKING_DIRECTORY"
 """The folder the user's command was typed in."""
 
-SUPERVISOR_PID: Final = "PRIVSYN_SUPERVISOR_PID"
-"""The process whose death must end this one."""
-
-SUPERVISOR_STARTED: Final = "PRIVSYN_SUPERVISOR_STARTED"
-"""When that process started, so that a reused id is not mistaken for it."""
-
-RUN_MARK: Final = "PRIVSYN_RUN_MARK"
-"""A random mark that every process of one run carries."""
-
 
 def library_versions(*names: str) -> dict[str, str]:
     """The version of each library by the name of its package; empty where it is not installed."""

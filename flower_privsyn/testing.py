@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +30,7 @@ from flwr.serverapp import Grid
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_batch_invariance
+from flower_privsyn.host.grid import flower_identity
 from flower_privsyn.messages.parameters import refuse_uncarried
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
@@ -50,24 +50,6 @@ __all__ = [
 ]
 
 RUN_ID = 1
-
-
-@contextmanager
-def flower_identity(node_id: int = 1) -> Iterator[None]:
-    """Let `flwr.app.Message` be built outside a running Flower app; its nodes are simulated.
-
-    Flower keeps the identity of the running task in a private class; this is the only place that
-    touches it.
-    """
-    from flwr.supercore.task_identity import TaskIdentity
-
-    before = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, node_id
-    try:
-        with simulated():
-            yield
-    finally:
-        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 
 
 class LoopbackGrid(Grid):

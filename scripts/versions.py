@@ -36,7 +36,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TRIED = {
     "flwr 1.42.0": (
         "passes tests/integration/test_federations.py -k superlink_and (a simulation of six nodes "
-        "and two SuperNodes release the same bits), tests/host/test_superlink.py, "
+        "and two SuperNodes release the same bits), "
         "tests/client_apps/test_handlers.py, tests/docs/test_add_a_method.py, "
         "tests/docs/test_upstream.py, tests/examples/test_bundles.py. No index that was asked has "
         "the certifi that it wants, 2026.10.19"

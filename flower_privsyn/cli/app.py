@@ -18,7 +18,6 @@ COMMANDS: Final = {
     "check": ("check", "check a run before it is started; spends and writes nothing"),
     "run": ("run", "run a Flower app on this machine and follow it to its end"),
     "resume": ("run", "continue an interrupted run"),
-    "stop": ("stop", "end a run before its next round, where nothing is lost"),
     "inspect": ("inspect", "show what a run has done, spent and released, or rank text by it"),
     "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
     "methods": ("methods", "list the methods and their papers, or the settings of one"),

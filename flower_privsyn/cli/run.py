@@ -35,11 +35,14 @@ def run(
     config: Config = None,
     settings: Settings = None,
     evaluate: Evaluate = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="have Flower's own simulation run it, as `flwr run` does")
+    ] = False,
 ) -> int:
     """Run a Flower app on this machine, offline, and follow it to its end.
 
     APP is the folder of the app. The exit status is 0 only when the run has finished, and the app
-    has.
+    has. Ctrl-C ends a run after its open round; a second one ends it at once.
     """
     from flower_privsyn.dry_run import check_app
     from flower_privsyn.host import app as host_app
@@ -48,7 +51,7 @@ def run(
 
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
-    report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, starting=True)
+    report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, ray=ray, starting=True)
     for finding in report.of_level("warning"):
         if finding.topic != "settings":  # that an app chooses its strategy in its code
             of = " (counted in private text, for its owner)" if finding.topic == "data" else ""
@@ -63,7 +66,7 @@ def run(
         f"({environment.THREADS})\n"
     )
     with _following(path) as follow:
-        outcome = launch.run_app(loaded, path, values, follow=follow)
+        outcome = launch.run_app(loaded, path, values, ray=ray, follow=follow)
     status = show_outcome(outcome)
     if evaluate is None or status != 0:
         return status
@@ -134,8 +137,7 @@ def _following(path: Path) -> Iterator[Any]:
         if (path / "config.json").is_file() and RunDirectory(path).status != "finished":
             sys.stderr.write(
                 f"Continue with: privsyn resume {quoted(path.absolute())}\n"
-                "A round that nodes were answering is charged; `privsyn stop DIR` ends a run "
-                "before its next round.\n"
+                "A round that nodes were answering is charged.\n"
             )
         raise
 

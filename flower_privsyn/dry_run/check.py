@@ -31,12 +31,11 @@ from flower_privsyn.host.app import (
     App,
     ConfigValue,
     check_data,
-    federation_of,
-    ray_address,
+    num_nodes,
     refuse_what_flower_refuses,
     strategies_of,
 )
-from flower_privsyn.host.launch import place_of, require_cluster, require_simulation
+from flower_privsyn.host.launch import place_of, require_simulation
 from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
@@ -72,6 +71,7 @@ def check_app(
     evaluate: str | None = None,
     deployment: bool = False,
     try_noise: bool = False,
+    ray: bool = False,
     starting: bool = False,
 ) -> Report:
     """Check a run of an app on this machine: what `privsyn check` says, and `privsyn run` first.
@@ -85,22 +85,19 @@ def check_app(
             no text is read, and they are taken to be as many as `num-users` says.
         try_noise: also load the model that is trained on the nodes, and try on public text what
             the noise alone would make of it.
-        starting: the run begins next: Flower will look at the app itself, and what the run will
-            send and compute stops nothing.
+        ray: Flower's own simulation is to run it.
+        starting: the run begins next, and what it will send and compute stops nothing.
 
     Returns:
         What was found, in words and figures.
     """
     report, shelf = Report(), Shelf()
-    if not starting:
-        with report.refusals("app"):
-            refuse_what_flower_refuses(app)
+    with report.refusals("app"):
+        refuse_what_flower_refuses(app)
     if not deployment:
         with report.refusals("machine"):
-            require_simulation()
-            if address := ray_address(values):
-                require_cluster(address, seconds=_SERVER_SECONDS)
-            federation_of(values)
+            require_simulation(ray=ray)
+            num_nodes(values)
     _place(app, values, run_dir, report)
     every = _settings_of(app, values, report)
     if report.unknown and not every and not deployment:

@@ -60,7 +60,6 @@ _TOLD: Final = (
     "VIRTUAL_ENV",
     "CUDA_VISIBLE_DEVICES",
     environment.THREADS,
-    environment.RUN_MARK,  # by which `privsyn run` finds the processes of a run
 )
 _TOLD_BEGINNINGS: Final = ("LC_", "OMP_", "KMP_", "GGML_")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.files import expanded, read_toml, refuse_other_than_utf8
-from flower_privsyn.models.threads import most_threads
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
@@ -43,12 +41,14 @@ class App:
         path: The folder, absolute.
         name: `[project] name`.
         defaults: `[tool.flwr.app.config]`, nested tables flattened with dots.
-        client: `[tool.flwr.app.components] clientapp`.
+        server: `[tool.flwr.app.components] serverapp`.
+        client: Its `clientapp`.
     """
 
     path: Path
     name: str
     defaults: Mapping[str, ConfigValue]
+    server: str = ""
     client: str = ""
 
     @property
@@ -85,6 +85,7 @@ def load_app(path: str | Path) -> App:
         path=folder,
         name=project["name"],
         defaults=_flatten(app.get("config", {}), file),
+        server=str(components["serverapp"]),
         client=str(components["clientapp"]),
     )
 
@@ -309,39 +310,13 @@ def _flatten(table: Any, file: Path, prefix: str = "") -> dict[str, ConfigValue]
     return flat
 
 
-def federation_of(values: Mapping[str, ConfigValue]) -> dict[str, int | bool]:
-    """What Flower's simulation is to be made of: nodes, and processes that answer for them.
+def num_nodes(values: Mapping[str, ConfigValue]) -> int:
+    """How many nodes a simulation is to have.
 
     Raises:
-        ConfigError: `num-nodes` is not a whole number of at least 1, or `ray-address` is no
-            address.
+        ConfigError: `num-nodes` is not a whole number of at least 1.
     """
     nodes = values.get("num-nodes", 2)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
         raise ConfigError(f"The setting num-nodes is {nodes!r}; it must be a whole number >= 1.")
-    # One process per core answers for the nodes, and never more processes than nodes: each of
-    # them loads the embedding model.
-    federation: dict[str, int | bool] = {"num-supernodes": nodes, "client-resources-num-cpus": 1}
-    if not ray_address(values):
-        federation["init-args-num-cpus"] = min(most_threads(), nodes)
-    # That a ServerApp has ended, and that it called sys.exit, which counts as completed in Flower's
-    # status, stands in Flower's debug log alone.
-    federation["verbose"] = True
-    return federation
-
-
-def ray_address(values: Mapping[str, Any]) -> str:
-    """The running Ray cluster that a simulation is to use; empty for one of its own.
-
-    Raises:
-        ConfigError: The setting is not `host:port`.
-    """
-    address = values.get("ray-address", "")
-    if address == "":
-        return ""
-    if not isinstance(address, str) or not re.fullmatch(r"[\w.-]+:[0-9]{1,5}", address):
-        raise ConfigError(
-            f"The setting ray-address is {address!r}; it must be host:port of the head of a Ray "
-            "cluster, such as 10.0.0.1:6379, or empty for a simulation on this machine alone."
-        )
-    return address
+    return nodes

@@ -1,8 +1,7 @@
 """Run a Flower app on this machine, follow it, and know whether it succeeded.
 
 `flwr run` submits: it returns before the run is over and reports success for runs that fail. This
-module starts Flower for one run, submits the app with Flower's own command, follows it to its end
-and judges how it ended.
+module runs the app in processes of this machine, follows it to its end and judges how it ended.
 """
 
 from __future__ import annotations
@@ -10,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import json
 import os
-import re
 import shutil
-import socket
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import flower_privsyn
+from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
     FederationError,
@@ -27,6 +32,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
 )
 from flower_privsyn.files import (
+    default_cache_directory,
     expanded,
     full_disk,
     is_disk_full,
@@ -40,13 +46,12 @@ from flower_privsyn.host.app import (
     ConfigValue,
     check_setting,
     check_settings,
-    federation_of,
     load_app,
-    ray_address,
+    num_nodes,
     read_settings,
 )
-from flower_privsyn.host.flower import Flower, FlowerStatus, one_line
 from flower_privsyn.host.progress import read_progress
+from flower_privsyn.models.threads import most_threads
 from flower_privsyn.runs import (
     RunDirectory,
     default_run_directory,
@@ -63,14 +68,9 @@ Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
 
 _RESUME_WAIT_SECONDS = 10.0
-_CLUSTER_SECONDS = 10.0
-_NO_CONTEXT = "Queue timeout. No context received."
-#: What Flower's ServerApp is told that asks for its work when the time to start is over.
-_LATE = "[/v1/runtime/pull-task-input][ApiError:1008] Runtime task-token authentication failed."
-#: What Flower's SuperLink says of a ServerApp that it has given up.
-_UNHEARD = "No heartbeat received from the task"
-#: What Ray says, in the log alone, where its processes are not ready in the time that it waits.
-_RAY_LATE = "The current node timed out during startup"
+_POLL_SECONDS = 0.2
+#: Of the end of the log, in which is looked for a full disk.
+_LOG_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,7 @@ def run_app(
     run_path: Path,
     values: Mapping[str, ConfigValue],
     *,
+    ray: bool = False,
     follow: Follower | None = None,
 ) -> Outcome:
     """Run an app in a new run directory and wait for its end.
@@ -106,6 +107,7 @@ def run_app(
         app: The app.
         run_path: The run directory; must not hold a run.
         values: Settings from `resolve_config`; `run-dir` is set here.
+        ray: Have Flower's own simulation, on Ray, run both apps, as `flwr run` does.
         follow: Called with the stages several times a second.
 
     Returns:
@@ -113,12 +115,13 @@ def run_app(
 
     Raises:
         RunDirectoryError: The folder holds a run, or another process is starting one there.
-        FederationError: Flower did not start or refused the app.
-        MissingExtraError: Flower's simulation is not installed.
+        FederationError: This is no system that apps can be run on.
+        MissingExtraError: Ray is asked for and not installed.
     """
     run_path = expanded(run_path).absolute()
     RunDirectory(run_path).refuse_existing()
-    return _launch(app, run_path, _asked(app, values), resume=False, follow=follow)
+    launch = _asked(app, values) | ({"ray": True} if ray else {})
+    return _launch(app, run_path, launch, resume=False, follow=follow)
 
 
 def _asked(app: App, values: Mapping[str, ConfigValue]) -> dict[str, Any]:
@@ -309,26 +312,6 @@ def _resumption(
     return app, {**launch, "app": str(app.path), "run-config": values}, begun
 
 
-def require_cluster(address: str, *, seconds: float = _CLUSTER_SECONDS) -> None:
-    """Refuse an address at which no Ray cluster answers.
-
-    Args:
-        address: host:port of its head.
-        seconds: longest wait for an answer, > 0.
-
-    Raises:
-        FederationError: nobody answers.
-    """
-    host, _, port = address.partition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=seconds).close()
-    except (OSError, OverflowError) as error:
-        raise FederationError(
-            f"No Ray cluster answers at ray-address = {address} ({error}); start its head with "
-            "`ray start --head`."
-        ) from error
-
-
 def _launch(
     app: App,
     run_path: Path,
@@ -337,11 +320,9 @@ def _launch(
     resume: bool,
     follow: Follower | None,
 ) -> Outcome:
-    require_simulation()
+    require_simulation(ray=bool(launch.get("ray")))
     refuse_odd_places(run_path)
-    federation_of(launch["run-config"])
-    if address := ray_address(launch["run-config"]):
-        require_cluster(address)
+    num_nodes(launch["run-config"])
     owner = OwnerFolder(run_path)
     try:
         run_path.mkdir(parents=True, exist_ok=True)
@@ -378,7 +359,7 @@ def _follow(
     *,
     resume: bool,
 ) -> Outcome:
-    """Start Flower, hand the app in, follow it to its end and judge that."""
+    """Start the app's process, follow it to its end and judge that."""
     # Processes of a killed run end within a second or so; until then they hold the run.
     with lock_file(
         run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
@@ -393,14 +374,7 @@ def _follow(
             run.refuse_existing()
         run.owner.remember(launch=kept)
         run.progress_file.unlink(missing_ok=True)
-    values = dict(launch["run-config"])
-    if "run-dir" in values:
-        values["run-dir"] = str(run_path)
-    if "resume" in values:
-        values["resume"] = resume
-
     # What the ServerApp says itself begins once it has its libraries and its models.
-    starting: dict[str, Any] = {"name": "start Flower", "finished": False}
     loading: dict[str, Any] = {"name": "start the app and load its models", "finished": False}
 
     def show() -> None:
@@ -408,23 +382,135 @@ def _follow(
             return
         stages = read_progress(run_path / "progress.json")
         loading["finished"] = loading["finished"] or bool(stages)
-        follow([starting, *([loading] if starting["finished"] else []), *stages])
+        follow([loading, *stages])
 
-    show()
-    with _flower(run_path, launch, resume=resume) as flower:
-        flower.submit(app, values, federation_of(values))
-        starting["finished"] = True
-        status = flower.wait(show)
-        # Before Flower's own files are deleted, which makes room.
-        log, full = flower.read_log(), flower.full_disk()
+    log = run.owner.log_file
+    log.touch(mode=0o600)  # what an app prints is its owner's business
+    log_start = log.stat().st_size
+    try:
+        ended = _to_its_end(app, run, launch, show, resume=resume)
+    except BaseException as error:
+        _record_failure(run_path, error)
+        raise
     # Nothing was said where it ended before it had anything to report.
     loading |= {"failed": not loading["finished"], "finished": True}
     show()
-    return _judge(app, run_path, status, log, full=full)
+    return _judge(app, run_path, ended, full=_full_disk(run_path, log, log_start))
+
+
+def _to_its_end(
+    app: App,
+    run: RunDirectory,
+    launch: Mapping[str, Any],
+    show: Callable[[], None],
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """Run the app in a process group of its own, which ends with this block.
+
+    Returns:
+        What `flower_privsyn.host.serve` says of its end, and `status`, that of its process.
+    """
+    values = dict(launch["run-config"])
+    if "run-dir" in values:
+        values["run-dir"] = str(run.path)
+    if "resume" in values:
+        values["resume"] = resume
+    nodes = num_nodes(values)
+    asked = {
+        "app": str(app.path),
+        "server": app.server,
+        "client": app.client,
+        "run-config": values,
+        "nodes": nodes,
+        # One process per core answers for the nodes, and never more processes than nodes: each of
+        # them loads the embedding model.
+        "processes": min(most_threads(), nodes),
+        "ray": bool(launch.get("ray")),
+    }
+    with run.owner.log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flower_privsyn.host.serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=run.owner.path,
+            env=_environment(run.path, launch, resume=resume),
+            # Ctrl-C in the terminal is for this process alone; it ends the others in order.
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.flush()
+        with _asked_to_stop(run) as stopping:
+            while process.poll() is None:
+                show()
+                if stopping.is_set():
+                    run.owner.ask_to_stop()
+                time.sleep(_POLL_SECONDS)
+    except BrokenPipeError:
+        process.wait()  # it ended before it had read what to run
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        said = process.stdout.read()
+        process.stdin.close()
+        process.stdout.close()
+    return {**(json.loads(said) if said else {}), "status": process.returncode}
+
+
+@contextlib.contextmanager
+def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
+    """Set once Ctrl-C asks a run that has begun to end after its open round; twice ends it at once.
+
+    So does once, where no run has begun: nothing was spent.
+    """
+    stopping = threading.Event()
+
+    def asked(number: int, frame: Any) -> None:
+        if stopping.is_set() or not run.config_file.is_file():
+            signal.default_int_handler(number, frame)
+        stopping.set()
+        sys.stderr.write(
+            "The run ends after the round that its nodes are answering, so that none is charged "
+            "for nothing; Ctrl-C again ends it at once.\n"
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    before = signal.signal(signal.SIGINT, asked)
+    try:
+        yield stopping
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _environment(run_path: Path, launch: Mapping[str, Any], *, resume: bool) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray is polite by default; here the nodes are the work somebody is waiting for.
+        "RAY_worker_niceness": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        WORKING_DIRECTORY: str(launch.get("working-directory", Path.cwd())),
+        RUN_DIRECTORY: str(run_path),
+        RESUME: "1" if resume else "0",
+    }
+    # Where this package lies; it need not be installed.
+    places = [str(Path(flower_privsyn.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    return environment
 
 
 def _forget_start(run_path: Path) -> None:
-    """Leave no run directory where no run has begun; the log of Flower stays with its owner."""
+    """Leave no run directory where no run has begun; the log stays with its owner."""
     if (run_path / "config.json").exists():
         return
     for file in (run_path / ".lock", run_path / "progress.json", OwnerFolder(run_path).own_file):
@@ -433,8 +519,11 @@ def _forget_start(run_path: Path) -> None:
         run_path.rmdir()
 
 
-def require_simulation() -> None:
-    """Refuse a machine on which Flower cannot simulate.
+def require_simulation(*, ray: bool = False) -> None:
+    """Refuse a machine on which no app can be run.
+
+    Args:
+        ray: whether Flower's own simulation is asked for.
 
     Raises:
         FederationError: it is no Linux and no macOS.
@@ -442,28 +531,10 @@ def require_simulation() -> None:
     """
     if os.name != "posix":
         raise FederationError("`privsyn run` needs Linux or macOS.")
-    if importlib.util.find_spec("ray") is None:
+    if ray and importlib.util.find_spec("ray") is None:
         raise MissingExtraError(
-            "Simulation needs ray; install it with pip install 'flower-privsyn[quickstart]'."
+            "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
         )
-
-
-@contextlib.contextmanager
-def _flower(run_path: Path, launch: Mapping[str, Any], *, resume: bool) -> Iterator[Flower]:
-    flower = Flower(run_path, launch, resume=resume)
-    try:
-        flower.start()
-        yield flower
-    except BaseException as error:
-        full = flower.full_disk() if isinstance(error, FederationError) else None
-        # The processes are ended first: a ServerApp that is still alive records its own end.
-        flower.close()
-        _record_failure(run_path, error)
-        if full is not None:
-            raise FederationError(f"{disk_full_sentence(full)} ({error})") from error
-        raise
-    else:
-        flower.close()
 
 
 def _record_failure(run_path: Path, error: str | BaseException) -> None:
@@ -475,61 +546,44 @@ def _record_failure(run_path: Path, error: str | BaseException) -> None:
                 run.mark_failed(error)
 
 
+def _full_disk(run_path: Path, log: Path, log_start: int) -> str | None:
+    """That a disk is full, where it is or where the log of this start says so; else None."""
+    full = full_disk([run_path, log.parent, default_cache_directory()])
+    with log.open("rb") as file:
+        file.seek(max(log_start, log.stat().st_size - _LOG_BYTES))
+        said = file.read().decode("utf-8", "replace")
+    return f"{disk_full_sentence(full)}." if full is not None or says_disk_full(said) else None
+
+
 def _judge(
-    app: App, run_path: Path, status: FlowerStatus, log: str, *, full: Path | None = None
+    app: App, run_path: Path, ended: Mapping[str, Any], *, full: str | None = None
 ) -> Outcome:
     """Decide how a run ended, by its own files and by what became of the app.
 
     Args:
         app: that was run.
         run_path: where.
-        status: Flower's.
-        log: what Flower and the app printed.
-        full: a folder that takes no more bytes; None where all do.
+        ended: what `_to_its_end` returns.
+        full: the sentence that a disk is full; None where none is.
     """
     run = RunDirectory.open(run_path) if (run_path / "config.json").is_file() else None
     if run is not None and run.status == "failed":
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     finished = run is not None and run.status == "finished"
-    completed = status.word == "finished:completed" and _NO_CONTEXT not in log
-    if completed and (finished or not (run or app.uses_run_directory)):
+    how = ended.get("how", "was killed" if ended["status"] < 0 else "ended early")
+    if how == "" and (finished or not (run or app.uses_run_directory)):
         return Outcome(path=run_path, error=None)
-    details = status.details.removeprefix("Simulation failed with exception: ")
-    if finished:
-        told = {"finished:completed": "called sys.exit", "finished:failed": f"failed: {details}"}
-        then = told.get(status.word, "was killed" if status.died else "ended early")
-        sentence = f"The run has finished, and after it the app {then}"
+    if finished and how:
+        sentence = f"The run has finished, and after it the app {how}"
         return Outcome(path=run_path, error=sentence, unexpected=True)
-    unexpected = True
-    then = "run it again" if run is None else f"go on with {how_to_resume(run_path)}"
-    ours = re.findall(r"^flower_privsyn\.errors\.\w+: (.+)$", log, re.MULTILINE)
-    if full is not None or says_disk_full(log):
-        sentence, unexpected = f"{disk_full_sentence(full)}.", False
-    elif status.died and run is None and _LATE in log:
-        sentence = (
-            "Flower gave up the ServerApp before it had started: on this machine, busy as it is, "
-            "that took longer than Flower waits. Nothing was spent: run it again."
-        )
-        unexpected = False
-    elif _UNHEARD in status.details:
-        sentence = (
-            "Flower heard nothing of the ServerApp for a minute and ended the run: the machine "
-            f"slept, or was too busy with other work; {then}."
-        )
-        unexpected = False
-    elif _RAY_LATE in log:
-        sentence = (
-            "Ray, which simulates the nodes, did not start in the time that it waits: the machine "
-            f"is busy with other work, or short of memory; {then}."
-        )
-        unexpected = False
-    elif status.died:
-        sentence = "The ServerApp was killed before the run was finished."
-    elif status.word != "finished:failed":
-        sentence = "The ServerApp ended early, without an exception and without a result."
-    elif ours:
-        sentence, unexpected = one_line(ours[-1]), False
+    if full is not None:
+        sentence, unexpected = full, False
+    elif how == "was killed":
+        sentence, unexpected = "The ServerApp was killed before the run was finished.", True
+    elif ended.get("sentence"):
+        sentence, unexpected = ended["sentence"], ended["unexpected"]
     else:
-        sentence = f"The ServerApp failed: {details or status.word}"
+        sentence = "The ServerApp ended early, without an exception and without a result."
+        unexpected = True
     _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flower_privsyn import clock
-from flower_privsyn.environment import SUPERVISOR_PID
+from flower_privsyn.environment import RUN_DIRECTORY
 
 _WRITES_PER_SECOND = 5
 _LOG_EVERY_SECONDS = 5.0
@@ -108,7 +108,7 @@ class Progress:
     ) -> None:
         self._path = path
         self._ended = ended
-        self._log = SUPERVISOR_PID not in os.environ if log is None else log
+        self._log = RUN_DIRECTORY not in os.environ if log is None else log
         self._stages: list[Stage] = []
         # Re-entrant: a stage may be updated from a callback that runs inside another update.
         self._lock = threading.RLock()

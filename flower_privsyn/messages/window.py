@@ -243,7 +243,7 @@ def is_of_a_simulation(grid: Grid) -> bool:
     inner = grid._grid if isinstance(grid, WindowedGrid) else grid
     # Whoever has such a grid has loaded it; Ray may be begun only later.
     kind = getattr(sys.modules.get("flwr.superlink.grid.inmemory_grid"), "InMemoryGrid", None)
-    return kind is not None and isinstance(inner, kind)
+    return bool(getattr(inner, "is_simulation", kind is not None and isinstance(inner, kind)))
 
 
 def _simulator() -> Any | None:

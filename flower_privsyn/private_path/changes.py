@@ -14,7 +14,7 @@ from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import all_released, earliest_end
-from flower_privsyn.private_path.settings import NODE_KEYS, PrivateSumConfig
+from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, history
 from flower_privsyn.runs.run_format import was_launched
 
@@ -56,7 +56,7 @@ def changes_of_run(
     released = all_released(run, num_rounds=settings.num_rounds)
     free = _ALWAYS_FREE | method.free_settings(run, all_released=released)
     if released:
-        free |= NODE_KEYS
+        free |= CLIENT_KEYS
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
     before, known = {**run.owner.stated.get("settings", {}), **run.config}, settings.defaults()
@@ -66,7 +66,7 @@ def changes_of_run(
     return changes_of_resume(
         {**known, **before},
         # What nodes read is checked where it is known: not of settings that were made in code.
-        {**settings.to_dict(), **{key: before[key] for key in NODE_KEYS & set(before)}}
+        {**settings.to_dict(), **{key: before[key] for key in CLIENT_KEYS & set(before)}}
         | {key: value for key, value in settings.node_settings if key in before},
         free=free,
         run=run.path,

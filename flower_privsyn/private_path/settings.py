@@ -33,7 +33,8 @@ logger = logging.getLogger("flwr.privsyn")
 #: Settings of which every method may have another default: an app that runs several leaves it.
 _EMPTY_IS_DEFAULT = frozenset({"sampling", "selection"})
 
-#: Keys that nodes read from the run's configuration; a strategy leaves them alone.
+#: Keys that nodes read from the run's configuration, and that a strategy leaves alone: they say who
+#: a user is and what they wrote, and a resumed run keeps them.
 CLIENT_KEYS = frozenset(
     {
         "data",
@@ -41,12 +42,8 @@ CLIENT_KEYS = frozenset(
         "text-column",
         "date-column",
         "label-column",
-        "ray-address",
     }
 )
-
-#: Those of them that say who a user is and what they wrote; a resumed run keeps them.
-NODE_KEYS = CLIENT_KEYS - {"ray-address"}
 
 
 def _unknown(keys: Sequence[str], known: Collection[str]) -> str:
@@ -343,7 +340,7 @@ class PrivateSumConfig(Settings):
         known = {key.replace("_", "-"): key for key in cls._run_names()}
         values: dict[str, Any] = {
             "node_settings": tuple(
-                (key, str(run_config[key])) for key in sorted(NODE_KEYS & set(run_config))
+                (key, str(run_config[key])) for key in sorted(CLIENT_KEYS & set(run_config))
             )
         }
         own = [key for key in run_config if key not in CLIENT_KEYS and key not in other_keys]

@@ -49,15 +49,14 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
-from flower_privsyn.host.processes import is_alive
 from flower_privsyn.host.progress import Progress, Stage
 from flower_privsyn.privacy.ledger_file import LedgerFile, header, refuse_cut
 from flower_privsyn.runs.locks import (
     forget_holder,
     hide_dates_of,
+    is_alive,
     lock_file,
     read_holder,
-    watch_supervisor,
 )
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.rounds import ROUNDS, RoundFiles, Rounds
@@ -578,7 +577,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[RunDirectory]:
-        """Work on the run: hold its lock, end with the supervisor, record how the work ended.
+        """Work on the run: hold its lock, and record how the work ended.
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
@@ -590,7 +589,6 @@ class RunDirectory:
         """
         self.lock(wait_seconds=10)
         try:
-            watch_supervisor()
             self.owner.forget_stop()
             self.mark_running()
             try:

@@ -1,50 +1,60 @@
-"""One process at a time works on a run, one command drives it, and it ends with that command."""
+"""One process at a time works on a run, and one command drives it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import threading
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
+import psutil
+
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import refuses_files
-from flower_privsyn.host.processes import is_alive, started_at
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.run_format import hide_dates, read_json_object
 
 _LOCK_POLL_SECONDS = 0.2
 _DEAD_HOLDER_SECONDS = 10.0
-_WATCH_SECONDS = 0.5
 
 
-def watch_supervisor() -> bool:
-    """End this process within a second once the supervisor named in the environment is gone.
+def started_at(pid: int) -> str:
+    """When a process started, in an opaque unit; "" when there is no such process.
 
-    The processes Flower starts are detached from the command that began the run. Without this, a
-    killed command would leave a ServerApp behind that keeps the run locked and goes on spending.
+    Equal texts for one id mean the same process, also where another process reads them.
+    """
+    try:
+        if sys.platform != "linux":
+            return str(psutil.Process(pid).create_time())
+        # In ticks since the machine started. psutil adds the time of day to it, which moves when
+        # the clock is set: a holder that lives would then be taken for another process.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (OSError, psutil.Error):
+        return ""
+    # The name is in parentheses and may itself hold blanks and parentheses.
+    return stat.rpartition(")")[2].split()[19]
+
+
+def is_alive(pid: int, since: str) -> bool:
+    """Whether a process is alive, and still the one that was meant.
+
+    Args:
+        pid: Process id.
+        since: `started_at` of the process meant.
 
     Returns:
-        Whether there is a supervisor to watch; False under a plain `flwr run`.
+        False also for a process that is dead but not collected by its parent, which a signal
+        sent to its id would still reach.
     """
-    text = os.environ.get(SUPERVISOR_PID, "")
-    if not text.isdigit():
+    try:
+        alive = psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
         return False
-    pid, started = int(text), os.environ.get(SUPERVISOR_STARTED, "")
-
-    def watch() -> None:
-        while is_alive(pid, started):
-            time.sleep(_WATCH_SECONDS)
-        # Not sys.exit: this is a thread, and nothing may be written after the supervisor's end.
-        os._exit(1)
-
-    threading.Thread(target=watch, name="privsyn-supervisor-watch", daemon=True).start()
-    return True
+    return alive and since == started_at(pid)
 
 
 def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:

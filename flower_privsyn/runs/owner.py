@@ -3,7 +3,7 @@
 ```
 <run-dir>.owner/own.json     what the run was given: its app, all of its settings
                 times.jsonl  how long things took, under a stamp
-                flower.log   what Flower and the app printed, every line with its time
+                flower.log   what Flower and the app printed
                 lock         which command drives the run
                 stop         the owner wants the run to end before its next round
 ```

@@ -26,7 +26,7 @@ STOPPED = "Stopped before round"
 
 #: Settings that say where things were on the machine of the run, or how it was started: for the
 #: owner alone.
-PLACES: Final = frozenset({"run-dir", "resume", "data", "ray-address"})
+PLACES: Final = frozenset({"run-dir", "resume", "data"})
 
 #: What is wrong again as long as nothing is changed.
 _ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)

@@ -530,27 +530,6 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
     ),
     "Other users of the same machine": (
         Mutation(
-            name="the SuperLink of a run takes any token",
-            guards="the SuperLink of a run asks for its secret",
-            where="host/superlink.py::guard_superlink.TokenPlugin.validate_tokens_in_metadata",
-            before=(
-                "known = len(shown) == 1 and secrets.compare_digest(_bytes(shown[0]), "
-                "token.encode())"
-            ),
-            after="known = True",
-            tests=("tests/host/test_superlink.py",),
-        ),
-        Mutation(
-            name="Ray listens on all addresses",
-            guards="Ray listens on this machine alone",
-            where="host/flower.py::Flower.__init__",
-            before='            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",\n',
-            after="",
-            tests=(
-                "tests/host/test_launch.py::test_kill_the_command_then_the_server_app_then_finish",
-            ),
-        ),
-        Mutation(
             name="a node's account lies where others can write",
             guards="a ledger folder that others can write is refused",
             where="files.py::own_folder",

@@ -225,7 +225,7 @@ def test_a_directory_that_leads_elsewhere_is_refused(
     mine.write_text("nobody's business\n")
     (handed / name).unlink(missing_ok=True)
     (handed / name).symlink_to(tmp_path if name == "models" else mine)
-    for words in (["inspect"], ["report"], ["expand"], ["resume"], ["stop"]):
+    for words in (["inspect"], ["report"], ["expand"], ["resume"]):
         assert main([*words, str(handed)]) == 2
         said = capsys.readouterr()
         assert f"{handed / name} is a link" in said.err
@@ -285,7 +285,6 @@ def test_nothing_that_it_says_moves_a_terminal(
             ["expand", str(handed), "--samples", "2", "--set", "generator=privsyn-lm", *plain],
             ["resume", str(handed)],
             ["evaluate", str(handed), "--held-out", others],
-            ["stop", str(handed)],
             ["inspect", str(handed), "--rank", "bundled"],
         ):
             main(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, federation_of, resolve_config
+from flower_privsyn.host.app import App, num_nodes, resolve_config
 
 
 def test_an_app_is_read(app: App) -> None:
@@ -52,11 +52,8 @@ def test_a_wrong_setting_is_named(
         resolve_config(app, config_name=config, settings=[setting] if setting else [])
 
 
-def test_the_federation_follows_num_nodes(app: App) -> None:
-    assert federation_of({"num-nodes": 1000})["num-supernodes"] == 1000
-    assert federation_of({"num-nodes": 1})["init-args-num-cpus"] == 1
-    assert federation_of({})["num-supernodes"] == 2
-    # A running cluster refuses to be told its size.
-    assert "init-args-num-cpus" not in federation_of({"ray-address": "head:6379"})
+def test_a_simulation_has_a_node_at_least(app: App) -> None:
+    assert num_nodes({"num-nodes": 1000}) == 1000
+    assert num_nodes({}) == 2
     with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
-        federation_of({"num-nodes": 0})
+        num_nodes({"num-nodes": 0})

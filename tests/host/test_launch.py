@@ -1,14 +1,11 @@
-"""Apps really run under Flower's simulation, and whatever is killed, nothing is left behind."""
+"""Apps really run, and whatever is killed, nothing is left behind."""
 
 from __future__ import annotations
 
 import errno
-import importlib.util
-import inspect
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -17,24 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
-from flwr.supercore.corestate import sql_corestate
 
 from flower_privsyn.cli import main
-from flower_privsyn.environment import SUPERVISOR_PID
 from flower_privsyn.errors import (
     ConfigError,
-    FederationError,
     ModelError,
     RunDirectoryError,
 )
-from flower_privsyn.host import flower, launch, superlink
+from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
-from flower_privsyn.host.flower import Flower, FlowerStatus
 from flower_privsyn.host.launch import Outcome
-from flower_privsyn.host.processes import descendants, is_alive, name_of, started_at
 from flower_privsyn.host.progress import read_progress
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.history import remember
+from flower_privsyn.runs.locks import is_alive, started_at
 from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
 from tests.support.launched import launched
@@ -58,7 +51,6 @@ def test_a_run_is_not_started_by_settings_that_ask_to_continue_one(
     RunDirectory.create(run, config={}).unlock()
     assert main(["run", str(folder), "--run-dir", str(run), "--set", "resume=true"]) == 2
     assert f"privsyn resume {run}" in capsys.readouterr().err
-    assert not (run / "flower.log").exists()
 
 
 def test_a_run_is_resumed_with_what_was_changed(
@@ -138,22 +130,13 @@ def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) 
     assert stopped.status == "failed"
 
 
-def _judge(
-    app: App,
-    path: Path,
-    word: str,
-    *,
-    details: str = "",
-    died: bool = False,
-    log: str = "",
-    full: Path | None = None,
-) -> Outcome:
-    status = FlowerStatus(word=word, details=details, died=died)
-    return launch._judge(app, path, status, log, full=full)
+ENDED = {"how": "", "sentence": "", "unexpected": False, "status": 0}
+FAILED = {**ENDED, "how": "failed: no such bucket", "sentence": "No such bucket."}
+KILLED = {"status": -signal.SIGKILL}
 
 
 @pytest.mark.parametrize("known_by", ["the disk", "the log"])
-def test_a_full_disk_is_the_cause_whatever_flower_says(
+def test_a_full_disk_is_the_cause_whatever_the_app_says(
     stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch, known_by: str
 ) -> None:
     stopped.clear_failure()
@@ -161,14 +144,17 @@ def test_a_full_disk_is_the_cause_whatever_flower_says(
     def no_room(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    log = stopped.owner.log_file
+    log.write_text("an earlier start\n")
     if known_by == "the disk":
+        monkeypatch.setattr(launch, "full_disk", lambda folders: folders[0])
         monkeypatch.setattr(RunDirectory, "mark_failed", no_room)
-        outcome = _judge(app, stopped.path, "unknown", died=True, full=stopped.path)
         where = f"The disk of {stopped.path}"
     else:
-        log = "sqlite3.OperationalError: database or disk is full\n"
-        outcome = _judge(app, stopped.path, "finished:failed", log=log)
+        log.write_text("an earlier start\nsqlite3.OperationalError: database or disk is full\n")
         where = "A disk"
+    full = launch._full_disk(stopped.path, log, len("an earlier start\n"))
+    outcome = launch._judge(app, stopped.path, KILLED, full=full)
     assert outcome.error == (
         f"{where} is full: make room, and go on, with a run by `privsyn resume`, with all else by "
         "the same command."
@@ -179,26 +165,11 @@ def test_a_full_disk_is_the_cause_whatever_flower_says(
 def test_nothing_is_left_of_a_start_without_room(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: Any) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(superlink, "write_keys", no_room)
-    monkeypatch.setattr(flower, "_short_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(RunDirectoryError, match="disk is full: make room"):
-        launch.run_app(app, tmp_path / "run", resolve_config(app))
-    assert not (tmp_path / "run").exists()
-    assert not list(tmp_path.glob("privsyn-*"))
-
-
-def test_a_superlink_that_finds_no_room_says_so(
-    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_start(self: Flower) -> None:
-        raise FederationError(f"Flower's SuperLink did not start; see {self.log}.")
-
-    monkeypatch.setattr(Flower, "start", no_start)
-    monkeypatch.setattr(Flower, "full_disk", lambda self: self.home)
-    with pytest.raises(FederationError, match=r"The disk of .* is full: .*SuperLink did not start"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run").exists()
 
@@ -206,98 +177,33 @@ def test_a_superlink_that_finds_no_room_says_so(
 def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.mark_failed("The users file is missing.")
-    assert _judge(app, run.path, "finished:completed").error == "The users file is missing."
+    assert launch._judge(app, run.path, ENDED).error == "The users file is missing."
     run.mark_finished()
-    assert _judge(app, run.path, "finished:completed").error is None
-    for ended in (
-        _judge(app, run.path, "finished:failed", details="no such bucket"),
-        _judge(app, run.path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n"),
-        _judge(app, run.path, "running", died=True),
-    ):
-        assert ended.error is not None
-        assert ended.unexpected
+    assert launch._judge(app, run.path, ENDED).error is None
+    for ended in (FAILED, {"status": 0}, KILLED):
+        outcome = launch._judge(app, run.path, ended)
+        assert outcome.error is not None
+        assert outcome.unexpected
         assert run.status == "finished"
-
-
-def test_a_server_app_that_flower_did_not_wait_for_is_told_from_one_that_was_killed(
-    app: App, tmp_path: Path
-) -> None:
-    log = f"\x1b[91mERROR \x1b[0m:     {launch._LATE}\n"
-    outcome = _judge(app, tmp_path / "run", "finished:failed", died=True, log=log)
-    assert outcome.error is not None
-    assert "longer than Flower waits. Nothing was spent" in outcome.error
-    RunDirectory.create(tmp_path / "run", config={})
-    outcome = _judge(app, tmp_path / "run", "finished:failed", died=True, log=log)
-    assert outcome.error == "The ServerApp was killed before the run was finished."
-
-
-@pytest.mark.parametrize("died", [False, True])
-def test_a_machine_that_slept_is_told_from_a_server_app_that_failed(
-    app: App, tmp_path: Path, died: bool
-) -> None:
-    assert launch._UNHEARD in inspect.getsource(sql_corestate)
-    run = RunDirectory.create(tmp_path / "run", config={})
-    launched(run)
-    outcome = _judge(app, run.path, "finished:failed", details=launch._UNHEARD, died=died)
-    assert outcome.error is not None
-    assert "the machine slept, or was too busy" in outcome.error
-    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
-    assert (run.error, outcome.unexpected) == (outcome.error, False)
-    begun = _judge(app, tmp_path / "none", "finished:failed", details=launch._UNHEARD, died=died)
-    assert begun.error is not None
-    assert begun.error.endswith("too busy with other work; run it again.")
 
 
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
-    outcome = _judge(app, run.path, "running", died=True)
+    outcome = launch._judge(app, run.path, KILLED)
     assert outcome.error == "The ServerApp was killed before the run was finished."
     assert run.error == outcome.error
     run.clear_failure()
-    outcome = _judge(app, run.path, "finished:completed")
+    outcome = launch._judge(app, run.path, ENDED)
     assert outcome.error is not None
     assert outcome.error.startswith("The ServerApp ended early")
 
 
-def test_a_ray_that_did_not_start_is_told_from_a_server_app_that_failed(
-    app: App, tmp_path: Path
-) -> None:
-    node = importlib.util.find_spec("ray._private.node")
-    assert node is not None
-    assert node.origin is not None
-    assert launch._RAY_LATE in Path(node.origin).read_text(encoding="utf-8")
-    log = f"Exception: {launch._RAY_LATE}. This could happen because some of the raylet failed\n"
-    ended = {"details": "An error was encountered. Ending simulation.", "log": log}
-    begun = _judge(app, tmp_path / "none", "finished:failed", **ended)
-    assert begun.error is not None
-    assert begun.error.startswith("Ray, which simulates the nodes, did not start")
-    assert begun.error.endswith("busy with other work, or short of memory; run it again.")
-    run = RunDirectory.create(tmp_path / "run", config={})
-    launched(run)
-    outcome = _judge(app, run.path, "finished:failed", **ended)
-    assert outcome.error is not None
-    assert outcome.error.endswith(f"go on with `privsyn resume {run.path}`.")
-    assert (run.error, outcome.unexpected) == (outcome.error, False)
-
-
-def test_without_a_run_directory_flower_and_its_log_decide(tmp_path: Path) -> None:
+def test_without_a_run_directory_the_app_decides(tmp_path: Path) -> None:
     plain = load_app(write_app(tmp_path / "app", run_directory=False))
     assert not plain.uses_run_directory
-    assert _judge(plain, tmp_path, "finished:completed").error is None
-    # The trace of a ServerApp that called sys.exit.
-    early = _judge(plain, tmp_path, "finished:completed", log=f"DEBUG: {launch._NO_CONTEXT}\n")
-    assert early.error is not None
-    failed = _judge(
-        plain,
-        tmp_path,
-        "finished:failed",
-        details="Simulation failed with exception: no such thing",
-    )
-    assert failed.error == "The ServerApp failed: no such thing"
-    assert failed.unexpected
-    log = "Traceback\nflower_privsyn.errors.ConfigError: epsilon is -1; it must be > 0.\nmore\n"
-    ours = _judge(plain, tmp_path, "finished:failed", log=log)
-    assert (ours.error, ours.unexpected) == ("epsilon is -1; it must be > 0.", False)
+    assert launch._judge(plain, tmp_path, ENDED).error is None
+    failed = launch._judge(plain, tmp_path, FAILED)
+    assert (failed.error, failed.unexpected) == ("No such bucket.", False)
 
 
 def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
@@ -327,59 +233,11 @@ def _wait_for_stage(
 
 
 def _started_by(path: Path) -> dict[int, str]:
-    """The processes of the run in a directory: all below the guard its ServerApp names."""
+    """The processes of the run in a directory: its ServerApp's, and all below it."""
     server = RunDirectory(path).running_process()
-    environment = Path(f"/proc/{server}/environ").read_bytes().decode().split("\0")
-    guard = int(dict(line.split("=", 1) for line in environment if "=" in line)[SUPERVISOR_PID])
-    return {pid: started_at(pid) for pid in [guard, *(one.pid for one in descendants(guard))]}
-
-
-def _belongs_to_its_owner(path: Path, pids: list[int]) -> None:
-    """Nothing of a run listens beyond this machine, and Ray answers nobody without the token."""
-    assert addresses(pids) == {"127.0.0.1"}
-    names = {psutil.Process(pid).name(): psutil.Process(pid) for pid in pids}
-    sockets = names["gcs_server"].net_connections(kind="inet")
-    address = next(
-        f"127.0.0.1:{each.laddr.port}" for each in sockets if each.status == psutil.CONN_LISTEN
-    )
-    token = path.with_name("run.owner") / "keys" / "ray"
-    (path / "guess").write_text("0" * 64)
-    wanted = [
-        ("token", token, "answered"),
-        ("token", path / "guess", "refused"),
-        ("disabled", token, "refused"),
-    ]
-    asked = [
-        subprocess.Popen(
-            [sys.executable, "-c", _ASK_RAY, address],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN_PATH": str(file)},
-        )
-        for mode, file, _ in wanted
-    ]  # fmt: skip
-    for process, (mode, file, expected) in zip(asked, wanted, strict=True):
-        answer, errors = process.communicate(timeout=60)
-        assert answer.strip() == expected, (mode, file, answer, errors)
-    (path / "guess").unlink()
-    # Ray's own folders are open to everybody; the one they lie in is not.
-    arguments = names["raylet"].cmdline()
-    session = Path(next(each for each in arguments if each.startswith("--session_dir=")))
-    session = Path(str(session).partition("=")[2])
-    assert path.parent not in session.parents
-    assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
-    assert session.parents[1].name.startswith("privsyn-")
-
-
-_ASK_RAY = """
-import sys
-from ray._raylet import GcsClient
-
-try:
-    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None)
-    print("answered")
-except Exception as error:
-    print("refused" if "auth" in str(error).lower() else repr(error))
-"""
+    assert server is not None
+    below = [one.pid for one in psutil.Process(server).children(recursive=True)]
+    return {pid: started_at(pid) for pid in [server, *below]}
 
 
 def _wait_until_gone(started: dict[int, str], seconds: float) -> None:
@@ -389,21 +247,17 @@ def _wait_until_gone(started: dict[int, str], seconds: float) -> None:
         time.sleep(0.05)
 
 
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads environments in /proc")
-
-
-@needs_proc
 def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     path = tmp_path / "run"
     command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=hang", cwd=tmp_path)
     _wait_for_stage(path, "hang", command)
     started = _started_by(path)
-    # SuperLink, SuperExec, simulation and Ray at the least.
-    assert len(started) > 6
-    _belongs_to_its_owner(path, list(started))
+    assert len(started) > 1  # who answers for the node, too
+    # Nobody else on this machine, or beyond it, can reach any of them.
+    assert addresses(list(started)) == set()
 
-    command.kill()  # not waited for: a supervisor nobody has collected is dead all the same
+    command.kill()  # not waited for: a command that nobody has collected is dead all the same
     _wait_until_gone(started, seconds=20)
     command.communicate()
     run = RunDirectory.open(path)
@@ -435,7 +289,6 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     assert resumed.returncode == 0, errors
     assert f"Run directory: {path}\n" in output
     assert f"Synthetic texts: {path / 'synthetic.jsonl'} (5)\n" in output
-    assert "start Flower done in " in errors
     assert "ask the nodes done (1) in " in errors
     assert run.status == "finished"
     assert run.finished_rounds() == [1]
@@ -447,34 +300,50 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     assert not any(str(app).encode() in content for content in files)
     metrics = run.metrics()
     assert [line["answers"] for line in metrics] == [1, 1, 1]
-    # Neutral: neither the user's folder nor the app's decides which client code runs.
-    assert metrics[0]["folder"] == str(tmp_path / "run.owner" / "empty")
-    # Flower's own folder goes; the log stays.
+    # Neutral: neither the user's folder nor the app's decides what a relative path means.
+    assert metrics[0]["folder"] == str(tmp_path / "run.owner")
     left = ["flower.log", "lock", "own.json", "times.jsonl"]
     assert sorted(entry.name for entry in run.owner.path.iterdir()) == left
     assert times_in(path) == {"config.json": {run.document["created"]}}
     assert len({entry.stat().st_mtime for entry in [path, *path.rglob("*")]}) == 1
-    assert "Starting Flower Simulation" in (tmp_path / "run.owner" / "flower.log").read_text()
 
 
-@needs_proc
-def test_ctrl_c_takes_everything_with_it(tmp_path: Path) -> None:
+def test_ctrl_c_ends_at_once_where_nothing_was_begun(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     path = tmp_path / "run"
     command = _privsyn("run", app, "--run-dir", path, cwd=tmp_path)
     deadline = time.monotonic() + 60
-    started: dict[int, str] = {}
-    while len(started) < 3:  # the guard, the SuperLink and its SuperExec
+    while not (started := psutil.Process(command.pid).children(recursive=True)):
         assert command.poll() is None, command.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.05)
-        started = {info.pid: name_of(info) for info in descendants(command.pid)}
+        time.sleep(0.01)
     command.send_signal(signal.SIGINT)
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 130
     assert errors.endswith("privsyn: interrupted\n")
     assert not path.exists()
-    assert not any(is_alive(pid) for pid in started)
+    assert not any(one.is_running() for one in started)
+
+
+def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    path = tmp_path / "run"
+    command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=hang", cwd=tmp_path)
+    _wait_for_stage(path, "hang", command)
+    started = _started_by(path)
+    command.send_signal(signal.SIGINT)
+    stop = RunDirectory(path).owner.stop_file
+    deadline = time.monotonic() + 20
+    while not stop.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert command.poll() is None
+    command.send_signal(signal.SIGINT)
+    errors = command.communicate(timeout=60)[1]
+    assert command.returncode == 130
+    assert f"Continue with: privsyn resume {path}" in errors
+    _wait_until_gone(started, seconds=5)
+    assert RunDirectory(path).status == "failed"
 
 
 def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:

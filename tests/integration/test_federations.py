@@ -1,4 +1,4 @@
-"""The same six users in real federations: Ray's simulation, and SuperLink and SuperNode processes.
+"""The same six users in real federations: on Ray, by own processes, and SuperLink and SuperNodes.
 
 Six nodes of one user and two nodes of three must release bit-identical sums at zero noise.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.client_apps.policy import NodePolicy
 from tests.support.federation_app import write_app
 from tests.support.simulation import ROUNDS, SCRIPTS, free_port, ledger, simulate, sums
+from tests.support.sockets import addresses
 
 
 @contextmanager
@@ -139,7 +142,21 @@ def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 """
     server.write_text(source[:start] + in_code + source[stop:])
-    assert simulate(app, folder / "run") is None
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            seen.update(addresses([one.pid for one in psutil.Process().children(recursive=True)]))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert simulate(app, folder / "run", ray=True) is None
+    finally:
+        ended.set()
+        looking.join()
+    assert seen == {"127.0.0.1"}  # Ray, too, is for this machine alone
     return folder / "run"
 
 
@@ -160,6 +177,12 @@ def test_superlink_and_supernode_processes(
     account = NodeLedger("default", folder=tmp_path / "deployment" / "ledgers").account()
     assert len(account.charges) == 2 * len(ROUNDS)
     assert account.epsilon(NodePolicy()) == np.inf
+
+
+def test_processes_of_this_machine(app: Path, six_by_one: list[np.ndarray], tmp_path: Path) -> None:
+    assert simulate(app, tmp_path / "run", num_nodes=3) is None
+    for on_ray, here in zip(six_by_one, sums(tmp_path / "run"), strict=True):
+        assert np.array_equal(on_ray, here)
 
 
 @pytest.mark.timeout(600)

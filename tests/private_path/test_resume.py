@@ -404,7 +404,6 @@ class TestUnitOfPrivacy:
         "client-column": "client_id",
         "text-column": "text",
         "date-column": "",
-        "ray-address": "",
     }
 
     def settings(self, tmp_path: Path, **changes: Any) -> PrivateSumConfig:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.cli import main
 from flower_privsyn.errors import StoppedError
 from flower_privsyn.runs import RunDirectory
 from tests.support.federation import rounds_asked
@@ -19,11 +18,11 @@ Builder = Callable[..., Any]
 
 
 def stopping(strategy: Probe, number: int) -> Callable[[int, Any], None]:
-    """`privsyn stop` in another terminal, while the server works on what a round has released."""
+    """The file in the owner's folder, while the server works on what a round has released."""
 
     def called(server_round: int, arrays: Any) -> None:
         if server_round == number:
-            assert main(["stop", str(strategy.run.path)]) == 0
+            strategy.run.owner.stop_file.touch()
 
     return called
 
@@ -61,7 +60,7 @@ def test_a_request_is_of_one_start(federation: Builder, config: Builder) -> None
     strategy = Probe(config(num_rounds=2))
 
     def die() -> None:
-        assert main(["stop", str(strategy.run.path)]) == 0
+        strategy.run.owner.stop_file.touch()
         raise Killed
 
     strategy.method.before_update = die

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.environment import SUPERVISOR_PID, SUPERVISOR_STARTED
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.host.processes import started_at
 from flower_privsyn.runs import RunDirectory
+from flower_privsyn.runs.locks import is_alive, started_at
 
 _HOLD = """
 import sys, time
@@ -66,28 +65,9 @@ def test_a_lock_that_outlives_its_dead_holder_for_a_moment_is_waited_for(tmp_pat
     run.unlock()
 
 
-_WATCH = """
-import sys, time
-from flower_privsyn.runs.locks import watch_supervisor
-print(watch_supervisor(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_process_ends_with_its_supervisor_even_when_nobody_collects_it() -> None:
-    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    environment = {
-        **os.environ,
-        SUPERVISOR_PID: str(supervisor.pid),
-        SUPERVISOR_STARTED: started_at(supervisor.pid),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", _WATCH], stdout=subprocess.PIPE, text=True, env=environment
-    ) as watcher:
-        assert watcher.stdout is not None
-        assert watcher.stdout.readline() == "True\n"
-        assert watcher.poll() is None
-        # Dead, but a zombie until wait() below: its id still answers to signals.
-        os.kill(supervisor.pid, signal.SIGKILL)
-        assert watcher.wait(timeout=20) == 1
-    supervisor.wait()
+def test_a_reused_process_id_is_another_process() -> None:
+    own = started_at(os.getpid())
+    assert is_alive(os.getpid(), own)
+    assert not is_alive(os.getpid(), own + "0")
+    assert started_at(2**22 + 1) == ""
+    assert not is_alive(2**22 + 1, "")

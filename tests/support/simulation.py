@@ -23,10 +23,10 @@ def sums(run: Path) -> list[np.ndarray]:
     return [np.load(run / "rounds" / f"{number:04d}" / "release.npy") for number in ROUNDS]
 
 
-def simulate(app: Path, run: Path, **settings: object) -> str | None:
+def simulate(app: Path, run: Path, *, ray: bool = False, **settings: object) -> str | None:
     loaded = load_app(app)
     changes = [f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items()]
-    return run_app(loaded, run, resolve_config(loaded, settings=changes)).error
+    return run_app(loaded, run, resolve_config(loaded, settings=changes), ray=ray).error
 
 
 def free_port() -> int:

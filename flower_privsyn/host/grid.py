@@ -1,0 +1,246 @@
+"""The nodes of a simulation on this machine: Flower's Grid before processes that answer for them.
+
+Every process loads the app's ClientApp and calls it with one message and its node's Context at a
+time, as a SuperNode does. No SuperLink, no port and no Ray is between them and the ServerApp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flower_privsyn.client_apps.guard import simulated
+
+#: Flower's codes for a ClientApp that cannot be loaded, that raised, and whose process ended.
+_NOT_LOADED, _RAISED, _CRASHED = 1, 2, 8
+
+_POLL_SECONDS = 0.02
+
+#: What the processes of nodes find in the environment: one thread each, as there is one a core, and
+#: no accelerator, which is the server's.
+_ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@contextlib.contextmanager
+def flower_identity(node_id: int = 1, *, run_id: int = 1) -> Iterator[None]:
+    """Let `flwr.app.Message` be built outside a running Flower app; its nodes are simulated.
+
+    Flower keeps the identity of the running task in a private class; this is the only place that
+    touches it.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    before = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
+    try:
+        with simulated():
+            yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+
+
+class LocalGrid(Grid):
+    """Flower's Grid before nodes of this machine, for which processes of it answer.
+
+    A process that ends answers the one message it had with Flower's error for it; another one takes
+    its place. All of them end when this process does, however it ends.
+
+    Args:
+        app: folder of the app.
+        client_app: its ClientApp, as `[tool.flwr.app.components]` names it.
+        num_nodes: nodes, numbered from 1 and given `partition-id` and `num-partitions`.
+        run_config: what the nodes see as the run's configuration.
+        run_id: of every node's Context.
+        processes: that answer, >= 1; they begin to load the app at once.
+    """
+
+    #: Whether the nodes are one person's, and as many as it is told each time.
+    is_simulation = True
+
+    def __init__(
+        self,
+        app: Path,
+        client_app: str,
+        *,
+        num_nodes: int,
+        run_config: Mapping[str, Any],
+        run_id: int,
+        processes: int,
+    ) -> None:
+        self._loads = (str(app), client_app, run_id)
+        self._contexts = {
+            node: Context(
+                run_id=run_id,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for node in range(1, num_nodes + 1)
+        }
+        self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._arrived: dict[str, Message] = {}
+        self._starting = threading.Lock()
+        self._processes: list[Any] = []
+        self._closed = False
+        for _ in range(processes):
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def set_run(self, run: Any) -> None:
+        """Accept any run."""
+
+    @property
+    def run(self) -> Any:
+        """There is no record of the run."""
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse the deprecated way to build a message."""
+        raise NotImplementedError("build flwr.app.Message directly")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Refuse: node records need a running SuperLink."""
+        raise NotImplementedError("use get_node_ids")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand messages to the next free processes; returns at once, with the id of each."""
+        ids = []
+        for message in messages:
+            # Flower's own Grids write the id in the same way: no public setter exists.
+            message.metadata.__dict__["_message_id"] = name = uuid4().hex
+            ids.append(name)
+            self._asked.put(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to these messages that have arrived and were not pulled yet."""
+        return [self._arrived.pop(name) for name in message_ids if name in self._arrived]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and return the replies that come within `timeout` seconds, None for all."""
+        waiting = set(self.push_messages(messages))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            arrived = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+            time.sleep(0.0 if arrived else _POLL_SECONDS)
+        return replies
+
+    def close(self) -> None:
+        """End the processes; what they were asked stays unanswered."""
+        with self._starting:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+
+    def _serve(self) -> None:
+        """Answer one message after the other by one process, by a new one where that has ended."""
+        pipe = self._process()
+        while pipe is not None:
+            message = self._asked.get()
+            node = message.metadata.dst_node_id
+            try:
+                pipe.send((message, self._contexts[node]))
+                reply, self._contexts[node] = pipe.recv()
+            except (EOFError, OSError):
+                reply = _error(_CRASHED, "the process that answered has ended", message)
+                pipe = self._process()
+            self._arrived[message.metadata.message_id] = reply
+
+    def _process(self) -> Connection | None:
+        """Start a process that answers, and return the pipe to it; None once all are to end."""
+        spawning = multiprocessing.get_context("spawn")
+        ours, theirs = spawning.Pipe()
+        process = spawning.Process(target=_answer, args=(theirs, *self._loads))
+        with self._starting, _environment(_ALONE):
+            if self._closed:
+                return None
+            process.start()
+            self._processes.append(process)
+        theirs.close()  # or the end of the process would not close the pipe
+        return ours
+
+
+def end_with(other: multiprocessing.process.BaseProcess | None) -> None:
+    """End this process, without a word, as soon as another one has ended."""
+
+    def watch() -> None:
+        assert other is not None
+        other.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _answer(pipe: Connection, app: str, client_app: str, run_id: int) -> None:
+    """Answer messages by a ClientApp until the other end of the pipe closes."""
+    end_with(multiprocessing.parent_process())
+    with flower_identity(run_id=run_id), contextlib.suppress(EOFError):
+        try:
+            loaded = loaded_client_app(app, client_app)
+        except Exception:
+            traceback.print_exc()
+            loaded = None
+        while True:
+            message, context = pipe.recv()
+            if loaded is None:
+                reply = _error(_NOT_LOADED, "the ClientApp cannot be loaded", message)
+            else:
+                try:
+                    reply = loaded(message, context)
+                except Exception as error:
+                    traceback.print_exc()
+                    reply = _error(_RAISED, type(error).__name__, message)
+            pipe.send((reply, context))
+
+
+def loaded_client_app(app: str, client_app: str) -> ClientApp:
+    """The ClientApp of an app, loaded as Flower loads it."""
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.supercore.object_ref import load_app
+
+    found = load_app(client_app, LoadClientAppError, app)
+    if not isinstance(found, ClientApp):
+        raise LoadClientAppError(f"{client_app} is no ClientApp")
+    return found
+
+
+def _error(code: int, reason: str, message: Message) -> Message:
+    return Message(Error(code=code, reason=reason), reply_to=message)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for what is started in this block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
