@@ -313,16 +313,17 @@ def test_ctrl_c_ends_at_once_where_nothing_was_begun(tmp_path: Path) -> None:
     path = tmp_path / "run"
     command = _privsyn("run", app, "--run-dir", path, cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not (started := psutil.Process(command.pid).children(recursive=True)):
+    while not (below := psutil.Process(command.pid).children(recursive=True)):
         assert command.poll() is None, command.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    started = {one.pid: started_at(one.pid) for one in below}
     command.send_signal(signal.SIGINT)
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 130
     assert errors.endswith("privsyn: interrupted\n")
     assert not path.exists()
-    assert not any(one.is_running() for one in started)
+    _wait_until_gone(started, seconds=5)
 
 
 def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> None:
