@@ -17,7 +17,7 @@ import signal
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.node import in_simulation
+from flower_privsyn.client_apps.guard import in_simulation
 
 app = ClientApp()
 
