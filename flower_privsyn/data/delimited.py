@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.data import bounded
 from flower_privsyn.data.columns import UNUSABLE, Columns, Problem, Rows, typed
-from flower_privsyn.data.formats import ColumnError, EmptyError
+from flower_privsyn.data.formats import ColumnError, EmptyError, opened
 from flower_privsyn.errors import DataError
 
 _DELIMITERS: Final = (",", "\t", ";", "|")
@@ -18,6 +17,7 @@ _DELIMITERS: Final = (",", "\t", ";", "|")
 _CHUNK: Final = 2**15
 # What is too long for a document is its user's affair (`limits`), and must not end the reading.
 _LONGEST_FIELD: Final = 2**31 - 1
+_LONGEST_HEADER: Final = 2**20
 
 
 class QuotesError(DataError):
@@ -29,7 +29,7 @@ def read_delimited(path: Path, columns: Columns) -> Rows:
 
     Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. The
     delimiter is a comma, or whichever of tab, semicolon and bar parts the names of the columns.
-    Blank lines are passed over.
+    Blank lines are passed over, and a first line `sep=;` as Excel writes it.
 
     Raises:
         EmptyError: The file has no rows.
@@ -54,14 +54,16 @@ def read_delimited(path: Path, columns: Columns) -> Rows:
 def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, each with the line in which it begins, from 1."""
     with (
-        bounded.opened(path) as file,
+        opened(path) as file,
         io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         line = 1
         try:
             for row in reader:
-                if len(row) > 1 or any(field.strip() for field in row):
+                if line == 1 and row and row[0].lower().startswith("sep="):
+                    pass  # Excel's line, which names the delimiter
+                elif len(row) > 1 or any(field.strip() for field in row):
                     yield line, row
                 line = reader.line_num + 1
         except csv.Error:
@@ -73,6 +75,14 @@ def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _header(path: Path, columns: Columns) -> tuple[str, list[str]]:
     """What parts the fields, and the names of the columns."""
+    with opened(path) as file:
+        first = file.readline(_LONGEST_HEADER)
+    # Of the names of the columns alone: what follows is somebody's text.
+    if b"\0" in first or not _is_utf8(first):
+        raise DataError(
+            f"{path} holds no UTF-8 text in its first line (UTF-16, an Excel workbook, a ZIP "
+            "archive?): save it as CSV in UTF-8."
+        )
     usual = sorted(_DELIMITERS, key=lambda one: one != "\t") if _is_tsv(path) else _DELIMITERS
     found: list[tuple[str, list[str]]] = []
     for delimiter in usual:
@@ -93,6 +103,14 @@ def _header(path: Path, columns: Columns) -> tuple[str, list[str]]:
     _, names = max(found, key=lambda one: len(one[1]))
     absent = next(name for name in columns.required if name not in names)
     raise ColumnError(f"{path} {columns.missing(absent, names, schema=False)}.")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_tsv(path: Path) -> bool:

@@ -6,16 +6,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from flower_privsyn.data import bounded, data_sets, folders, formats, tables, text_files
+from flower_privsyn.data import data_sets, folders, formats, tables, text_files
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.delimited import read_delimited
 from flower_privsyn.data.gathered import Gathered
-from flower_privsyn.data.json_lines import read_json_array, read_json_lines
+from flower_privsyn.data.json_rows import read_json
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
+
+#: Rows of a Parquet file that are in memory together.
+_PART_ROWS: Final = 2**16
 
 
 def load_users(
@@ -43,7 +46,7 @@ def load_users(
 
     Args:
         source: A file of JSON lines, of a JSON array of objects, CSV or TSV (all also packed by
-            gzip) or Parquet, told by how it begins and by its name; a folder of them, or of
+            gzip) or Parquet, told by its name; a folder of them, or of
             folders of them (`folders`); a folder of ``.txt`` files (`text_files`); a folder written
             by ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
             ``owner/name:config:split``) or in a folder (``folder:config:split``); a
@@ -239,7 +242,7 @@ def kind_of(source: str) -> str:
     """
     path = expanded(_located(source))
     if path.is_file():
-        return formats.NAMES[formats.format_of(path)]
+        return formats.format_of(path)
     if not path.is_dir():
         return "a data set"
     if data_sets.is_saved(path):
@@ -265,20 +268,18 @@ def _read_folder(path: Path, columns: Columns) -> Iterator[Rows]:
         yield from folders.read_folder(path, files, columns, _read_file)
         return
     if not texts:
-        raise DataError(f"{path} holds no data file ({', '.join(formats.SUFFIXES)} or .txt).")
+        raise DataError(f"{path} holds no data file; what is read: {formats.READ}.")
     yield text_files.read_text_files(path, texts, columns)
 
 
 def _read_file(path: Path, columns: Columns) -> Iterator[Rows]:
     match formats.format_of(path):
-        case "lines":
-            yield read_json_lines(path, columns)
-        case "array":
-            yield read_json_array(path, columns)
-        case "delimited":
-            yield read_delimited(path, columns)
-        case "parquet":
+        case "JSON":
+            yield read_json(path, columns)
+        case "Parquet":
             yield from _read_parquet(path, columns)
+        case _:
+            yield read_delimited(path, columns)
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
@@ -287,11 +288,15 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
 
     done = 0
     try:
-        names = pq.read_schema(path).names
-        data_sets.check_columns(names, columns, str(path))
-        present = [name for name in columns.wanted if name in names]
-        for table in bounded.parquet_parts(path, present):
-            yield data_sets.rows_of_table(table, columns, str(path), before=done)
-            done += table.num_rows
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            data_sets.check_columns(names, columns, str(path))
+            if not file.metadata.num_rows:
+                raise formats.EmptyError(f"{path} holds no rows.")
+            present = [name for name in columns.wanted if name in names]
+            for batch in file.iter_batches(batch_size=_PART_ROWS, columns=present):
+                table = pa.Table.from_batches([batch])
+                yield data_sets.rows_of_table(table, columns, str(path), before=done)
+                done += table.num_rows
     except pa.ArrowException as error:
         raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None

@@ -13,8 +13,8 @@ What a name may be:
 
 from __future__ import annotations
 
-import codecs
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from flower_privsyn.data import bounded, data_sets, flat_json, formats
+from flower_privsyn.data import data_sets, formats
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import expanded, located
 
@@ -32,9 +32,6 @@ BUNDLED: Final = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 #: Files of a folder that hold public text. The shards of C4 are JSON lines in .json.gz.
 _LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
 _NAMES: Final = (*_LINES, ".txt")
-
-#: Bytes of a line of JSON; a longer one is no document.
-_LONGEST_LINE: Final = 2**24
 
 _FIRST: Final = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
@@ -146,19 +143,16 @@ class PublicCorpus:
 
     def _of_text(self, path: Path) -> Iterator[tuple[str, str | None]]:
         try:
-            yield bounded.read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8"), None
-        except (OSError, DataError, UnicodeDecodeError) as error:
+            yield path.read_text(encoding="utf-8-sig"), None
+        except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error, path) from error
 
     def _of_lines(self, path: Path) -> Iterator[tuple[str, str | None]]:
         try:
-            with bounded.opened(path) as file:
-                number = 0
-                while line := file.readline(_LONGEST_LINE):
-                    number += 1
+            with formats.opened(path) as file:
+                for number, line in enumerate(file, start=1):
                     if line.strip():
-                        line.decode("utf-8")
-                        yield _of_line(path, number, line)
+                        yield _of_line(path, number, line.decode("utf-8-sig"))
         except NoTextError as error:
             raise NoTextError(f'{self.setting} = "{self.source}": {error}') from None
         except (OSError, DataError, UnicodeDecodeError) as error:
@@ -198,19 +192,22 @@ class NoTextError(DataError):
     """A line or a row that was read and holds no text."""
 
 
-def _of_line(path: Path, number: int, line: bytes) -> tuple[str, str | None]:
+def _of_line(path: Path, number: int, line: str) -> tuple[str, str | None]:
     """The text and the label of one line of a public file.
 
     Args:
         path: of the file, for the sentence.
         number: of the line, from 1.
-        line: a JSON object; the first one may begin with a byte order mark.
+        line: a JSON object.
 
     Raises:
         NoTextError: it is no object with a string `text`.
     """
-    row = flat_json.outermost(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line) or {}
-    text = row.get("text")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise NoTextError(f'{path} line {number}: expected a JSON object with a string "text"')
     return text, _label(row.get("label"))

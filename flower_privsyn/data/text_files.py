@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flower_privsyn.data import bounded
 from flower_privsyn.data.columns import UNUSABLE, Columns, Rows, typed
 from flower_privsyn.errors import DataError
 
@@ -82,8 +81,4 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     """A text; bytes that are not UTF-8 as halves of surrogate pairs."""
-    with path.open("rb") as file:
-        content = file.read(bounded.MAX_STRING_BYTES + 1)
-    if len(content) > bounded.MAX_STRING_BYTES:
-        return UNUSABLE  # longer than any document
-    return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn.data import Gathered, Users, bounded, gather_configured, load_configured
+from flower_privsyn.data import Gathered, Users, gather_configured, load, load_configured
 from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import quarantine
 
@@ -80,19 +79,13 @@ def test_what_is_kept_is_bounded_by_what_memory_is_given_to(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that are held at any time: those of the kept, and of one part of the file."""
-    most, largest, parts = 20_000, 0, []
-    read = bounded.parquet_parts
-
-    def reading(*arguments: Any) -> Iterator[Any]:
-        for part in read(*arguments):
-            parts.append(part.nbytes)
-            yield part
-
-    monkeypatch.setattr(bounded, "parquet_parts", reading)
+    most, largest, parts = 12_000, 0, list[int]()
+    monkeypatch.setattr(load, "_PART_ROWS", 64)
     real = Gathered.add
 
     def adding(self: Gathered, rows: Any) -> None:
         nonlocal largest
+        parts.append(rows.texts.nbytes)
         real(self, rows)
         largest = max(largest, self.nbytes)
 
@@ -109,7 +102,7 @@ def test_what_is_kept_is_bounded_by_what_memory_is_given_to(
 def test_a_bad_row_is_named_by_its_place_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "_PART_ROWS", 64)
+    monkeypatch.setattr(load, "_PART_ROWS", 64)
     bad = table(300, seed=4).to_pydict()
     bad["client_id"][200] = None
     pq.write_table(pa.table(bad), tmp_path / "u.parquet")

@@ -189,7 +189,12 @@ GOOD = [
     DataCase("CSV with semicolons", "u.csv", content(delimited(ROWS, ";"), "u.csv")),
     DataCase("CSV with a mark", "u.csv", content("\ufeff" + delimited(ROWS), "u.csv")),
     DataCase("Parquet", "u.parquet", parquet(_columns(ROWS), "u.parquet")),
-    DataCase("Parquet under another name", "u.pq", parquet(_columns(ROWS), "u.pq")),
+    DataCase(
+        "CSV as Excel names its delimiter",
+        "u.csv",
+        content("sep=;\n" + delimited(ROWS, ";"), "u.csv"),
+    ),
+    DataCase("Parquet under its short name", "u.pq", parquet(_columns(ROWS), "u.pq")),
     DataCase(
         "a folder with empty parts",
         "all",
@@ -252,6 +257,7 @@ GOOD = [
 ]
 
 _GOOD_LINES, _GOOD_CSV = lines(ROWS), delimited(ROWS)
+_LEAF = {"users": ["ann"], "num_samples": [1], "user_data": {"ann": {"x": [SECRET], "y": ["o"]}}}
 _NUMBERS = [{"client_id": name, "text": number} for name, number in (("a", 1), ("b", 2.5))]
 _ONE = [row | {"client_id": "ann"} for row in ROWS]
 _BROKEN_QUOTE = f'client_id,text\nann,fine\nben,"{SECRET}\n'
@@ -307,7 +313,9 @@ BAD = [
         "'text'",
     ),
     _file("an array of texts", "u.json", json.dumps([SECRET]), "u.json"),
-    _file("a broken array", "u.json", _PRETTY[:-20], "entry 3"),
+    _file("a broken array", "u.json", _PRETTY[:-20], "u.json line"),
+    _file("LEAF's JSON", "u.json", json.dumps(_LEAF), "LEAF"),
+    _file("users by their names", "u.json", json.dumps({"ann": [SECRET], "ben": []}), "LEAF"),
     _file("CSV called JSON lines", "u.jsonl", _GOOD_CSV, "u.jsonl"),
     _file("CSV without a name", "users", "client_id,text\na,b\n", ".csv"),
     _file("a single text", "u.txt", SECRET, "u.txt"),
