@@ -120,22 +120,15 @@ def _spread(values: Spread) -> list[str]:
 
 def _rows(found: DataDescription) -> list[tuple[str, str]]:
     """The figures with their names, in words."""
-    from flower_privsyn.data.scripts import in_words
-
     rows = [
         ("data", f"{found.source}, {found.format}"),
         ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
-        *((("ids", found.odd_ids),) if found.odd_ids else ()),
         ("texts", f"{found.texts:,}"),
         *((("left out", left_out),) if (left_out := _left_out(found)) else ()),
         (
             "duplicates",
             f"{found.repeated:,} texts are equal to one before; {found.shared:,} distinct texts "
             "are of more than one user",
-        ),
-        (
-            "scripts",
-            ", ".join(f"{in_words(name)} {share:.1%}" for name, share in found.scripts.items()),
         ),
         ("dates", _dates(found)),
     ]

@@ -14,7 +14,6 @@ from typing import Final
 
 from flower_privsyn.data import Cut
 from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.data.scripts import in_words, scripts_of, scripts_of_tokens, unknown_scripts
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.public_text import check_public_text, check_rows
@@ -119,8 +118,6 @@ def check_app(
             _try_noise(method, plan, report, shelf, counted=bool(counted))
         if plan is not None and not starting:
             _traffic(method, settings, plan, people, report, shelf)
-        if people is not None and people.users and not starting:
-            _languages(method.needs(), people, report, shelf)
     return report
 
 
@@ -288,8 +285,6 @@ def _read(
                 f"same: no more than {people.writing:,} can agree on something against the noise",
                 level="fine" if people.writing > _MOST_WRITE * people.users else "warning",
             )
-        if people.odd_ids:
-            report.say("data", people.odd_ids, level="warning")
         if people.all_read and people.users < settings.num_users:
             planned = f"{settings.num_users:,} were planned (num-users)"
             said = f"{people.users:,} users take part, {planned}"
@@ -513,26 +508,3 @@ def _traffic(
         f"a node that is asked in every round receives {most}{bytes_text(down)} and sends "
         f"{most}{bytes_text(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
     )
-
-
-def _languages(needs: Needs, people: People, report: Report, shelf: Shelf) -> None:
-    """Warn where text is in a script that a model has hardly any tokens of."""
-    text = scripts_of(people.sample.texts)
-    report.figures["scripts"] = {name: round(share, 3) for name, share in text.items() if share}
-    settings: dict[str, list[str]] = {}
-    for model in needs.models:
-        if not is_address(model.name) and not is_gguf(model.name):
-            settings.setdefault(model.name, []).append(model.setting)
-    for name, named_by in settings.items():
-        try:
-            tokens = scripts_of_tokens(shelf.tokenizer(name))
-        except (ModelError, MissingExtraError):
-            continue  # said where models are
-        for script in unknown_scripts(text, tokens):
-            report.say(
-                "language",
-                f"{text[script]:.0%} of the letters are {in_words(script)}, of which "
-                f"{' and '.join(named_by)} = {name} has hardly any tokens: it will make "
-                "little of such text",
-                level="warning",
-            )

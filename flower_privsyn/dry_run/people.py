@@ -22,14 +22,10 @@ from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import UserLoader
 from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly, users_by
 from flower_privsyn.data import Cut, Users
-from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
-
-#: Users whose text is looked at for its scripts and its length.
-_SAMPLE: Final = 200
 
 #: After so long no further node is asked.
 _READING_SECONDS: Final = 5.0
@@ -44,10 +40,8 @@ class People:
         held_out: who do not, because the settings hold them out.
         writing: of those who take part, who have any text.
         documents: of those who take part.
-        odd_ids: what is odd about the ids, in words (`flower_privsyn.data.ids`).
         nodes_read: nodes whose users these are.
         nodes: of the run.
-        sample: some of those who take part, evenly among all.
         written: what tells everybody's longer texts apart (`fingerprints`), held out or not;
             nothing where the run's configuration names no public text that they could be in.
     """
@@ -56,10 +50,8 @@ class People:
     held_out: int
     writing: int
     documents: int
-    odd_ids: str
     nodes_read: int
     nodes: int
-    sample: Users
     written: frozenset[int]
 
     @property
@@ -180,36 +172,14 @@ def people_of(
         )
     if nodes_read == nodes and not documents:
         raise DataError("nobody who takes part has any text: every answer would be noise")
-    chosen: list[Users] = []
-    for part in asked:
-        share = max(1, round(_SAMPLE * len(part) / max(1, users)))
-        mask = np.zeros(len(part), dtype=np.bool_)
-        mask[np.linspace(0, max(0, len(part) - 1), min(share, len(part))).astype(int)] = True
-        chosen.append(part.select(mask))
     return People(
         users=users,
         held_out=sum(map(len, parts)) - users,
         writing=sum(len(np.unique(part.owners)) for part in asked),
         documents=documents,
-        odd_ids=odd_ids(dict.fromkeys(user for part in parts for user in part.user_ids)),
         nodes_read=nodes_read,
         nodes=nodes,
-        sample=_joined(chosen),
         written=written,
-    )
-
-
-def _joined(parts: list[Users]) -> Users:
-    """The users of several nodes as one; who is on two of them stands twice."""
-    texts = [text for part in parts for text in part.texts]
-    before = np.cumsum([0, *(len(part) for part in parts[:-1])])
-    owners = [part.owners + start for part, start in zip(parts, before, strict=True)]
-    labels = [label for part in parts for label in part.labels or [None] * len(part.texts)]
-    return Users(
-        user_ids=tuple(str(number) for number in range(sum(map(len, parts)))),
-        texts=texts,
-        owners=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
-        labels=labels,
     )
 
 

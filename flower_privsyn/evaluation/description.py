@@ -15,9 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.cut import token_ids
-from flower_privsyn.data.ids import odd_ids
 from flower_privsyn.data.limits import within_limits
-from flower_privsyn.data.scripts import scripts_of
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.privacy import quarantine
 
@@ -27,8 +25,6 @@ Counts = npt.NDArray[np.int64]
 _BATCH: Final = 1024
 
 _QUANTILES: Final = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
-# Share of letters below which a script is not worth a word.
-_SCRIPT: Final = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +90,6 @@ class DataDescription(NotPrivate):
         format: in words.
         users: all of them.
         users_without_text: those without a document.
-        odd_ids: what looks as if one person had several ids, or several people one; "" if nothing.
         texts: documents that count.
         no_text: rows without text in their column.
         unusable: texts that no tokenizer should be given, as a rule for their length.
@@ -103,8 +98,6 @@ class DataDescription(NotPrivate):
         shared: distinct texts that more than one user has.
         texts_per_user: number of documents.
         characters_per_user: of all documents of a user together.
-        scripts: share of letters by script, the most frequent first, those below 0.1 % left out. A
-            script is no language.
         first_date: of the texts, ISO; None where none has a date.
         last_date: of the texts.
         undated: texts without a date; None where there is no column of dates.
@@ -115,7 +108,6 @@ class DataDescription(NotPrivate):
     format: str
     users: int
     users_without_text: int
-    odd_ids: str
     texts: int
     no_text: int
     unusable: int
@@ -124,7 +116,6 @@ class DataDescription(NotPrivate):
     shared: int
     texts_per_user: Spread
     characters_per_user: Spread
-    scripts: dict[str, float]
     first_date: str | None
     last_date: str | None
     undated: int | None
@@ -169,7 +160,6 @@ def describe(
         format=format_,
         users=len(users),
         users_without_text=int((texts == 0).sum()),
-        odd_ids=odd_ids(users.user_ids),
         texts=len(users.texts),
         no_text=no_text,
         unusable=tally.records,
@@ -178,7 +168,6 @@ def describe(
         shared=len(shared),
         texts_per_user=Spread.of(texts),
         characters_per_user=Spread.of(_per_user(users, lengths)),
-        scripts={name: x for name, x in scripts_of(users.texts).items() if x >= _SCRIPT},
         first_date=min(days).isoformat() if days else None,
         last_date=max(days).isoformat() if days else None,
         undated=None if users.dates is None else len(users.dates) - len(days),

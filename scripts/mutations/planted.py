@@ -488,9 +488,12 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a line of nobody's drops a user from the roster",
             guards="nobody is dropped from the roster by a damaged file",
-            where="data/json_lines.py::_read_rows",
-            before="                seems =",
-            after=("                continue\n                seems ="),
+            where="data/json_rows.py::_read_rows",
+            before='                raise DataError(\n                    f"{place}: not',
+            after=(
+                "                continue\n"
+                '                raise DataError(\n                    f"{place}: not'
+            ),
             tests=("tests/data/test_load.py",),
         ),
         Mutation(
@@ -562,16 +565,6 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             before="    return str(folder)\n",
             after="    return name\n",
             tests=("tests/client_apps/test_requests.py::test_what_is_loaded_is_what_was_compared",),
-        ),
-    ),
-    "Files of data": (
-        Mutation(
-            name="a compressed file expands to whatever it likes",
-            guards="a file expands to so much and no more",
-            where="data/bounded.py::_Expanded.readinto",
-            before="self._left < 0:",
-            after="self._left == 0:",
-            tests=("tests/data/test_bounded.py",),
         ),
     ),
     "A run directory that somebody hands over": (

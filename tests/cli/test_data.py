@@ -61,10 +61,9 @@ def test_what_is_shown(
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
     for said in (
-        "u.jsonl, JSON lines",
+        "u.jsonl, JSON",
         "users 3, 1 of them without text",
         "texts 10 left out 1 rows without text (nothing there, no string, or a NUL character",
-        "scripts Latin 98.8%, Chinese characters 1.2%",
         "dates 2025-03-18 to 2025-03-18; 1 texts without",
         "max-samples = 4 (4 of each user) takes 5 and leaves 5 of 1 users",
         "texts 0 0 0 1 9 9 9 3.3",

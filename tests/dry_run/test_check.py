@@ -36,7 +36,7 @@ def test_a_run_that_is_ready(
     found = json.loads(capsys.readouterr().out)
     assert found["ready"]
     assert found["verdict"] == "Ready"
-    assert found["stamp"] == STAMP  # texts and scripts are counted in private text
+    assert found["stamp"] == STAMP  # texts are counted in private text
     topics = [finding["topic"] for finding in found["findings"]]
     assert list(dict.fromkeys(topics)) == [
         *("settings", "data", "libraries", "models", "privacy", "noise", "traffic"),
@@ -91,18 +91,14 @@ def test_what_stops_a_run_is_named(
     assert sentence in found[topic]
 
 
-def test_who_has_no_text_and_ids_that_are_odd_are_counted(check: Check, tmp_path: Path) -> None:
+def test_who_has_no_text_is_counted(check: Check, tmp_path: Path) -> None:
     path, other = users_file(tmp_path), tmp_path / "more.jsonl"
-    rows = [{"client_id": name, "text": "x"} for name in ("U1", "u01", "u1 ", "007", "7", "NULL")]
-    rows += [{"client_id": f"v{n}", "text": ""} for n in range(3)]
+    rows = [{"client_id": f"v{n}", "text": ""} for n in range(3)]
     more = "".join(json.dumps(row) + "\n" for row in rows)
     other.write_text(path.read_text() + more)
     data = [one for one in check("epsilon=8", f"data={other}").findings if one.topic == "data"]
-    assert [one.level for one in data] == ["fine", "fine", "warning"]
+    assert [one.level for one in data] == ["fine", "fine"]
     assert data[1].sentence.startswith("3 of them have no text and are asked all the same: no more")
-    # u1 and its two others; 007 and 7.  u01 has its zero within.
-    assert data[2].sentence.startswith("5 ids differ from another one in blanks, capitals or")
-    assert "; 1 id is a word for nobody" in data[2].sentence
     rows = [{"client_id": f"w{n}", "text": ""} for n in range(30)]
     other.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
     data = [one for one in check("epsilon=8", f"data={other}").findings if one.topic == "data"]
@@ -131,17 +127,6 @@ def test_all_that_stops_a_run_is_named_at_once(
     for sentence, begins in zip(said, expected, strict=True):
         assert sentence.startswith(begins)
     assert report.verdict == "Not ready: 7 things stop the run"
-
-
-def test_text_in_a_script_that_a_model_does_not_know(check: Check, tmp_path: Path) -> None:
-    chinese = users_file(tmp_path, text="自然语言处理是人工智能的一个重要方向。")
-    report = check("epsilon=8", f"data={chinese}")
-    said = [finding for finding in report.of_level("warning") if finding.topic == "language"]
-    assert [finding.sentence.partition("which ")[2].partition(" = ")[0] for finding in said] == [
-        *("embedding-model", "variation-model", "likelihood-model and generator"),
-    ]  # fmt: skip
-    assert all("% of the letters are Chinese characters" in finding.sentence for finding in said)
-    assert report.verdict == "It will run, with 3 warnings"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +206,6 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
     assert (None if found is None else found.users) == users
     if found is not None:
         assert found.all_read
-        assert 0 < len(found.sample) <= 220
     assert {path: path.stat().st_mtime for path in folder.rglob("*")} == before
 
 
