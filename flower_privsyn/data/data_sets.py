@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Problem, Rows, typed
 from flower_privsyn.data.formats import ColumnError, EmptyError
-from flower_privsyn.errors import DataError, MissingExtraError
+from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
 from flower_privsyn.models.hub import hub_unreachable
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
@@ -109,6 +109,47 @@ def from_disk(folder: Path) -> Any:
         raise DataError(
             f"{folder} is not a complete save_to_disk folder ({type(error).__name__})."
         ) from None
+
+
+def generated(
+    rows: Callable[[], Iterator[dict[str, Any]]],
+    columns: Mapping[str, Any],
+    *,
+    folder: Path,
+    fingerprint: str,
+) -> Any:
+    """A data set of rows, made once in a folder and mapped from there.
+
+    Args:
+        rows: Makes them, one after another.
+        columns: Their types, by name; a list of one type for a list.
+        folder: Where the data set is kept.
+        fingerprint: Of what the rows are made of: the same finds them again.
+
+    Raises:
+        PrivsynError: What making them raises.
+        OSError: The folder cannot be written.
+        MissingExtraError: The library is not installed.
+    """
+    library = _library()
+    features = library.Features(
+        {
+            name: library.List(library.Value(*kind))
+            if isinstance(kind, list)
+            else library.Value(kind)
+            for name, kind in columns.items()
+        }
+    )
+    try:
+        with _quiet(library):
+            return library.Dataset.from_generator(
+                rows, features=features, cache_dir=str(folder), fingerprint=fingerprint
+            )
+    except library.exceptions.DatasetGenerationError as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, PrivsynError | OSError):
+            raise cause from None
+        raise
 
 
 def _loaded(name: str, config: str | None, split: str, **options: Any) -> Any:

@@ -6,17 +6,14 @@ import hashlib
 import itertools
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.data import data_sets
 from flower_privsyn.data.cut import Cut, token_ids
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.sentences import sentences_inside
@@ -25,33 +22,34 @@ from flower_privsyn.files import default_cache_directory, own_folder
 
 IntArray = npt.NDArray[np.int64]
 
-#: Documents that are cut and stored together.
+#: Documents that are cut together.
 _DOCUMENTS: Final = 1024
 
-#: Corpora that are kept.
-_MOST_KEPT: Final = 8
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class PublicRows:
     """Public documents, cut into rows as users' text is, with the tokens and the text of each.
 
-    On the disk: `tokens.bin`, `text.bin` (UTF-8), and `rows.npy`, which says where in them each
-    row ends and of which document it is. Files are mapped, so that memory is that of a chunk.
+    A data set of the `datasets` library, mapped from the disk, so that memory is that of a chunk.
 
     Attributes:
-        folder: where they are.
+        folder: where it is.
         vocabulary: tokens of the tokenizer, those that were added included.
-        ends: (n, 3) of each row: where its tokens end, where its text ends, its document.
-        tokens: (t,) of all rows, one after another.
-        text: (b,) bytes of all rows, one after another.
+        lengths: (n,) how many tokens each row has.
+
+    Args:
+        folder: where it is.
+        vocabulary: tokens of the tokenizer.
+        rows: `tokens`, `text` and the number of the document of each row.
     """
 
-    folder: Path
-    vocabulary: int
-    ends: IntArray
-    tokens: npt.NDArray[Any]
-    text: npt.NDArray[np.uint8]
+    def __init__(self, folder: Path, vocabulary: int, rows: Any) -> None:
+        import pyarrow.compute as pc
+
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self._tokens, self._text = rows.data.column("tokens"), rows.data.column("text")
+        self._document: IntArray = rows.data.column("document").to_numpy()
+        self.lengths: IntArray = pc.list_value_length(self._tokens).to_numpy().astype(np.int64)
 
     @classmethod
     def of(
@@ -71,51 +69,41 @@ class PublicRows:
             tokenizer: a ``tokenizers.Tokenizer``, whose tokens the rows are of.
             max_tokens: most tokens of a row, >= 1.
             setting: what named the file, for the sentence that says it cannot be read.
-            cache: folder in which the corpora that were used last are kept, each under what it was
-                made of; None for `PRIVSYN_CACHE`.
+            cache: folder in which corpora are kept, each under what it was made of; None for
+                `PRIVSYN_CACHE`.
 
         Raises:
             DataError: The file is missing, a line is not as described, or there is no text.
+            MissingExtraError: The library is not installed.
         """
         corpus = PublicCorpus.find(source, setting=setting)
         cache = default_cache_directory() if cache is None else cache
-        kept = cache / "public-rows"
         made_of = [*corpus.identity(), max_tokens]
         digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16)
         digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
-        folder = kept / digest.hexdigest()
+        folder = cache / "public-rows" / digest.hexdigest()
         try:
-            for place in (cache, kept):
+            for place in (cache, folder.parent, folder):
                 own_folder(place)
-            if not (folder / "rows.npy").exists():
-                _make(corpus, folder, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens))
-            os.utime(folder)
+            rows = data_sets.generated(
+                lambda: _rows(corpus, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens)),
+                {"tokens": ["int32"], "text": "string", "document": "int64"},
+                folder=folder,
+                fingerprint=digest.hexdigest(),
+            )
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(
-                f'{setting} = "{source}": {kept} cannot be written ({reason})'
+                f'{setting} = "{source}": {folder.parent} cannot be written ({reason})'
             ) from error
-        vocabulary = int(tokenizer.get_vocab_size())
-        ends = np.load(folder / "rows.npy")
-        if not len(ends):
+        if not len(rows):
             where = corpus.path or corpus.source
             raise DataError(f'{setting} = "{source}": {where} holds no text')
-        return cls(
-            folder=folder,
-            vocabulary=vocabulary,
-            ends=ends,
-            tokens=np.memmap(folder / "tokens.bin", dtype=_token_type(vocabulary), mode="r"),
-            text=np.memmap(folder / "text.bin", dtype=np.uint8, mode="r"),
-        )
+        return cls(folder, int(tokenizer.get_vocab_size()), rows)
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.ends)
-
-    @property
-    def lengths(self) -> IntArray:
-        """(n,) how many tokens each row has."""
-        return np.diff(self.ends[:, 0], prepend=0).astype(np.int64, copy=False)
+        return len(self.lengths)
 
     def long_enough(self, least: int, *, source: str) -> IntArray:
         """(m,) how many tokens those rows have that may be chosen, m >= 1.
@@ -134,8 +122,7 @@ class PublicRows:
 
     def row(self, index: int) -> IntArray:
         """The tokens of a row."""
-        start = self.ends[index - 1, 0] if index else 0
-        return np.asarray(self.tokens[start : self.ends[index, 0]], dtype=np.int64)
+        return self._tokens[index].values.to_numpy().astype(np.int64)
 
     def __getitem__(self, index: int) -> IntArray:
         """The tokens of a row."""
@@ -145,12 +132,11 @@ class PublicRows:
 
     def text_of(self, index: int) -> str:
         """The text of a row."""
-        start = self.ends[index - 1, 1] if index else 0
-        return bytes(self.text[start : self.ends[index, 1]]).decode("utf-8", "surrogatepass")
+        return str(self._text[index].as_py())
 
     def sentences_of(self, index: int) -> str:
         """The whole sentences of a row; empty where it holds none."""
-        follows = index and self.ends[index - 1, 2] == self.ends[index, 2]
+        follows = index and self._document[index - 1] == self._document[index]
         before = self.text_of(index - 1) if follows else ""
         return sentences_inside(self.text_of(index), before=before)
 
@@ -177,62 +163,22 @@ class PublicRows:
         Args:
             most_tokens: about how many tokens to go through.
         """
-        lasts = np.append(np.flatnonzero(np.diff(self.ends[:, 2])), len(self) - 1)
-        ends = self.ends[lasts, 0]
-        starts = np.concatenate((np.zeros(1, dtype=ends.dtype), ends[:-1]))
-        every = max(1, math.ceil(int(ends[-1]) / most_tokens))
-        for start, end in zip(starts[::every].tolist(), ends[::every].tolist(), strict=True):
-            yield np.asarray(self.tokens[start:end], dtype=np.int64)
+        starts = np.flatnonzero(np.diff(self._document, prepend=-1))
+        stops = np.append(starts[1:], len(self))
+        every = max(1, math.ceil(int(self.lengths.sum()) / most_tokens))
+        for start, stop in zip(starts[::every].tolist(), stops[::every].tolist(), strict=True):
+            yield np.concatenate([self.row(index) for index in range(start, stop)])
 
 
-def _token_type(vocabulary: int) -> type[np.unsignedinteger[Any]]:
-    return np.uint16 if vocabulary <= 2**16 else np.uint32
-
-
-def _make(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
-    """Store a corpus whole or not at all, and forget the one that was not used for longest."""
-    kept = folder.parent
-    made = Path(tempfile.mkdtemp(dir=kept, prefix="new-"))
-    try:
-        _store(corpus, made, tokenizer=tokenizer, cut=cut)
-        for file in made.iterdir():
-            file.chmod(0o600)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    others = [entry for entry in kept.iterdir() if not entry.name.startswith("new-")]
-    for old in sorted(others, key=lambda entry: entry.stat().st_mtime_ns)[:-_MOST_KEPT]:
-        # Files that another process has mapped stay its own until it lets go of them.
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _store(corpus: PublicCorpus, folder: Path, *, tokenizer: Any, cut: Cut) -> None:
-    """Write the files of a corpus."""
-    dtype = _token_type(int(tokenizer.get_vocab_size()))
-    ends: list[IntArray] = []
-    place = np.zeros(2, dtype=np.int64)
-    first = 0
-    with (folder / "tokens.bin").open("wb") as tokens, (folder / "text.bin").open("wb") as text:
-        waiting = corpus.documents()
-        while documents := list(itertools.islice(waiting, _DOCUMENTS)):
-            pieces, texts, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
-            owners = np.repeat(np.arange(len(pieces)), pieces) + first
-            first += len(pieces)
-            encoded = [piece.encode("utf-8", "surrogatepass") for piece in texts]
-            tokens.write(b"".join(np.array(row, dtype=dtype).tobytes() for row in rows))
-            text.write(b"".join(encoded))
-            sizes = np.array(
-                [[len(row), len(piece)] for row, piece in zip(rows, encoded, strict=True)],
-                dtype=np.int64,
-            ).reshape(-1, 2)
-            found = place + np.cumsum(sizes, axis=0)
-            ends.append(np.column_stack((found, owners)))
-            place = found[-1] if len(found) else place
-    np.save(folder / "rows.npy", np.concatenate([np.zeros((0, 3), dtype=np.int64), *ends]))
+def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Cut) -> Iterator[dict[str, Any]]:
+    """The rows of a corpus, one after another."""
+    waiting, document = corpus.documents(), 0
+    while documents := list(itertools.islice(waiting, _DOCUMENTS)):
+        pieces, texts, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
+        owners = np.repeat(np.arange(len(pieces)), pieces) + document
+        document += len(pieces)
+        for owner, text, tokens in zip(owners.tolist(), texts, rows, strict=True):
+            yield {"tokens": tokens, "text": text, "document": owner}
 
 
 def _cut(

@@ -111,7 +111,6 @@ def test_rows_are_those_of_the_name_and_kept_for_their_owner(c4: Path, tmp_path:
     assert len({all_rows.folder, first.folder, rows(":en:validation").folder}) == 3
     for folder in (tmp_path / "cache", tmp_path / "cache" / "public-rows", first.folder):
         assert folder.stat().st_mode & 0o777 == 0o700
-    assert {file.stat().st_mode & 0o777 for file in first.folder.iterdir()} == {0o600}
 
 
 def test_what_a_corpus_of_the_hub_was_is_kept_by_its_name(

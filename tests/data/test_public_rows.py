@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from flower_privsyn.data import Cut, public_rows
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import DataError
 
 TEXTS = [
     "A first document, long enough to be cut into several rows of a few tokens each.",
@@ -65,23 +65,18 @@ def test_are_made_once_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError("read again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(public_rows, "_store", again)
+        patch.setattr(public_rows, "_rows", again)
         assert len(rows_of(file, tmp_path / "rows")) == len(first)
     write(file, TEXTS[:1])
     assert len(rows_of(file, tmp_path / "rows")) < len(first)
     assert len(rows_of(file, tmp_path / "rows", max_tokens=64)) == 1
 
 
-def test_those_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public_rows, "_MOST_KEPT", 2)
+def test_what_cannot_be_read_halfway_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "texts.jsonl", TEXTS)
-    found = [rows_of(file, tmp_path, max_tokens=length) for length in (4, 5)]
-    for place, length in enumerate((4, 5)):
-        os.utime(found[place].folder, ns=(place, place))
-        assert len(rows_of(file, tmp_path, max_tokens=length)) == len(found[place])
-    os.utime(found[1].folder, ns=(1, 1))
-    latest = rows_of(file, tmp_path, max_tokens=6)
-    kept = {entry.name for entry in (tmp_path / "public-rows").iterdir()}
-    assert kept == {found[0].folder.name, latest.folder.name}
-    # Whoever has one open reads on.
-    assert found[1].text_of(0)
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"{}\n")
+    with pytest.raises(DataError, match="line 6"):
+        rows_of(file, tmp_path / "rows")
+    write(file, TEXTS)
+    assert len(rows_of(file, tmp_path / "rows")) > 3
