@@ -122,7 +122,7 @@ class PublicRows:
 
     def row(self, index: int) -> IntArray:
         """The tokens of a row."""
-        return self._tokens[index].values.to_numpy().astype(np.int64)
+        return np.asarray(self._tokens[index].values, dtype=np.int64)
 
     def __getitem__(self, index: int) -> IntArray:
         """The tokens of a row."""
