@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -154,26 +155,17 @@ class Columns:
         return value
 
 
+@dataclass
 class Rows:
     """The columns of one file as Arrow arrays; of dates and labels some may be null."""
 
-    def __init__(
-        self,
-        clients: Any,
-        texts: Any,
-        unusable: Any,
-        dates: Any | None,
-        undated: str,
-        labels: Any | None,
-        unlabelled: str,
-    ) -> None:
-        self.clients = clients  # string, or None where the source is one user
-        self.texts = texts  # empty where unusable
-        self.unusable = unusable  # bool
-        self.dates = dates  # date32, nulls allowed; None if there is no such column
-        self.undated = undated  # why there is none
-        self.labels = labels  # large_string, nulls allowed; None if there is no such column
-        self.unlabelled = unlabelled  # why there is none
+    clients: Any  # string, or None where the source is one user
+    texts: Any  # empty where unusable
+    unusable: Any  # bool
+    dates: Any | None  # date32, nulls allowed; None if there is no such column
+    undated: str  # why there is none
+    labels: Any | None  # large_string, nulls allowed; None if there is no such column
+    unlabelled: str  # why there is none
 
 
 class Problem(Exception):  # noqa: N818 - a signal, turned into a DataError with its place

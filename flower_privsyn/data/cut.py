@@ -159,7 +159,6 @@ class Cut(Settings):
         users: Users,
         *,
         tokenizer: Any = None,
-        progress: Callable[[int], None] | None = None,
     ) -> Samples:
         """Cut every document into samples and keep at most `max_samples` per user.
 
@@ -169,7 +168,6 @@ class Cut(Settings):
             users: Users with whole documents, of which all count.
             tokenizer: A transformers fast tokenizer or a ``tokenizers.Tokenizer``; not needed
                 where documents stay whole.
-            progress: Called with the number of documents done since the last call.
 
         Raises:
             ConfigError: If the tokenizer gives no offsets.
@@ -179,7 +177,7 @@ class Cut(Settings):
         documents: list[int] = []
         ends: list[bool] = []
         failed: list[str] = []
-        found = self._pieces(users.texts, tokenizer, progress)
+        found = self._pieces(users.texts, tokenizer)
         for document, (owner, pieces) in enumerate(zip(users.owners.tolist(), found, strict=True)):
             if pieces is None:
                 failed.append(users.user_ids[owner])
@@ -222,7 +220,7 @@ class Cut(Settings):
         Returns:
             n lists; empty for a text that is blank or that the tokenizer fails on.
         """
-        found = list(self._pieces(texts, tokenizer, None, at_sentences=at_sentences))
+        found = list(self._pieces(texts, tokenizer, at_sentences=at_sentences))
         failed = [number for number, pieces in enumerate(found) if pieces is None]
         if failed:
             quarantine.note(failed, records=len(failed))
@@ -232,7 +230,6 @@ class Cut(Settings):
         self,
         texts: Sequence[str],
         tokenizer: Any,
-        progress: Callable[[int], None] | None,
         *,
         at_sentences: bool = False,
     ) -> Iterator[list[str] | None]:
@@ -244,10 +241,7 @@ class Cut(Settings):
             )
         quarantine.check(cut, probe=quarantine.PROBE)
         for batch in text_batches(texts):
-            part = texts[batch]
-            yield from quarantine.spare(part, cut)
-            if progress is not None:
-                progress(len(part))
+            yield from quarantine.spare(texts[batch], cut)
 
 
 def are_class_names(names: Sequence[object]) -> bool:

@@ -8,6 +8,7 @@ from flower_privsyn.embedding.embedder import (
     Embedder,
     SentenceTransformerEmbedder,
     load_embedder,
+    load_tokenizer,
 )
 from flower_privsyn.embedding.records import (
     RecordStore,
@@ -15,7 +16,6 @@ from flower_privsyn.embedding.records import (
     content_key,
     embed_texts,
 )
-from flower_privsyn.embedding.tokens import load_tokenizer
 from flower_privsyn.files import default_cache_directory
 
 __all__ = [

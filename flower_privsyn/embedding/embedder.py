@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -18,8 +16,9 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
-from flower_privsyn.models import pretrained
+from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS, pretrained
 from flower_privsyn.models.hub import folder_in_cache
+from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import one_thread, side_by_side
 
@@ -342,6 +341,40 @@ def _offline_package() -> Path | None:
     return folder
 
 
+def load_tokenizer(name: str) -> tuple[Any, str]:
+    """Load the fast tokenizer of a model by name or path; its weights are not read.
+
+    Args:
+        name: As for `load_embedder`, or that of a bundled language model.
+
+    Returns:
+        A ``tokenizers.Tokenizer``, and its fingerprint: equal ones cut and count alike.
+
+    Raises:
+        MissingExtraError: If tokenizers is not installed.
+        ModelError: If there is no such model, or it has no fast tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingExtraError(
+            'Reading tokens needs tokenizers: pip install "flower-privsyn[client]".'
+        ) from error
+    folder = BUNDLED_FOLDER / name if name in BUNDLED_MODELS else model_folder(name)
+    path = folder / "tokenizer.json"
+    try:
+        content = path.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises plain ones
+        raise ModelError(
+            f"{path} cannot be read as a tokenizer ({type(error).__name__})."
+        ) from None
+    # Settings of passes through the model, which are not asked for here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, f"tokens-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+
+
 # ---- what it is --------------------------------------------------------------------------------
 
 
@@ -388,7 +421,7 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
             "Embedding text needs sentence-transformers: pip install 'flower-privsyn[client]'."
         ) from None
     try:
-        with _no_progress_bars():
+        with quiet_transformers():
             model = SentenceTransformer(
                 str(folder),
                 device=device,
@@ -413,21 +446,6 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
     model.requires_grad_(False)
     model.eval()
     return model
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Loading prints a bar of its own; the switch is put back as it was."""
-    # The bar belongs to transformers, which sentence-transformers has imported by now.
-    logging = sys.modules.get("transformers.utils.logging")
-    if logging is None or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _weight_files(folder: Path) -> list[Path]:

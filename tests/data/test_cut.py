@@ -65,8 +65,8 @@ def users_of(documents: dict[str, list[str]]) -> Users:
     return Users.from_rows((user, text) for user, own in documents.items() for text in own)
 
 
-def samples_of(users: Users, *, tokenizer: Any, progress: Any = None, **values: Any) -> Samples:
-    return Cut(**values).samples(users, tokenizer=tokenizer, progress=progress)
+def samples_of(users: Users, *, tokenizer: Any, **values: Any) -> Samples:
+    return Cut(**values).samples(users, tokenizer=tokenizer)
 
 
 def by_user(samples: Samples, users: Users) -> dict[str, list[str]]:

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from flower_privsyn.data.cut import Cut, token_ids
-from flower_privsyn.embedding import load_embedder
-from flower_privsyn.embedding.tokens import load_tokenizer
+from flower_privsyn.embedding import load_embedder, load_tokenizer
 from flower_privsyn.files import located
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, MOST_TEXTS, text_batches
 
