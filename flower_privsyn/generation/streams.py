@@ -10,21 +10,13 @@ may fall on the other side: exact independence of the batch size holds up to tha
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
-
-#: Tokens of a vocabulary from which a CPU draws row by row. A row of so many numbers fills a core's
-#: cache; all rows together would be fetched from memory for each of the operations.
-_LARGE: Final = 32_768
-
-#: Tokens that are searched one by one, once it is known that the drawn one is among them.
-_SPAN: Final = 512
 
 
 def derive_seed(seed: int, *parts: str | int) -> int:
@@ -110,12 +102,6 @@ def sample_tokens(
 
     if temperature == 0:
         return logits.argmax(dim=-1)
-    if logits.shape[-1] >= _LARGE and logits.device.type == "cpu":
-        rows = zip(logits, uniforms.tolist(), strict=True)
-        return torch.tensor(
-            [_draw(row, uniform, temperature=temperature, top_p=top_p) for row, uniform in rows],
-            dtype=torch.int64,
-        )
     # The same numbers as of float32 logits, which are as large again as the rest.
     scaled = logits if temperature == 1 else logits.float() / temperature
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)  # (b, v)
@@ -138,46 +124,6 @@ def sample_tokens(
     return drawn.squeeze(-1)
 
 
-def _draw(logits: torch.Tensor, uniform: float, *, temperature: float, top_p: float) -> int:
-    """Draw one token of a large vocabulary, as `sample_tokens` does.
-
-    Args:
-        logits: (v,).
-        uniform: In [0, 1).
-        temperature: > 0.
-        top_p: In (0, 1].
-    """
-    import torch
-
-    weights = torch.softmax(logits.float() / temperature, dim=-1)  # (v,)
-    tokens = None
-    if top_p < 1:
-        # What all tokens below a v-th of 1 - top_p weigh together is less than what is left out:
-        # the nucleus is among the others, and they are few enough to be sorted.
-        tokens = (weights >= (1 - top_p) / len(weights)).nonzero().squeeze(1)
-        kept, order = weights[tokens].sort(descending=True, stable=True)
-        cumulative = kept.cumsum(0, dtype=torch.float64)
-        # The token that crosses top_p included.
-        last = min(int((cumulative < top_p).sum()), len(kept) - 1)
-        weights, tokens = kept[: last + 1], tokens[order[: last + 1]]
-    whole = len(weights) // _SPAN * _SPAN
-    spans = weights[:whole].view(-1, _SPAN).sum(1)
-    bounds = torch.cat([spans, weights[whole:].sum()[None]]).double().cumsum(0)
-    total = float(bounds[-1])
-    # Rounding must not lift the target to the total: nothing lies to the right of it.
-    target = min(uniform * total, math.nextafter(total, 0.0))
-    # right=True skips what weighs nothing, also for a target of exactly 0.
-    span = int(torch.searchsorted(bounds, target, right=True))
-    before = float(bounds[span - 1]) if span else 0.0
-    inside = weights[span * _SPAN : (span + 1) * _SPAN if span * _SPAN < whole else None]
-    sums = inside.cumsum(0, dtype=torch.float64)
-    place = int(torch.searchsorted(sums, target - before, right=True))
-    # Sums of spans and sums inside them round differently: stay with what weighs something.
-    place = min(place, int(inside.nonzero().max()))
-    drawn = span * _SPAN + place
-    return drawn if tokens is None else int(tokens[drawn])
-
-
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Group indices of similar length, the longest first, so that little padding is computed.
 
@@ -186,15 +132,3 @@ def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
-
-
-def chunks(items: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Split indices into lists of at most ``size``, in order."""
-    chunk: list[int] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

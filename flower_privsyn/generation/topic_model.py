@@ -94,28 +94,6 @@ class TopicModel:
             raise ConfigError(f"counts must ascend, and there must be one, got {told}")
         check_whole("seed", self.seed, ge=0, le=2**32 - 1)
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Refuse texts of which no topics can be made, before they are embedded.
-
-        Args:
-            texts: (n,) public.
-
-        Raises:
-            ConfigError: there are fewer texts than topics, or no words for keywords.
-            MissingExtraError: scikit-learn is not installed.
-        """
-        self._words_of(texts)
-
-    def _words_of(self, texts: Sequence[str]) -> _Words:
-        """The words of texts that are enough to be clustered."""
-        least = max(2, self.counts[-1])
-        if len(texts) < least:
-            raise ConfigError(
-                f"counts {self.counts[-1]} needs at least {least} passages to cluster, and there "
-                f"are {len(texts)}"
-            )
-        return _Words(texts)
-
     def fit(
         self, texts: Sequence[str], embeddings: Float32Array, *, probe: Float32Array, about: str
     ) -> TopicHierarchy:
@@ -128,13 +106,13 @@ class TopicModel:
             about: where the texts come from.
 
         Raises:
-            ConfigError: as of `check`; a number of embeddings that is not that of the texts; fewer
-                different ones than topics; a topic has no keywords.
+            ConfigError: there are fewer different texts than topics, or no words for keywords; a
+                topic has none; the number of embeddings is not that of the texts.
             MissingExtraError: scikit-learn is not installed.
         """
-        words = self._words_of(texts)
         if len(embeddings) != len(texts):
             raise ConfigError(f"{len(texts)} texts have {len(embeddings)} embeddings")
+        words = _Words(texts)
         vectors = unit(np.asarray(embeddings, dtype=np.float32))
         different = len(np.unique(vectors, axis=0))
         if different < self.counts[-1]:
@@ -194,7 +172,8 @@ class _Words:
         tf(word, topic) log(1 + A / f(word)), with A the words of a topic on average and f a word's
         number in all topics (Grootendorst 2022). A plural of a word that is there is left out.
         """
-        sparse = _scipy_sparse()
+        from scipy import sparse  # comes with scikit-learn
+
         texts = np.arange(len(belongs))
         member = sparse.csr_matrix(
             (np.ones(len(texts)), (belongs, texts)), shape=(count, len(texts))
@@ -239,12 +218,6 @@ def _sklearn(module: str) -> Any:
         ) from error
 
 
-def _scipy_sparse() -> Any:
-    from scipy import sparse  # comes with scikit-learn
-
-    return sparse
-
-
 def make_topics(
     documents: Iterable[str],
     *,
@@ -265,15 +238,13 @@ def make_topics(
         progress: called with the number of texts that were embedded since the last call.
 
     Raises:
-        ConfigError: as of `TopicModel.check`, before anything is embedded, and of
-            `TopicModel.fit`.
+        ConfigError: as of `TopicModel.fit`.
         MissingExtraError: scikit-learn is not installed.
     """
     model = model or TopicModel()
     passages = passage_of_each(
         documents, tokenizer=embedder.tokenizer, seed=model.seed, max_tokens=max_tokens
     )
-    model.check(passages)
     return model.fit(
         passages,
         embedder.embed(passages, progress=progress),

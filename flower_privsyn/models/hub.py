@@ -1,4 +1,4 @@
-"""Can the Hugging Face hub be reached, and what of it is here? Its client retries for minutes."""
+"""Models of the Hugging Face hub: what is here, what is downloaded, whether it is reached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import socket
 import threading
 from pathlib import Path
+
+from flower_privsyn.errors import ModelError
+from flower_privsyn.models.library import quiet_transformers, shorten
 
 
 def hub_unreachable(*variables: str, timeout: float = 5.0) -> str | None:
@@ -47,3 +50,39 @@ def folder_in_cache(name: str) -> Path | None:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except Exception:  # not there, no such name, or no client of the hub
         return None
+
+
+def download(name: str) -> str:
+    """The folder of a model of the hub, downloaded if it is not in the cache.
+
+    Args:
+        name: "name" or "owner/name".
+
+    Raises:
+        ModelError: There is no such model, one may not have it, or the hub cannot be reached.
+        ImportError: huggingface_hub is not installed.
+    """
+    import huggingface_hub
+
+    here = f"model {name!r} is neither a bundled model nor a folder here, and"
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.bin"]
+    try:
+        return huggingface_hub.snapshot_download(
+            name, allow_patterns=patterns, local_files_only=True
+        )
+    except (OSError, ValueError):
+        pass
+    # Asked first: the client would retry for most of a minute.
+    if reason := hub_unreachable("TRANSFORMERS_OFFLINE"):
+        raise ModelError(
+            f"{here} it is not in the local cache while the hub cannot be reached ({reason}): "
+            "give a path or download it first"
+        )
+    try:
+        files = huggingface_hub.HfApi().list_repo_files(name)
+        if any(file.endswith(".safetensors") for file in files):
+            patterns.remove("*.bin")
+        with quiet_transformers():
+            return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+    except Exception as error:  # no such name, no permission, no network
+        raise ModelError(f"{here} the hub does not give it: {shorten(error)}") from error

@@ -177,16 +177,6 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
         """Replace the output layer."""
         self.lm_head = cast(nn.Linear, value)
 
-    def initialise(self, log_frequencies: torch.Tensor) -> None:
-        """Start anew, with the tokens' frequencies as output biases.
-
-        Args:
-            log_frequencies: (vocab_size,).
-        """
-        self.apply(self._init_weights)
-        with torch.no_grad():
-            self.lm_head.bias.copy_(log_frequencies)
-
     def forward(
         self,
         input_ids: torch.Tensor,

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
-import os
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.models.hub import download
 from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Kind = Literal["causal", "masked", "causal or encoder-decoder"]
-
-_HUB_TIMEOUT_SECONDS = 5.0
 
 #: How causal architectures are called; a "WithLMHeadModel" of old is also filled as a masked one.
 _CAUSAL = re.compile(r"(ForCausalLM|(?<!With)LMHeadModel)$")
@@ -75,8 +74,7 @@ def load_pretrained(
     """Load a model in evaluation mode, and its tokenizer.
 
     Local folders and bundled models never touch the network; a hub name is looked up in the local
-    cache first. On a CPU the process keeps the memory that it frees from then on
-    (`flower_privsyn.models.memory`).
+    cache first.
 
     Args:
         name: A bundled short name, a folder, or a name on the Hugging Face hub.
@@ -130,9 +128,6 @@ def load_pretrained(
             f"{len(missing) - 1} more weights"
         )
     model.eval().requires_grad_(False)
-    if chosen_device.type == "cpu":
-        # Every pass makes the arrays of the pass before.
-        keep_freed_memory()
     return model.to(chosen_device), tokenizer
 
 
@@ -190,6 +185,21 @@ def decoder_start_token(model: Any, tokenizer: Any) -> int:
         if token is not None:
             return int(token)
     raise ModelError("the encoder-decoder names no token that its decoder begins with")
+
+
+def count_weights(folder: Path) -> int:
+    """Numbers in all safetensors files of a model's folder, by their headers.
+
+    Returns:
+        Their sum; without those of a file that cannot be read, which whoever loads it says.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with contextlib.suppress(OSError, SafetensorError), safe_open(file, "np") as opened:
+            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    return total
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
@@ -250,7 +260,7 @@ def model_folder(name: str | Path) -> str:
 
     resolved = resolve_model(name)
     if not Path(resolved).exists():
-        resolved = _download(resolved)
+        resolved = download(resolved)
         register_architecture(Path(resolved))
     return resolved
 
@@ -275,62 +285,11 @@ def _read_tokenizer(transformers: Any, folder: str) -> Any:
     )
 
 
-def _download(name: str) -> str:
-    """Return the folder of a hub model, downloading it if it is not in the cache."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.bin"]
-    try:
-        return huggingface_hub.snapshot_download(
-            name, allow_patterns=patterns, local_files_only=True
-        )
-    except (OSError, ValueError, errors.HFValidationError):
-        pass
-    if huggingface_hub.constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
-        raise ModelError(
-            f"model {name!r} is neither a bundled model nor a folder here, and it is not in the "
-            "local cache while HF_HUB_OFFLINE is set: give a path or download it first"
-        )
-    try:
-        # One request without retries: the download itself would retry for most of a minute
-        # before it admits that there is no network.
-        info = huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS)
-        files = {sibling.rfilename for sibling in info.siblings or ()}
-        if any(file.endswith(".safetensors") for file in files):
-            patterns.remove("*.bin")
-        with quiet_transformers():
-            return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
-    except errors.HFValidationError as error:
-        raise ModelError(
-            f"model {name!r} is neither a bundled model, a folder here nor a valid hub name"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise ModelError(
-            f"model {name!r} asks for permission on the Hugging Face hub: accept its terms there "
-            "and log in with `hf auth login`"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelError(
-            f"model {name!r} is neither a bundled model nor a folder here, and the Hugging Face "
-            "hub does not know it (or it is private)"
-        ) from error
-    except Exception as error:
-        raise ModelError(
-            f"model {name!r} is neither a bundled model nor a folder here, and the Hugging Face "
-            f"hub cannot be reached ({type(error).__name__}): give a path or check the network"
-        ) from error
-
-
 def _cpu_multiplies_bfloat16() -> bool:
     import torch
 
-    read = getattr(torch.cpu, "get_capabilities", None)
-    if read is not None:
-        capabilities = read()
-        return any(capabilities.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(probe()) if probe is not None else False
+    read: Any = getattr(torch.cpu, "get_capabilities", dict)  # of newer versions
+    return any(read().get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def accepted_arguments(model: Any) -> frozenset[str]:

@@ -27,10 +27,10 @@ from flower_privsyn.models.pretrained import (
     choose_device,
     choose_dtype,
     context_of,
+    count_weights,
     load_pretrained,
     model_folder,
 )
-from flower_privsyn.models.sizes import count_weights
 from flower_privsyn.models.threads import SMALL
 from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
 from flower_privsyn.training.preference import TrainingReport, training_report

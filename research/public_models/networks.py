@@ -210,7 +210,8 @@ def initialise(model: Any, recipe: Recipe, seed: int, work: Path) -> None:
     frequencies = torch.from_numpy(log_frequency - log_frequency.mean()).float()
     with torch.no_grad():
         if recipe.kind == "lstm":
-            model.initialise(frequencies)
+            model.apply(model._init_weights)
+            model.lm_head.bias.copy_(frequencies)
             embedding.copy_(0.1 * torch.from_numpy(vectors))
             return
         for name, parameter in model.named_parameters():

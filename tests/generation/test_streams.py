@@ -74,37 +74,3 @@ def test_the_penalty_is_the_librarys():
     held = torch.zeros(3, 50, dtype=torch.bool).scatter_(1, tokens, True)
     theirs = RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits.clone())
     assert torch.equal(streams.penalised(logits, held, penalty=1.5), theirs)
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_large_vocabulary_is_drawn_from_row_by_row(
-    top_p: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
-    """The same tokens as by the code for small ones, up to rounding at the edges."""
-    monkeypatch.setattr(streams, "_LARGE", 3000)
-    generator = torch.Generator().manual_seed(0)
-    logits = (4 * torch.randn(3, 3001, generator=generator)).to(dtype)
-    logits[:, ::3] = float("-inf")
-    logits[2, :2800] = float("-inf")
-    rows = logits.repeat_interleave(40, dim=0)
-    uniforms = torch.rand(len(rows), generator=generator)
-    uniforms[0], uniforms[1] = 0.0, 1 - 2**-24
-    found = streams.sample_tokens(rows, uniforms, temperature=0.8, top_p=top_p)
-    monkeypatch.setattr(streams, "_LARGE", 2**40)
-    expected = streams.sample_tokens(rows, uniforms, temperature=0.8, top_p=top_p)
-    assert found.dtype == expected.dtype
-    assert not (found % 3 == 0).any()
-    assert (found == expected).float().mean() > 0.95
-    # Where they differ, the one is the other's neighbour in the order that is drawn from.
-    weights = (rows.double() / 0.8).softmax(-1)
-    order = weights.argsort(dim=-1, descending=True, stable=True) if top_p < 1 else None
-    for row, (one, other) in enumerate(zip(found.tolist(), expected.tolist(), strict=True)):
-        if one != other:
-            chances = weights[row] if order is None else weights[row][order[row]]
-            sums = chances.cumsum(0)
-            place = [t if order is None else int((order[row] == t).nonzero()) for t in (one, other)]
-            assert abs(float(sums[place[0]] - sums[place[1]])) < 1e-4
-    assert set(streams.sample_tokens(rows, uniforms, temperature=0, top_p=top_p).tolist()) == set(
-        logits.argmax(-1).tolist()
-    )

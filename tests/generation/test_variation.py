@@ -108,7 +108,7 @@ def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
 def test_the_bundled_model_prefers_what_fits():
     fill = MaskFill(mask_fraction=0.3, num_steps=1)
     assert fill.name == "mask-fill privsyn-mlm"
-    assert fill._gathers_before_head
+    assert fill._gathers
     text = "He was born in the city of London in 1850 and lived there until the end of his life."
     varied = fill.vary([text] * 50, seed=0)
     assert len(set(varied)) == 50
