@@ -73,7 +73,7 @@ class Silent(EchoGenerator):
         self._left = speaks_at
 
     def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-        self._left -= not is_rehearsal(prompts, kwargs["sampling"])
+        self._left -= 1
         written = super().generate(prompts, **kwargs)
         return [[""] * len(row) for row in written] if self._left > 0 else written
 
@@ -170,7 +170,7 @@ class Failing(EchoGenerator):
     """Breaks down when the first text is wanted."""
 
     def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-        if is_rehearsal(prompts, kwargs["sampling"]):
+        if is_rehearsal(prompts):
             return super().generate(prompts, **kwargs)
         raise GenerationError("the server has gone")
 

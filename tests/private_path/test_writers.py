@@ -75,7 +75,7 @@ def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
 
     class Failing(Mine):
         def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-            if not is_rehearsal(prompts, kwargs["sampling"]):
+            if not is_rehearsal(prompts):
                 raise GenerationError("it has gone")
             return super().generate(prompts, **kwargs)
 

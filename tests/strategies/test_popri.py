@@ -175,7 +175,7 @@ class TestKilledAndResumed:
             dies_at = 6  # in the second round's candidates
 
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-                self.calls += not is_rehearsal(prompts, kwargs["sampling"])
+                self.calls += not is_rehearsal(prompts)
                 if self.calls == self.dies_at:
                     raise Killed
                 if kwargs.get("num_samples", 1) > 1:
@@ -274,7 +274,7 @@ class TestKilledAndResumed:
             calls = 0
 
             def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-                self.calls += not is_rehearsal(prompts, kwargs["sampling"])
+                self.calls += not is_rehearsal(prompts)
                 if self.calls == 5:
                     raise Killed
                 return super().generate(prompts, **kwargs)

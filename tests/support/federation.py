@@ -18,9 +18,9 @@ WORDS = (
 ).split()
 
 
-def is_rehearsal(prompts: Sequence[str], sampling: Any) -> bool:
-    """Whether a generator in this process is only being tried, before the first round."""
-    return not prompts or sampling.max_new_tokens == 1
+def is_rehearsal(prompts: Sequence[str]) -> bool:
+    """Whether a generator is only being tried, before the first round: by one prompt."""
+    return len(prompts) <= 1
 
 
 def make_users(count: int, *, samples: int = 3) -> Users:
