@@ -32,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.errors import ConfigError
 
@@ -184,7 +184,6 @@ class Declaration:
         kind: its type, without None.
         optional: whether None is allowed too.
         bounds: of a number.
-        step: what a whole number must be a multiple of.
         zero: what 0 means where it is allowed beside the interval, else "".
         words: what the field is, for people.
         default: its value where none is given; MISSING where one must be.
@@ -195,7 +194,6 @@ class Declaration:
     kind: Any
     optional: bool
     bounds: Bounds
-    step: int
     zero: str
     words: str
     default: Any
@@ -216,8 +214,6 @@ class Declaration:
         if self.choices:
             return _one_of(self.choices)
         kind = _KINDS.get(self.kind, "")
-        if self.kind is int and self.step == 2:
-            kind = "an even whole number"
         if self.kind is int:
             kind += str(self.bounds)
         elif self.kind is float:
@@ -275,7 +271,7 @@ class Declaration:
             return value if isinstance(value, str) and value in self.choices else None
         if self.kind is int:
             whole = isinstance(value, int) and not isinstance(value, bool)
-            inside = whole and value in self._whole_bounds and value % self.step == 0
+            inside = whole and value in self._whole_bounds
             return value if inside or (whole and self.zero and value == 0) else None
         if self.kind is float:
             number = _as_float(value) if isinstance(value, int | float) else math.nan
@@ -366,26 +362,23 @@ def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | No
     options = typing.get_args(hint) if union else (hint,)
     kinds = [option for option in options if option is not NoneType]
     limits: dict[str, Any] = {}
-    step, zero, words = 1, "", ""
+    zero, words = "", ""
     in_python = IN_PYTHON in metadata or (inherited is not None and inherited.in_python)
     for item in metadata:
         if isinstance(item, str):
             words = item
         elif isinstance(item, OrZero):
             zero = item.meaning
-        elif isinstance(item, MultipleOf):
-            step = int(typing.cast(int, item.multiple_of))
         elif isinstance(item, Gt | Ge | Lt | Le):
             limits.update(dataclasses.asdict(item))
     bounds = Bounds(**limits)
     if inherited is not None and not limits:
-        bounds, step, zero = inherited.bounds, inherited.step, inherited.zero
+        bounds, zero = inherited.bounds, inherited.zero
     return Declaration(
         name=name,
         kind=kinds[0] if len(kinds) == 1 else hint,
         optional=NoneType in options,
         bounds=bounds,
-        step=step,
         zero=zero,
         words=words or (inherited.words if inherited is not None else ""),
         default=default,
