@@ -1,7 +1,7 @@
 """The command `privsyn`: run and resume apps, look at runs, plan a privacy budget.
 
-A file per command, listed in `app.py`. A command is imported when it is called, and imports what it
-works with only then, so that `privsyn --help` loads neither Flower nor a model library, nor Typer.
+A file per command, listed in `app.py`. A command imports what it works with when it is called, so
+that `privsyn --help` loads neither Flower nor a model library.
 """
 
 from __future__ import annotations

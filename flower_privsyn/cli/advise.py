@@ -31,6 +31,9 @@ VARIANTS: Final[Mapping[str, str]] = {
     "dp-ftrl, from a taught student": "from-distilled/dp-ftrl-distilled",
 }
 
+#: Methods that are shown, best first.
+_SHOWN: Final = 6
+
 #: More users than there are people; a number beyond it is a slip.
 _EVERYBODY: Final = 10**10
 
@@ -129,7 +132,7 @@ def advise(
     epsilon: Annotated[float, option("E", "budget of the whole run")],
     as_json: Json = False,
 ) -> int:
-    """Show the methods, best first, at the measured size that is nearest.
+    """Print the command of the method that was best at the measured size that is nearest.
 
     Nothing is interpolated, and another model or public text may change the order: `privsyn
     compare` says it of your own. The figures were computed from private text without noise.
@@ -143,17 +146,17 @@ def advise(
     if as_json:
         print(json.dumps([[asdict(cell) for cell in here] for here in places], indent=2))
         return 0
-    for here in places:
-        print(f"On {here[0].data}, by {here[0].users:,} users at epsilon {here[0].epsilon:g}:")
-        width = max(len(cell.method) for cell in here)
-        for cell in here:
-            print(f"  {cell.method:<{width}}  {_figures(cell)}")
-        print()
-    best = places[0][0]
+    here = places[0]
     print(
-        f"To run {best.method} on your own: `privsyn new every-method every`, then `privsyn run "
-        f"every --config {best.config} --set data=FILE --set epsilon={epsilon:g}`."
+        f"privsyn new every-method every && privsyn run every --config {here[0].config} "
+        f"--set data=FILE --set epsilon={epsilon:g}\n"
     )
+    print(f"On {here[0].data}, by {here[0].users:,} users at epsilon {here[0].epsilon:g}:")
+    width = max(len(cell.method) for cell in here)
+    for cell in here[:_SHOWN]:
+        print(f"  {cell.method:<{width}}  {_figures(cell)}")
+    if others := len(here[_SHOWN:]) + sum(map(len, places[1:])):
+        print(f"{others} more, also on other text, by --json.")
     return 0
 
 

@@ -1,96 +1,77 @@
 """The commands of `privsyn`, in the order of its help.
 
-A command's file, and Typer with it, is imported when the command is called: `privsyn --help` reads
-no more than the table below.
+Their files import what they work with only when they are called, so that `privsyn --help` loads
+neither Flower nor a model library.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Final
+from collections.abc import Callable
+from typing import Annotated, Final
 
-import click
+import typer
 
+from flower_privsyn.cli.advise import advise
+from flower_privsyn.cli.budget import budget
+from flower_privsyn.cli.check import check
+from flower_privsyn.cli.compare import compare
+from flower_privsyn.cli.data import data
+from flower_privsyn.cli.evaluate import evaluate
+from flower_privsyn.cli.expand import expand
+from flower_privsyn.cli.inspect import inspect
+from flower_privsyn.cli.methods import methods
+from flower_privsyn.cli.new import new
+from flower_privsyn.cli.node import node
+from flower_privsyn.cli.options import PlainCommand, SeveralValues, plain_group
+from flower_privsyn.cli.report import report
+from flower_privsyn.cli.run import resume, run
 from flower_privsyn.environment import library_versions
 
-COMMANDS: Final = {
-    "new": ("new", "write an example to start from"),
-    "check": ("check", "check a run before it is started; spends and writes nothing"),
-    "run": ("run", "run a Flower app on this machine and follow it to its end"),
-    "resume": ("run", "continue an interrupted run"),
-    "inspect": ("inspect", "show what a run has done, spent and released, or rank text by it"),
-    "evaluate": ("evaluate", "measure a run on held-out private text (not private)"),
-    "methods": ("methods", "list the methods and their papers, or the settings of one"),
-    "data": ("data", "say what a file of users holds, to its owner (not private)"),
-    "compare": (
-        "compare",
-        "run every method on the same users and compare what it gives and costs (not private)",
+COMMANDS: Final[dict[Callable[..., int], str]] = {
+    new: "write an example to start from",
+    check: "check a run before it is started; spends and writes nothing",
+    run: "run a Flower app on this machine and follow it to its end",
+    resume: "continue an interrupted run",
+    inspect: "show what a run has done, spent and released, or rank text by it",
+    evaluate: "measure a run on held-out private text (not private)",
+    methods: "list the methods and their papers, or the settings of one",
+    data: "count what a file of users holds, for its owner (not private)",
+    compare: (
+        "run every method on the same users and compare what it gives and costs (not private)"
     ),
-    "advise": ("advise", "say which method was best at a measured size like yours"),
-    "expand": ("expand", "make more of what a finished run released, at no privacy cost"),
-    "report": ("report", "write a page about a run or a comparison, to be opened in a browser"),
-    "budget": ("budget", "noise for a privacy budget, or the other way round"),
-    "node": ("node", "say what this node allows, and see what its users have spent"),
+    advise: "say which method was best at a measured size like yours",
+    expand: "make more of what a finished run released, at no privacy cost",
+    report: "write a page about a run or a comparison, to be opened in a browser",
+    budget: "noise for a privacy budget, or the other way round",
 }
-"""A command's file in `flower_privsyn.cli`, which holds a function or a group of its name, and the
-words of the help."""
+"""A command's function, whose name it has, and the words of the help."""
+
+_privsyn = plain_group("Differentially private synthetic text with Flower.")
+for _function, _words in COMMANDS.items():
+    _class = SeveralValues if _function in (compare, inspect) else PlainCommand
+    _privsyn.command(cls=_class, short_help=_words)(_function)
+_privsyn.add_typer(
+    node, name="node", short_help="say what this node allows, and see what its users have spent"
+)
 
 
-class Privsyn(click.Group):
-    """`privsyn` itself: knows its commands by name and words, and imports one to call it."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the help."""
-        return list(self.commands)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by its name; None where there is none."""
-        return _imported(cmd_name, *COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
-
-
-def _imported(name: str, file: str, words: str) -> click.Command:
-    """A command or a group of them, as click takes it."""
-    import typer.main
-
-    from flower_privsyn.cli.options import PlainCommand, SeveralValues, plain_group
-
-    found = getattr(import_module(f"flower_privsyn.cli.{file}"), name)
-    if not isinstance(found, typer.Typer):
-        function, found = found, plain_group()
-        several = name in ("compare", "inspect")
-        found.command(cls=SeveralValues if several else PlainCommand)(function)
-    command = typer.main.get_command(found)
-    command.name, command.short_help = name, words
-    return command
-
-
-def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+def _version(asked: bool) -> None:
     if asked:
         found = library_versions("flower-privsyn", "flwr")
         print(f"privsyn {found['flower-privsyn']} (flwr {found['flwr']})")
-        context.exit()
+        raise typer.Exit
 
 
-privsyn = Privsyn(
-    "privsyn",
-    help="Differentially private synthetic text with Flower.",
-    # By name alone: for the order of the help, and for what a mistyped name is close to.
-    commands={name: click.Command(name, short_help=words) for name, (_, words) in COMMANDS.items()},
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_version,
-            help="print the versions and exit",
-        )
-    ],
-)
+@_privsyn.callback()
+def _start(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="print the versions and exit"
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+privsyn = typer.main.get_command(_privsyn)

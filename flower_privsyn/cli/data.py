@@ -6,31 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import (
-    Column,
-    Json,
-    PlainCommand,
-    option,
-    plain_group,
-)
+from flower_privsyn.cli.options import Column, Json, option
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
-
-data = plain_group("What a file of users holds, for its owner.")
 
 _MaxTokens = Annotated[int, option("N", "length of a sample of the run that is planned")]
 _MaxSamples = Annotated[int, option("N", "samples of one user that may vote; 0 for all")]
 _Model = Annotated[str, option("NAME", "embedding model whose tokens are counted")]
 
 
-@data.callback()
-def _data() -> None:
-    """Keep `describe` a command of its own beside those to come."""
-
-
-@data.command(cls=PlainCommand, short_help="count users, texts and tokens (not private)")
-def describe(
+def data(
     source: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
     max_tokens: _MaxTokens = 64,
     max_samples: _MaxSamples = 8,

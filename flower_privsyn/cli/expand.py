@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
-import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flower_privsyn.cli.options import RunDir, Settings, option
@@ -89,24 +88,13 @@ def _more(
 
 def _given(settings: list[str]) -> dict[str, Any]:
     """What `--set` says of how more text is written, by the names of `MoreText`."""
+    from flower_privsyn.host.app import App, read_settings
     from flower_privsyn.strategies.more_text import MoreText
 
-    given: dict[str, Any] = {}
-    for setting in settings:
-        key, separator, text = setting.partition("=")
-        name = key.strip().replace("-", "_")
-        if not separator or name not in MoreText.declared:
-            known = ", ".join(name.replace("_", "-") for name in MoreText.declared)
-            raise ConfigError(
-                f"--set takes key=value of how text is written ({known}), got {setting!r}; other "
-                "settings are for --anew"
-            )
-        given[name] = text.strip()
-        if MoreText.declared[name].kind in (bool, int, float):
-            # What is no number is refused by what the setting declares.
-            with contextlib.suppress(tomllib.TOMLDecodeError):
-                given[name] = tomllib.loads(f"value = {text}")["value"]
-    return given
+    defaults = {name.replace("_", "-"): field.default for name, field in MoreText.declared.items()}
+    like_an_app = App(path=Path(), name="privsyn expand", defaults={**defaults, "generator": ""})
+    found = read_settings(like_an_app, settings)
+    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:

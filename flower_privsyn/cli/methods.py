@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -24,7 +26,7 @@ def methods(
     from flower_privsyn.strategies.catalogue import entries, refusals
 
     if method:
-        _show(("key", "allowed", "default", "what it is"), settings_of(method))
+        _list_settings(settings_of(method))
         return 0
     if settings:
         print(settings_page(), end="")
@@ -48,6 +50,16 @@ def _list(rows: Sequence[dict[str, str]]) -> None:
     for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
         shown = ("strategy", *(headings[key] for key in keys))
         _show(shown, ([row[key] for key in ("name", *keys)] for row in rows))
+
+
+def _list_settings(rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """Print settings, a line each, as wide as the terminal."""
+    lines = [(f"{key} = {default}", words) for key, _, default, words in rows]
+    longest = max(len(setting) for setting, _ in lines)
+    most = max(20, shutil.get_terminal_size().columns - longest - 2)
+    for setting, words in lines:
+        print(f"{setting:<{longest}}  {textwrap.shorten(words, most, placeholder=' ...')}")
+    print("What may stand there, and all that is said of it: privsyn methods --settings")
 
 
 def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

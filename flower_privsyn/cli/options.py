@@ -30,6 +30,7 @@ def plain_group(words: str | None = None) -> typer.Typer:
     return typer.Typer(
         help=words,
         add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         suggest_commands=False,  # click does
         # What a user typed may look like markup, and a pipe may read what is printed.
         rich_markup_mode=None,

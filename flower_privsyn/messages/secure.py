@@ -18,9 +18,9 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.messages.arrays import content_digest, numbers_of
 from flower_privsyn.messages.data_request import without_empty
 from flower_privsyn.messages.packed import packed_bytes
-from flower_privsyn.messages.shared_array import content_digest, numbers_of
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
 from flower_privsyn.messages.wire import Ask, Traffic, WireError, pack_ask

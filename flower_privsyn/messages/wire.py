@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from flower_privsyn.messages.arrays import content_digest, numbers_of
 from flower_privsyn.messages.data_request import DataRequest as DataRequest
 from flower_privsyn.messages.data_request import WireError as WireError
 from flower_privsyn.messages.data_request import (
@@ -37,7 +38,6 @@ from flower_privsyn.messages.packed import (
     packed_bytes,
     unpack_steps,
 )
-from flower_privsyn.messages.shared_array import SharedArray, content_digest, numbers_of
 from flower_privsyn.privacy import (
     MOST_PHASES,
     Correlation,
@@ -347,7 +347,7 @@ def broadcast_record(
     for name, array in broadcast.items():
         floating = np.issubdtype(array.dtype, np.floating)
         kind = "float32" if name in unrounded else precision
-        record[name] = SharedArray(array.astype(kind) if floating else array)
+        record[name] = Array(np.ascontiguousarray(array.astype(kind) if floating else array))
     return record
 
 

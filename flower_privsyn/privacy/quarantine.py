@@ -144,7 +144,7 @@ class Tally:
         if self.records or self.users:
             said.append(
                 f"{self.records} records of {len(self.users)} users are left out as unusable: "
-                "see `privsyn data describe`"
+                "see `privsyn data`"
             )
         if self.other_class:
             said.append(

@@ -1,4 +1,4 @@
-"""`privsyn data describe`: figures for the owner, and what is said of bad data."""
+"""`privsyn data`: figures for the owner, and what is said of bad data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_good_data_are_described(
     case.make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     words = ["--text-column", case.settings["text-column"], "--json"]
-    assert main(["data", "describe", case.data, *words]) == 0
+    assert main(["data", case.data, *words]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["stamp"] == STAMP
     assert found["users"] == 2
@@ -39,7 +39,7 @@ def test_bad_data_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
-    assert main(["data", "describe", case.data]) == 2
+    assert main(["data", case.data]) == 2
     shown = capsys.readouterr()
     assert not shown.out
     assert len(shown.err.splitlines()) == 1
@@ -57,7 +57,7 @@ def test_what_is_shown(
         {"client_id": "cem", "text": 5},
     ]
     Path("u.jsonl").write_text(lines(rows))
-    assert main(["data", "describe", "u.jsonl", "--max-samples", "4"]) == 0
+    assert main(["data", "u.jsonl", "--max-samples", "4"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
     for said in (
@@ -76,10 +76,10 @@ def test_bad_numbers_and_models_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "u.csv").write_text("client_id,text\na,b\n")
-    describe = ["data", "describe", str(tmp_path / "u.csv")]
+    describe = ["data", str(tmp_path / "u.csv")]
     assert main([*describe, "--max-tokens", "0"]) == 2
     assert "--max-tokens" in capsys.readouterr().err
     assert main([*describe, "--embedding-model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
     assert main(["data"]) == 2
-    assert "Missing command." in capsys.readouterr().err
+    assert "Missing argument" in capsys.readouterr().err

@@ -32,11 +32,9 @@ def test_the_settings_of_one_method(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["methods", "popri"]) == 0
     printed = capsys.readouterr().out
-    keys = STRATEGIES["popri"][0].keys()
-    assert keys <= set(printed.replace("│", " ").split())
-    row = next(line for line in printed.splitlines() if line.startswith("│num-rounds "))
-    assert "a whole number of at least 1" in row
-    assert " 20 " in row
+    *lines, _ = printed.splitlines()
+    assert {line.partition(" = ")[0] for line in lines} == STRATEGIES["popri"][0].keys()
+    assert any(line.startswith("num-rounds = 20 ") for line in lines)
 
 
 @pytest.mark.parametrize("width", ["80", "60"])
@@ -48,12 +46,7 @@ def test_a_narrow_table_loses_no_letter(
     assert main(["methods"]) == 0
     printed = capsys.readouterr().out
     assert set(STRATEGIES) <= set(printed.replace("│", " ").split())
-    assert main(["methods", "popri"]) == 0
-    settings = capsys.readouterr().out
-    assert STRATEGIES["popri"][0].keys() <= set(settings.replace("│", " ").split())
-    assert "…" not in printed + settings
-    said = "".join(line.split("│")[-2].strip() for line in settings.splitlines() if "│" in line)
-    assert "`max-nodes-per-user`" in said
+    assert "…" not in printed
 
 
 def test_an_unknown_method(capsys: pytest.CaptureFixture[str]) -> None:

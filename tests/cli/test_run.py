@@ -259,7 +259,7 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     app = str(EXAMPLES / "own-data")
     assert main(["run", app, "--run-dir", "taken", "--set", "data=users.jsonl"]) == 2
     said = capsys.readouterr().err.splitlines()
-    counted = "1 records of 1 users are left out as unusable: see `privsyn data describe`"
+    counted = "1 records of 1 users are left out as unusable: see `privsyn data`"
     assert said[0] == f"privsyn: warning: {counted} (counted in private text, for its owner)"
     assert any("already holds a run" in line for line in said)
 

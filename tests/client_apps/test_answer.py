@@ -209,7 +209,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     monkeypatch.setattr("flower_privsyn.client_apps.answer.in_simulation", lambda: False)
     with caplog.at_level(logging.INFO):
         reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
-    told = "2 records of 1 users are left out as unusable: see `privsyn data describe`"
+    told = "2 records of 1 users are left out as unusable: see `privsyn data`"
     assert caplog.messages == [told]
     log = tmp_path / "deployed" / "quarantine.log"
     (line,) = log.read_text().splitlines()

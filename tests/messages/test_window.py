@@ -1,20 +1,17 @@
-"""Few messages under way, whatever the federation: silent, late and ended receivers."""
+"""Few messages under way, whatever the federation: silent and late receivers."""
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.messages import window as window_module
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.testing import LoopbackGrid
@@ -44,11 +41,6 @@ def senders(replies: Iterable[Message]) -> list[int]:
     return [reply.metadata.src_node_id for reply in replies]
 
 
-def an_error(reason: str, *, to: Message | None = None) -> Message:
-    request = to or next(ask([1]))
-    return Message(Error(code=0, reason=reason), reply_to=request)
-
-
 class Slow(LoopbackGrid):
     """Keeps the replies of some nodes back."""
 
@@ -63,48 +55,6 @@ class Slow(LoopbackGrid):
             if not any(r.metadata.src_node_id in self.silent for r in self._arrived.get(name, []))
         ]
         return super().pull_messages(spoken)
-
-
-class Pool(LoopbackGrid):
-    """Processes as Flower's simulation has them: one that has ended is taken like any other.
-
-    A living process answers at the second look, an ended one comes back at once; the process that
-    was given back last is taken first.
-    """
-
-    def __init__(self, *args: Any, living: int, ended: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.idle = [f"1{i}" for i in range(living)] + [f"0{i}" for i in range(ended)]
-        self.queue: list[Message] = []
-        self.busy: list[tuple[str, Message]] = []
-        self.wasted = 0
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        batch = list(messages)
-        names = list(super().push_messages(batch))
-        self.queue += batch
-        return names
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        wanted = set(message_ids)
-        finished, self.busy = self.busy, []
-        errors: list[Message] = []
-        while self.queue and self.idle:
-            gone: list[str] = []
-            while self.queue and self.idle:  # side by side
-                process, message = self.idle.pop(), self.queue.pop(0)
-                if process.startswith("1"):
-                    self.busy.append((process, message))
-                    continue
-                text = f"<class 'ray.exceptions.ActorDiedError'>:<'...\n\tactor_id: {process}\n"
-                errors.append(Message(Error(code=0, reason=text), reply_to=message))
-                gone.append(process)
-            self.wasted += len(gone)
-            self.idle += gone
-        self.idle += [process for process, _ in finished]
-        done = [message.metadata.message_id for _, message in finished]
-        assert wanted >= set(done)
-        return [*errors[::-1], *super().pull_messages(done)]  # in no order that means anything
 
 
 class TestRoom:
@@ -266,63 +216,3 @@ class TestSilence:
         for line in lines(strategy.run.metrics_file):
             assert not {"answers", "missing", "rejected: late reply"} & set(line)
         assert len(releases(strategy.run.path)) == 2
-
-
-class TestEndedProcesses:
-    @pytest.fixture(autouse=True)
-    def simulation(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ray runs on so many cores that the window stays as it is."""
-        ray = types.ModuleType("ray")
-        monkeypatch.setattr(ray, "is_initialized", lambda: True, raising=False)
-        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0}, raising=False)
-        monkeypatch.setitem(sys.modules, "ray", ray)
-
-    def test_messages_that_met_an_ended_process_are_sent_again(self) -> None:
-        grid = Pool(echo(), num_nodes=30, living=1, ended=1)
-        windowed = WindowedGrid(grid, window=8)
-        replies = list(windowed.send_and_receive(ask(range(1, 31)), timeout=60))
-        # The first message that met the process may have ended it: it is not tried on another.
-        lost = [reply for reply in replies if reply.has_error()]
-        assert len(lost) == 1
-        assert len([m for m in grid.requests if m.metadata.dst_node_id == senders(lost)[0]]) == 1
-        assert senders(lost) == [1]
-        assert sorted(senders(replies)) == list(range(1, 31))
-        assert windowed.take_late() == 0
-        # Known from now on: nothing is lost.
-        grid.wasted = 0
-        replies = list(windowed.send_and_receive(ask(range(1, 31)), timeout=60))
-        assert not any(reply.has_error() for reply in replies)
-        assert sorted(senders(replies)) == list(range(1, 31))
-        assert grid.wasted > 0
-
-    @pytest.mark.parametrize("ended", [1, 3])
-    def test_no_process_is_left(self, ended: int) -> None:
-        grid = Pool(echo(), num_nodes=10, living=0, ended=ended)
-        replies = list(WindowedGrid(grid).send_and_receive(ask(range(1, 11)), timeout=60))
-        assert sorted(senders(replies)) == list(range(1, 11))
-        assert all(reply.has_error() for reply in replies)
-
-    @pytest.mark.parametrize(
-        ("reason", "process"),
-        [
-            ("<class 'ray.exceptions.ActorDiedError'>:<'It died.\n\tactor_id: 0a1b\n'>", "0a1b"),
-            ("<class 'ray.exceptions.ActorUnavailableError'>:<'The actor 0a1b is un", "0a1b"),
-            ("<class 'ray.exceptions.ActorDiedError'>:<'" + "." * 5_000 + "actor_id: 0a1b", None),
-            ("actor_id: 0a1b, says an ActorDiedError", None),
-            ("ActorDiedErrorActorUnavailableError", None),
-            ("", None),
-        ],
-    )
-    def test_what_names_a_process_that_ended(self, reason: str, process: str | None) -> None:
-        assert window_module._ended_process(an_error(reason)) == process
-
-    def test_a_client_of_a_deployment_cannot_say_that_a_process_ended(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delitem(sys.modules, "ray")
-        said = "ray.exceptions.ActorDiedError\n\tactor_id: 01"
-        grid = LoopbackGrid(
-            echo(), num_nodes=3, tamper=lambda request, reply: [an_error(said, to=request)]
-        )
-        replies = list(WindowedGrid(grid).send_and_receive(ask([1, 2, 3]), timeout=60))
-        assert len(replies) == len(grid.requests) == 3  # nobody is asked twice for it

@@ -80,6 +80,4 @@ def test_counts(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         quarantine.note(["secret name"], records=1)
-    assert caplog.messages == [
-        "1 records of 1 users are left out as unusable: see `privsyn data describe`"
-    ]
+    assert caplog.messages == ["1 records of 1 users are left out as unusable: see `privsyn data`"]
