@@ -165,7 +165,7 @@ def test_a_variable_goes_where_its_owner_says(
     change(handed, {"generator-api-key-env": "A_SECRET", "generator": "http://elsewhere/v1#m"})
     words = ["--set", f"generator={server.url}#tiny", "--set", "generator-api-key-env=A_SECRET"]
     assert main(["expand", str(handed), "--samples", "3", *words]) == 0, capsys.readouterr().err
-    assert {sent.get("Authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
+    assert {sent.get("authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
 
 
 def test_ones_own_run_is_gone_on_with_as_it_was(
@@ -176,7 +176,7 @@ def test_ones_own_run_is_gone_on_with_as_it_was(
     change(finished.path, own, generators={})
     finished.owner.remember(settings={**finished.config, **own})
     assert main(["expand", str(finished.path), "--samples", "3"]) == 0
-    assert {sent.get("Authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
+    assert {sent.get("authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
     # The directory was given back changed: its own settings are not the owner's any more.
     change(finished.path, {"generator-api-key-env": "HOME"})
     assert main(["expand", str(finished.path), "--samples", "6"]) == 2

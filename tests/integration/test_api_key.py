@@ -65,7 +65,7 @@ def test_no_file_and_no_message_holds_the_key(
     finally:
         server.close()
     assert server.requests, done.stderr
-    assert {headers["Authorization"] for _, _, headers in server.requests} == {f"Bearer {KEY}"}
+    assert {headers["authorization"] for _, _, headers in server.requests} == {f"Bearer {KEY}"}
     assert done.returncode != 0
     assert "with status 401: Incorrect API key provided: [api key]. [api key]***" in done.stderr
     assert found == []

@@ -45,7 +45,9 @@ class Server:
                 self._answer(json.loads(self.rfile.read(length)))
 
             def _answer(self, body):
-                status, content = outer.handle(self.path, body, dict(self.headers))
+                # A client may write their names as it likes.
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                status, content = outer.handle(self.path, body, headers)
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 for key, value in outer.headers.items():
