@@ -154,6 +154,7 @@ class LocalGrid(Grid):
             self._closed = True
             for process in self._processes:
                 process.kill()
+                process.join()
 
     def _serve(self) -> None:
         """Answer one message after the other by one process, by a new one where that has ended."""
