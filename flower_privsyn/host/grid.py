@@ -97,8 +97,9 @@ class LocalGrid(Grid):
         self._starting = threading.Lock()
         self._processes: list[Any] = []
         self._closed = False
-        for _ in range(processes):
-            threading.Thread(target=self._serve, daemon=True).start()
+        # Here and not in the threads: what this process loads next must not find `_ALONE`.
+        for pipe in [self._process() for _ in range(processes)]:
+            threading.Thread(target=self._serve, args=(pipe,), daemon=True).start()
 
     def set_run(self, run: Any) -> None:
         """Accept any run."""
@@ -156,9 +157,8 @@ class LocalGrid(Grid):
                 process.kill()
                 process.join()
 
-    def _serve(self) -> None:
+    def _serve(self, pipe: Connection | None) -> None:
         """Answer one message after the other by one process, by a new one where that has ended."""
-        pipe = self._process()
         while pipe is not None:
             message = self._asked.get()
             node = message.metadata.dst_node_id

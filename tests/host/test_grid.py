@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def answer(message, context):
         "nodes": context.node_config["num-partitions"],
         "note": context.run_config["note"],
         "simulated": in_simulation(),
+        "threads": os.environ["OMP_NUM_THREADS"],
     }
     return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
 """
@@ -73,12 +75,21 @@ def ask(tmp_path: Path) -> Iterator[Asked]:
 
 
 def test_every_node_answers_by_its_own_context(ask: Asked) -> None:
+    before = dict(os.environ)
     for times in (1, 2):
         told = [reply.content.config_records["told"] for reply in ask("tell", "tell", "tell")]
         assert [dict(one) for one in told] == [
-            {"times": times, "node": node, "nodes": 3, "note": "a text", "simulated": True}
+            {
+                "times": times,
+                "node": node,
+                "nodes": 3,
+                "note": "a text",
+                "simulated": True,
+                "threads": "1",
+            }
             for node in range(3)
         ]
+    assert dict(os.environ) == before  # one thread is for them alone
 
 
 def test_a_node_that_fails_costs_its_answer_alone(ask: Asked) -> None:
