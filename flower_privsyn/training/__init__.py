@@ -4,8 +4,14 @@ What is exported here runs at the server and sees no private text: preferences a
 and generated text and of released, noised scores.
 """
 
-from flower_privsyn.training.preference import TrainingReport, train_preferences
-from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
+from typing import Any
+
+from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.training.preference_settings import (
+    PreferencePair,
+    PreferenceTraining,
+    TrainingReport,
+)
 
 __all__ = [
     "PreferencePair",
@@ -13,3 +19,17 @@ __all__ = [
     "TrainingReport",
     "train_preferences",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `train_preferences` when it is asked for."""
+    if name != "train_preferences":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from flower_privsyn.training.preference import train_preferences
+    except ImportError as error:
+        raise MissingExtraError(
+            f"preference training needs PyTorch, Transformers, PEFT and TRL ({error}): "
+            "pip install 'flower-privsyn[training]'"
+        ) from error
+    return train_preferences

@@ -15,31 +15,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model, stamped
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
-from flower_privsyn.training import storage
+from flower_privsyn.training import fingerprint, storage
 from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import Distillation, check_same_tokens
-from flower_privsyn.training.fingerprint import digest_of_texts, weight_files
-from flower_privsyn.training.loss import add_gradient
-from flower_privsyn.training.teacher import TeacherTargets, teacher_targets
-from flower_privsyn.training.tokens import first_token, text_window, token_rows
+from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.teacher import TeacherTargets
 
 #: Seconds between checkpoints: what is lost in a crash is at most this.
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
+
+#: Labels of tokens that nothing is learnt from.
+_IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,49 +111,29 @@ def fine_tune(
     """
     output = Path(output)
     texts = tuple(texts)
-    if distillation is not None and distillation.shares[1] == 0:
-        distillation = None
-    resolved = _checked(model, texts, output=output, seed=seed)
-    fingerprint = _fingerprint(resolved, texts, settings, seed, distillation)
-    partial = output.with_name(output.name + ".partial")
-    known = storage.finished(output, fingerprint)
-    if known is not None:
-        storage.discard(partial)  # a crash right after the end leaves it, too
-        report = FineTuning(**{**known, "losses": tuple(known["losses"])})
-        if progress is not None:
-            progress(report.steps, report.steps)
-        return report
-    if distillation is not None:
-        check_same_tokens(model, distillation.teacher)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = storage.last_checkpoint(partial, fingerprint)
-    built, report = _train(
-        model,
-        texts,
-        settings=settings,
-        seed=seed,
-        distillation=distillation,
-        progress=progress,
-        partial=partial,
-        checkpoint=checkpoint,
-    )
-    teachers = () if distillation is None else (str(distillation.teacher),)
-    stamp = stamp or stamped.stamp_of(str(model), *teachers)
-    storage.install(built, output, fingerprint=fingerprint, report=asdict(report), stamp=stamp)
-    shutil.rmtree(partial)
-    return report
-
-
-def _checked(model: str | Path, texts: Sequence[str], *, output: Path, seed: int) -> str:
-    """The folder or hub name of a model, once nothing is wrong with what it is to be trained on."""
     check_whole("training setting seed", seed, ge=0, le=2**63 - 1)
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
-    resolved = resolve_model(model)
-    if Path(resolved).exists() and Path(resolved).resolve() == output.resolve():
+    resolved = Path(resolve_model(model))
+    if resolved.exists() and resolved.resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")
-    storage.refuse_other(output, holds=storage.MODEL)
-    return resolved
+    depends: dict[str, Any] = fingerprint.of_training(model, texts, settings, seed)
+    if distillation is not None and distillation.shares[1] == 0:
+        distillation = None
+    if distillation is not None:
+        depends["distillation"] = distillation.fingerprint()
+        check_same_tokens(model, distillation.teacher)
+
+    def build(partial: Path, checkpoint: Path | None) -> tuple[Path, dict[str, Any]]:
+        training = _Training(model, texts, settings, seed, distillation, partial)
+        with own_random_state():
+            training.take_steps(checkpoint, progress)
+        return training.write(), asdict(training.report())
+
+    teachers = () if distillation is None else (str(distillation.teacher),)
+    stamp = stamp or stamped.stamp_of(str(model), *teachers)
+    report = storage.once(output, depends, build, holds=storage.MODEL, stamp=stamp)
+    return FineTuning(**{**report, "losses": tuple(report["losses"])})
 
 
 def training_rows(
@@ -180,111 +162,184 @@ def training_rows(
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def _train(
-    model: str | Path,
-    texts: Sequence[str],
-    *,
-    settings: CausalTraining,
-    seed: int,
-    distillation: Distillation | None,
-    progress: Callable[[int, int], None] | None,
-    partial: Path,
-    checkpoint: Path | None,
-) -> tuple[Path, FineTuning]:
-    """Load, train from the checkpoint if there is one, and write the model to a folder."""
-    torch = _torch()
-    built = partial / "model"
-    if built.exists():
-        shutil.rmtree(built)
-    device = choose_device(None if settings.device == "auto" else settings.device)
-    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=str(device))
-    if settings.lora_rank:
-        network = with_adapters(
-            network,
-            name=str(model),
-            rank=settings.lora_rank,
-            alpha=2 * settings.lora_rank,
-            seed=_mixed(seed, 0),
+class _Training:
+    """A model, its rows and its optimiser, and the steps that were taken.
+
+    Args:
+        model: that is trained.
+        texts: that it is trained on.
+        settings: how.
+        seed: of the order of the rows, of dropout, and of new adapters.
+        distillation: a teacher as well; None for the text alone.
+        partial: the folder of checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        texts: Sequence[str],
+        settings: CausalTraining,
+        seed: int,
+        distillation: Distillation | None,
+        partial: Path,
+    ) -> None:
+        self._torch = torch = _torch()
+        self._settings, self._seed, self._partial = settings, seed, partial
+        device = choose_device(None if settings.device == "auto" else settings.device)
+        network, self._tokenizer = load_pretrained(
+            model, kind="causal", dtype="float32", device=str(device)
         )
-    else:
-        network.requires_grad_(True)
-    network.train()
-    rows = training_rows(
-        tokenizer,
-        texts,
-        settings=settings,
-        window=text_window(network, settings.max_tokens),
-    )
-    if not rows:
-        raise ConfigError("there is nothing to learn from: no text has a token")
-    per_epoch = math.ceil(len(rows) / settings.batch_size)
-    total = settings.max_steps or settings.epochs * per_epoch
-    bfloat16 = _multiplies_in_bfloat16(settings, device)
-    taught = None
-    if distillation is not None:
-        taught = teacher_targets(
-            rows,
-            _order(len(rows), seed, 0)[: total * settings.batch_size],  # what the steps visit
-            distillation=distillation,
-            tokenizer=tokenizer,
-            vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-            folder=partial / "teacher",
-            device=str(device),
-            bfloat16=bfloat16,
+        if settings.lora_rank:
+            network = with_adapters(
+                network,
+                name=str(model),
+                rank=settings.lora_rank,
+                alpha=2 * settings.lora_rank,
+                seed=_mixed(seed, 0),
+            )
+        else:
+            network.requires_grad_(True)
+        self._network, self._device = network.train(), device
+        window = text_window(network, settings.max_tokens)
+        self._rows = rows = training_rows(self._tokenizer, texts, settings=settings, window=window)
+        if not rows:
+            raise ConfigError("there is nothing to learn from: no text has a token")
+        self._per_epoch = math.ceil(len(rows) / settings.batch_size)
+        self._total = settings.max_steps or settings.epochs * self._per_epoch
+        automatic = settings.precision == "auto" and device.type == "cuda"
+        self._bfloat16 = automatic or settings.precision == "bfloat16"
+        self._taught: TeacherTargets | None = None
+        if distillation is not None:
+            from flower_privsyn.training.teacher import TeacherTargets
+
+            self._taught = TeacherTargets(
+                rows,
+                # What the steps visit.
+                _order(len(rows), seed, 0)[: self._total * settings.batch_size],
+                distillation=distillation,
+                vocabulary=int(network.get_output_embeddings().weight.shape[0]),
+                folder=partial / "teacher",
+                device=str(device),
+                bfloat16=self._bfloat16,
+            )
+        self._optimiser = torch.optim.AdamW(
+            [weight for weight in network.parameters() if weight.requires_grad],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
         )
-    trained = [weight for weight in network.parameters() if weight.requires_grad]
-    optimiser = torch.optim.AdamW(
-        trained, lr=settings.learning_rate, weight_decay=settings.weight_decay
-    )
-    losses: list[float] = []
-    if checkpoint is not None:
-        # To the CPU, where AdamW counts its steps: counts on a GPU would be waited for one by one.
-        state = torch.load(checkpoint / _STATE, map_location="cpu", weights_only=True)
-        network.load_state_dict(state["network"], strict=False)  # what is trained of it
-        optimiser.load_state_dict(state["optimiser"])
-        losses = list(state["losses"])
-    _take_steps(
-        torch,
-        network,
-        optimiser,
-        rows,
-        losses,
-        settings=settings,
-        seed=seed,
-        total=total,
-        device=device,
-        bfloat16=bfloat16,
-        taught=taught,
-        partial=partial,
-        progress=progress,
-    )
-    check_weights(network)
-    network.eval().requires_grad_(False)
-    if settings.lora_rank:
-        # A writer: as large on the disk as it is unpacked and run.
-        network = network.merge_and_unload().to(torch.bfloat16)
-    with quiet_transformers():
-        network.save_pretrained(built)
-        tokenizer.save_pretrained(built)
-    return built, _report(losses, rows, epochs=total / per_epoch)
+        self._losses: list[float] = []
 
+    def take_steps(
+        self, checkpoint: Path | None, progress: Callable[[int, int], None] | None
+    ) -> None:
+        """Take the steps that are left, from a checkpoint where there is one."""
+        torch, settings, network, losses = self._torch, self._settings, self._network, self._losses
+        if checkpoint is not None:
+            # To the CPU, where AdamW counts its steps: counts on a GPU would be waited for.
+            state = torch.load(checkpoint / _STATE, map_location="cpu", weights_only=True)
+            network.load_state_dict(state["network"], strict=False)  # what is trained of it
+            self._optimiser.load_state_dict(state["optimiser"])
+            losses += state["losses"]
+        saved = time.monotonic()
+        while len(losses) < self._total:
+            step = len(losses)
+            for group in self._optimiser.param_groups:
+                group["lr"] = settings.learning_rate * _rate(settings, step, self._total)
+            # Dropout is drawn anew for every step, so that a resumed training draws the same.
+            torch.manual_seed(_mixed(self._seed, step))
+            chosen = _rows_of_step(len(self._rows), settings.batch_size, step, self._seed)
+            loss = self._add_gradient(chosen)
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss of step {step + 1} is not finite: lower learning_rate, now "
+                    f"{settings.learning_rate:g}"
+                )
+            if settings.max_gradient_norm:
+                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_gradient_norm)
+            self._optimiser.step()
+            self._optimiser.zero_grad(set_to_none=True)
+            losses.append(loss)
+            if time.monotonic() - saved >= CHECKPOINT_SECONDS and len(losses) < self._total:
+                self._save()
+                saved = time.monotonic()
+            if progress is not None:
+                progress(len(losses), self._total)
+        check_weights(network)
 
-def _report(losses: list[float], rows: Sequence[Sequence[int]], *, epochs: float) -> FineTuning:
-    tail = losses[-max(1, len(losses) // 10) :]
-    return FineTuning(
-        steps=len(losses),
-        epochs=epochs,
-        rows=len(rows),
-        tokens=sum(len(row) - 1 for row in rows),
-        first_loss=losses[0],
-        loss=sum(tail) / len(tail),
-        losses=tuple(losses),
-    )
+    def _add_gradient(self, chosen: Sequence[int]) -> float:
+        """Add up the gradient of the mean loss over all tokens of some rows; return that loss."""
+        torch, rows, device = self._torch, self._rows, self._device
+        micro = self._settings.micro_batch_size or self._settings.batch_size
+        predicted = sum(len(rows[index]) - 1 for index in chosen)
+        loss = 0.0
+        for first in range(0, len(chosen), micro):
+            part = chosen[first : first + micro]
+            tokens, attention = padded([rows[index] for index in part])
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
+                logits = self._network(
+                    input_ids=tokens.to(device),
+                    attention_mask=attention.to(device),
+                    use_cache=False,
+                ).logits
+            held = attention[:, 1:].bool()
+            if self._taught is None:
+                targets = tokens[:, 1:].masked_fill(~held, _IGNORED)
+                summed = torch.nn.functional.cross_entropy(
+                    logits[:, :-1].float().flatten(0, 1),
+                    targets.to(device).flatten(),
+                    ignore_index=_IGNORED,
+                    reduction="sum",
+                )
+            else:
+                summed = self._taught.losses(
+                    logits[:, :-1][held.to(device)].float(), tokens[:, 1:][held].to(device), part
+                ).sum()
+            (summed / predicted).backward()
+            loss += float(summed.detach()) / predicted
+        return loss
 
+    def _save(self) -> None:
+        """Write a checkpoint, and let go of the one before."""
+        folder = self._partial / f"checkpoint-{len(self._losses)}"
+        folder.mkdir()
+        weights = self._network.named_parameters()
+        state = {
+            "network": {name: weight for name, weight in weights if weight.requires_grad},
+            "optimiser": self._optimiser.state_dict(),
+            "losses": self._losses,
+        }
+        self._torch.save(state, folder / _STATE)
+        storage.mark_complete(folder)
+        for older in self._partial.glob("checkpoint-*"):
+            if older != folder:
+                shutil.rmtree(older)
 
-def _multiplies_in_bfloat16(settings: CausalTraining, device: Any) -> bool:
-    automatic = settings.precision == "auto" and device.type == "cuda"
-    return automatic or settings.precision == "bfloat16"
+    def write(self) -> Path:
+        """Write the model and its tokenizer to a folder of their own."""
+        built = self._partial / "model"
+        shutil.rmtree(built, ignore_errors=True)
+        network = self._network.eval().requires_grad_(False)
+        if self._settings.lora_rank:
+            # A writer: as large on the disk as it is unpacked and run.
+            network = network.merge_and_unload().to(self._torch.bfloat16)
+        with quiet_transformers():
+            network.save_pretrained(built)
+            self._tokenizer.save_pretrained(built)
+        return built
+
+    def report(self) -> FineTuning:
+        """What was done."""
+        losses, rows = self._losses, self._rows
+        tail = losses[-max(1, len(losses) // 10) :]
+        return FineTuning(
+            steps=len(losses),
+            epochs=self._total / self._per_epoch,
+            rows=len(rows),
+            tokens=sum(len(row) - 1 for row in rows),
+            first_loss=losses[0],
+            loss=sum(tail) / len(tail),
+            losses=tuple(losses),
+        )
 
 
 def _torch() -> Any:
@@ -295,59 +350,6 @@ def _torch() -> Any:
             f"fine-tuning needs PyTorch and Transformers ({shorten(error)}): "
             "pip install 'flower-privsyn[server]'"
         ) from error
-
-
-def _take_steps(
-    torch: Any,
-    network: Any,
-    optimiser: Any,
-    rows: Sequence[Sequence[int]],
-    losses: list[float],
-    *,
-    settings: CausalTraining,
-    seed: int,
-    total: int,
-    device: Any,
-    bfloat16: bool,
-    taught: TeacherTargets | None,
-    partial: Path,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Take the steps that are left, adding the loss of each; write checkpoints to `partial`."""
-    saved = time.monotonic()
-    with own_random_state():
-        while len(losses) < total:
-            step = len(losses)
-            for group in optimiser.param_groups:
-                group["lr"] = settings.learning_rate * _rate(settings, step, total)
-            chosen = _rows_of_step(len(rows), settings.batch_size, step, seed)
-            # Dropout is drawn anew for every step, so that a resumed training draws the same.
-            torch.manual_seed(_mixed(seed, step))
-            loss = add_gradient(
-                torch,
-                network,
-                rows,
-                chosen,
-                micro=settings.micro_batch_size or settings.batch_size,
-                device=device,
-                bfloat16=bfloat16,
-                taught=taught,
-            )
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"the loss of step {step + 1} is not finite: lower learning_rate, now "
-                    f"{settings.learning_rate:g}"
-                )
-            if settings.max_gradient_norm:
-                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_gradient_norm)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            losses.append(loss)
-            if time.monotonic() - saved >= CHECKPOINT_SECONDS and len(losses) < total:
-                _save(torch, partial, network, optimiser, losses)
-                saved = time.monotonic()
-            if progress is not None:
-                progress(len(losses), total)
 
 
 def _rate(settings: CausalTraining, step: int, total: int) -> float:
@@ -375,39 +377,3 @@ def _order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 def _mixed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
-
-
-def _save(torch: Any, partial: Path, network: Any, optimiser: Any, losses: list[float]) -> None:
-    folder = partial / f"checkpoint-{len(losses)}"
-    folder.mkdir()
-    state = {
-        "network": {
-            name: weight for name, weight in network.named_parameters() if weight.requires_grad
-        },
-        "optimiser": optimiser.state_dict(),
-        "losses": losses,
-    }
-    torch.save(state, folder / _STATE)
-    storage.mark_complete(folder)
-    for older in partial.glob("checkpoint-*"):
-        if older != folder:
-            shutil.rmtree(older)
-
-
-def _fingerprint(
-    resolved: str,
-    texts: Sequence[str],
-    settings: CausalTraining,
-    seed: int,
-    distillation: Distillation | None,
-) -> dict[str, Any]:
-    """Everything the trained weights depend on, short of the machine, as JSON can hold it."""
-    found = {
-        "kind": "causal",
-        "model": weight_files(resolved),
-        "texts": digest_of_texts(texts),
-        "settings": asdict(settings),
-        "seed": seed,
-        "versions": library_versions("torch", "transformers"),
-    }
-    return found | ({} if distillation is None else {"distillation": distillation.fingerprint()})

@@ -15,9 +15,9 @@ Papers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -28,13 +28,7 @@ from flower_privsyn.models.pretrained import load_tokenizer
 from flower_privsyn.training.fingerprint import weight_files
 from flower_privsyn.training.tokens import first_token
 
-if TYPE_CHECKING:
-    import torch
-
 Rest = Literal["drawn", "lumped", "dropped"]
-
-#: Tokens drawn from those that are not kept, at every position, which stand for them.
-DRAWS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -89,18 +83,9 @@ class Distillation(Settings):
         """What the loss of the text and the divergence are multiplied by."""
         return (1.0 - self.weight, self.weight) if self.beta is None else (1.0, self.beta)
 
-    def reading(self) -> dict[str, Any]:
-        """What the kept probabilities depend on besides the rows, as JSON can hold it."""
-        return {
-            "teacher": weight_files(resolve_model(self.teacher)),
-            "top_k": self.top_k,
-            "rest": self.rest,
-        }
-
     def fingerprint(self) -> dict[str, Any]:
         """What a student depends on besides its own training, as JSON can hold it."""
-        beta = {} if self.beta is None else {"beta": float(self.beta)}
-        return {**self.reading(), "weight": float(self.weight), **beta}
+        return asdict(self) | {"teacher": weight_files(resolve_model(self.teacher))}
 
 
 def check_same_tokens(
@@ -127,84 +112,3 @@ def check_same_tokens(
             f"vocabulary is {len(known)} tokens: {str(teacher)!r} has {len(taught)}, of which "
             f"{shared} are the same"
         )
-
-
-def mixed_losses(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    ids: torch.Tensor,
-    log_probabilities: torch.Tensor,
-    *,
-    top_k: int,
-    shares: tuple[float, float],
-    rest: Rest = "drawn",
-) -> torch.Tensor:
-    """Negative log-probability of the text and divergence from the teacher, added up.
-
-    Args:
-        logits: (positions, vocabulary) float32, the student's.
-        tokens: (positions,) the text.
-        ids: (positions, c) the teacher's most probable tokens, then some drawn from the others;
-            see `sparse_targets`.
-        log_probabilities: (positions, c) what the teacher gives them.
-        top_k: how many of them, or more than c, are the most probable ones.
-        shares: what the text's loss and the divergence are multiplied by, each at least 0.
-        rest: what stands for the tokens that are not kept; see `Distillation`. It says nothing
-            where all are kept.
-
-    Returns:
-        (positions,) in nats.
-    """
-    import torch
-
-    of_text, of_teacher = shares
-    wanted = torch.cat([tokens[:, None], ids], dim=-1)  # looked up together: one pass back
-    every = torch.log_softmax(logits, dim=-1)
-    logs = every.gather(-1, wanted)
-    text, log_student = -logs[:, 0], logs[:, 1:]
-    # Rounding on disk may have left a mass above 1; "dropped" has the kept ones sum to 1.
-    largest = log_probabilities[:, :top_k].exp()
-    kept = largest.sum(-1, keepdim=True)
-    mass = kept if rest == "dropped" else kept.clamp(min=1.0)
-    drawn = ids.shape[1] - largest.shape[1]
-    chances = largest / mass
-    if drawn:
-        left = (1.0 - chances.sum(-1, keepdim=True)).clamp(min=0.0)
-        chances = torch.cat([chances, (left / drawn).expand(-1, drawn)], dim=-1)
-    divergence = (chances * (log_probabilities - mass.log() - log_student)).sum(-1)
-    if rest == "lumped" and ids.shape[1] < logits.shape[-1]:
-        left = (1.0 - chances.sum(-1)).clamp(min=0.0)
-        others = every.scatter(-1, ids, -torch.inf).logsumexp(dim=-1)
-        divergence = divergence + torch.xlogy(left, left) - left * others
-    return of_text * text + of_teacher * divergence
-
-
-def sparse_targets(
-    logits: torch.Tensor, uniforms: torch.Tensor, *, top_k: int, draws: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest probabilities, and a systematic sample of the others.
-
-    A token that is not among the largest is drawn `draws` times its share of their mass, on average
-    and to the nearest whole number: the least variance there is.
-
-    Args:
-        logits: (positions, vocabulary) float32.
-        uniforms: (positions,) float32 in [0, 1), which decide what is drawn.
-        top_k: how many of the largest, at most the vocabulary.
-        draws: how many of the others, >= 0; none where there are no others.
-
-    Returns:
-        Tokens and their log-probabilities, both (positions, top_k + draws).
-    """
-    import torch
-
-    vocabulary = logits.shape[-1]
-    best, ids = logits.topk(top_k, dim=-1)
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    if top_k == vocabulary or not draws:
-        return ids, best - total
-    others = (logits - total).exp_().scatter_(-1, ids, 0.0).cumsum(dim=-1)
-    points = (torch.arange(draws, device=logits.device) + uniforms[:, None]) / draws
-    drawn = torch.searchsorted(others, points * others[:, -1:], right=True)
-    ids = torch.cat([ids, drawn.clamp_(max=vocabulary - 1)], dim=-1)
-    return ids, logits.gather(-1, ids) - total

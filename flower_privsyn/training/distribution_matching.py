@@ -13,6 +13,7 @@ Paper:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,10 +25,10 @@ from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import read_json, write_json
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.fingerprint import digest_of_rows, weight_files
-from flower_privsyn.training.on_disk import mapped, note_rows_done, rows_done
 from flower_privsyn.training.selection import Float64Array, IntArray, Rows, Scorer
 from flower_privsyn.training.tokens import batches_by_length, first_token, padded, text_window
 
@@ -150,24 +151,21 @@ def stored_scores(
     Args:
         rows: the n rows of public text, as token ids.
         scorer: such as a `LanguageModelScorer`; not called where all rows have scores already.
-        folder: for these scores alone; made if needed.
+        folder: for scores; made if needed. Others there are left as they are.
         fingerprint: what the scorer depends on, as JSON can hold it (`fingerprint()` of it).
         progress: called with how many rows have scores, and with n.
 
     Returns:
         (n,) mapped from the disk.
-
-    Raises:
-        ConfigError: The folder holds other scores, or other files.
-        ModelError: The file of scores is damaged.
     """
-    header = {
-        "scorer": dict(fingerprint),
-        "rows": digest_of_rows(rows[index] for index in range(len(rows))),
-    }
-    done = rows_done(folder, header, what="scores of rows")
-    mode: Any = "r" if done == len(rows) else "r+" if done else "w+"
-    scores = mapped(folder / "scores.npy", np.dtype(np.float64), (len(rows),), mode=mode)
+    made_of = {"scorer": fingerprint, "rows": digest_of_rows(rows[i] for i in range(len(rows)))}
+    digest = hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16)
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / f"{digest.hexdigest()}.json"
+    done = read_json(note).get("rows", 0)
+    scores = np.lib.format.open_memmap(
+        note.with_suffix(".npy"), mode="r+" if done else "w+", dtype=np.float64, shape=(len(rows),)
+    )
     if progress is not None:
         progress(done, len(rows))
     while done < len(rows):
@@ -175,7 +173,7 @@ def stored_scores(
         scores[block.start : block.stop] = scorer(Rows(tokens=[rows[index] for index in block]))
         scores.flush()
         done = block.stop
-        note_rows_done(folder, done)
+        write_json(note, {"rows": done})
         if progress is not None:
             progress(done, len(rows))
     return scores

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flower_privsyn.environment import library_versions
+from flower_privsyn.models import resolve_model
+
 #: Bytes of a file that are read whole; of a larger one as many blocks of `_BLOCK` bytes.
 _WHOLE = 2**28
 _BLOCK = 2**20
+
+
+def of_training(
+    model: str | Path, texts: Iterable[str], settings: Any, seed: int, *libraries: str
+) -> dict[str, Any]:
+    """Everything that trained weights depend on, short of the machine, as JSON can hold it.
+
+    Args:
+        model: A bundled short name, a folder or a hub name.
+        texts: What it is trained on.
+        settings: A dataclass.
+        seed: Of the training.
+        libraries: Whose versions matter, besides those of PyTorch and Transformers.
+    """
+    return {
+        "model": weight_files(resolve_model(model)),
+        "texts": digest_of_texts(texts),
+        "settings": asdict(settings),
+        "seed": seed,
+        "versions": library_versions("torch", "transformers", *libraries),
+    }
 
 
 def weight_files(model: str) -> list[list[str | int]] | str:
@@ -66,9 +90,3 @@ def digest_of_rows(rows: Iterable[Sequence[int]]) -> str:
     for row in rows:
         digest.update(len(row).to_bytes(8, "big") + np.asarray(row, dtype="<i8").tobytes())
     return digest.hexdigest()
-
-
-def digest_of_tokenizer(tokenizer: Any) -> str:
-    """A digest of which token has which number; it says nothing of how a text is cut into them."""
-    known = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.blake2b(known.encode(), digest_size=16).hexdigest()

@@ -11,51 +11,57 @@ Papers:
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib
 import logging
+import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
+import torch
+from huggingface_hub import constants
+
 from flower_privsyn.checks import check_whole
-from flower_privsyn.environment import library_versions
-from flower_privsyn.errors import ConfigError, MissingExtraError, ModelError, TrainingError
+from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.files import expanded
-from flower_privsyn.models import BUNDLED_MODELS, resolve_model
-from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.models.library import shorten
-from flower_privsyn.training import storage
-from flower_privsyn.training.fingerprint import weight_files
-from flower_privsyn.training.preference_settings import PreferencePair, PreferenceTraining
+from flower_privsyn.models import BUNDLED_MODELS
+from flower_privsyn.models.adapters import adapter_digest, with_adapters
+from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    choose_dtype,
+    context_of,
+    count_weights,
+    load_pretrained,
+    model_folder,
+)
+from flower_privsyn.models.threads import SMALL
+from flower_privsyn.training import fingerprint, storage
+from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
+from flower_privsyn.training.preference_settings import (
+    PreferencePair,
+    PreferenceTraining,
+    TrainingReport,
+)
+
+peft: Any = importlib.import_module("peft")
+transformers: Any = importlib.import_module("transformers")
+trl: Any = importlib.import_module("trl")
+preference_collator: Any = importlib.import_module(
+    "trl.trainer.dpo_trainer"
+).DataCollatorForPreference
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingReport:
-    """What a training did; computed from released scores and public text only.
-
-    Attributes:
-        steps: Optimiser steps in all, those before an interruption included.
-        loss: Mean loss over the last epoch; 0 without steps.
-        margin: Mean over the last epoch of beta times (log-probability ratio to the reference of
-            chosen minus that of rejected), as met in training; None for ``loss="sft"``.
-        accuracy: Share of pairs with a positive margin in the last epoch; None for ``"sft"``.
-        pairs: Pairs trained on.
-        too_long: Indices of the pairs left out because they exceed ``max_tokens``.
-        losses: The loss of every step.
-    """
-
-    steps: int
-    loss: float
-    margin: float | None
-    accuracy: float | None
-    pairs: int
-    too_long: tuple[int, ...]
-    losses: tuple[float, ...]
+#: Seconds between checkpoints. What is lost in a crash is at most this; writing one takes far less.
+CHECKPOINT_SECONDS = 30.0
 
 
 def train_preferences(
@@ -89,8 +95,8 @@ def train_preferences(
             and replaces an older adapter there. It may not be ``adapter`` itself.
         settings: How to train.
         seed: 0 <= seed < 2**64, for the new adapter, the order of the pairs and dropout.
-        progress: Called with the number of pairs just passed; in all ``epochs * n``, those left
-            out and those of an interrupted run included.
+        progress: Called with the number of pairs just passed, those of an interrupted run
+            included; in all ``epochs`` times those that are not too long.
 
     Returns:
         What was done.
@@ -106,64 +112,269 @@ def train_preferences(
         Hou et al. 2025 (POPri), Algorithm 1: the preference optimisation at the end of a round.
     """
     output = Path(output)
-    pairs = tuple(pairs)
-    adapter = None if adapter is None else Path(adapter)
-    _check(pairs, adapter=adapter, output=output, settings=settings, seed=seed)
-    fingerprint = _fingerprint(resolve_model(model), pairs, adapter, settings, seed)
-    storage.refuse_other(output, holds=storage.ADAPTER)
-    partial = output.with_name(output.name + ".partial")
-    known = storage.finished(output, fingerprint)
-    if known is not None:
-        storage.discard(partial)  # what a crash right after the end left
-        if progress is not None and pairs:
-            progress(settings.epochs * len(pairs))
-        return TrainingReport(
-            **{**known, "too_long": tuple(known["too_long"]), "losses": tuple(known["losses"])}
+    check_whole("training setting seed", seed, ge=0, le=2**64 - 1)
+    if adapter is not None and Path(adapter).resolve() == output.resolve():
+        raise ConfigError(f"output must be another folder than adapter, got {output} for both")
+    texts = (text for pair in pairs for text in astuple(pair))
+    depends = fingerprint.of_training(model, texts, settings, seed, "peft", "trl")
+    depends["adapter"] = None if adapter is None else adapter_digest(Path(adapter))
+
+    def build(partial: Path, checkpoint: Path | None) -> tuple[Path, dict[str, Any]]:
+        built = partial / "adapter"
+        shutil.rmtree(built, ignore_errors=True)
+        steps: list[dict[str, float]] = []
+        rows: list[dict[str, str]] = []
+        too_long: tuple[int, ...] = ()
+        if not pairs and adapter is not None:
+            shutil.copytree(adapter, built)
+        else:
+            with _quiet(), own_random_state():
+                policy, tokenizer, options = _load(model, adapter, settings, seed)
+                rows, too_long = _rows(tokenizer, pairs, settings, context=context_of(policy))
+                if rows:
+                    watch = _Watch(len(rows), settings.batch_size, progress)
+                    options["output_dir"] = str(partial)
+                    trainer = _trainer(policy, tokenizer, rows, settings, options, watch)
+                    steps = _run(trainer, settings, checkpoint)
+                _write(policy, built, _public_name(model))
+        return built, asdict(_report(steps, len(rows), too_long, settings))
+
+    report = storage.once(output, depends, build, holds=storage.ADAPTER)
+    lists = {"too_long": tuple(report["too_long"]), "losses": tuple(report["losses"])}
+    return TrainingReport(**{**report, **lists})
+
+
+def _load(
+    model: str | Path, adapter: Path | None, settings: PreferenceTraining, seed: int
+) -> tuple[Any, Any, dict[str, Any]]:
+    """A model with the adapter that learns, its tokenizer, and what TRL is told."""
+    device = choose_device(None if settings.device == "auto" else settings.device)
+    precision = settings.precision
+    if precision == "auto":
+        large = device.type == "cuda" or count_weights(Path(model_folder(model))) >= SMALL
+        fast = large and choose_dtype("auto", device) == torch.bfloat16
+        precision = "bfloat16" if fast else "float32"
+    base, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=str(device))
+    if tokenizer.eos_token is None:
+        raise ModelError(f"model {str(model)!r} has no token that ends a text: TRL needs one")
+    disable_dropout(base)  # TRL leaves attention's
+    small_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    options = _options(
+        settings, seed=small_seed, bfloat16=precision == "bfloat16", on_cpu=device.type == "cpu"
+    )
+    if adapter is None:
+        policy = with_adapters(
+            base,
+            name=str(model),
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            seed=small_seed,
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = storage.last_checkpoint(partial, fingerprint)
-    built = partial / "adapter"
-    shutil.rmtree(built, ignore_errors=True)
-    if not pairs and adapter is not None:
-        _copy_adapter(adapter, built)
-        report = training_report([], pairs=0, too_long=(), settings=settings)
-    else:
-        try:
-            report = _trainers().train(
-                model,
-                pairs,
-                adapter=adapter,
-                built=built,
-                name=_public_name(model),
-                settings=settings,
-                seed=seed,
-                checkpoint=checkpoint,
-                progress=progress or (lambda _: None),
-            )
-        except TrainingError:
-            shutil.rmtree(partial)  # the same start would break down at the same place
-            raise
-    storage.install(built, output, fingerprint=fingerprint, report=asdict(report))
-    shutil.rmtree(partial)
-    return report
+        return policy, tokenizer, options
+    try:
+        policy = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+    except Exception as error:
+        raise ModelError(
+            f"adapter {adapter} cannot be loaded onto the model: {shorten(error)}"
+        ) from error
+    return policy, tokenizer, options
 
 
-def training_report(
-    steps: Sequence[dict[str, float]],
+def _rows(
+    tokenizer: Any,
+    pairs: Sequence[PreferencePair],
+    settings: PreferenceTraining,
     *,
-    pairs: int,
+    context: int | None,
+) -> tuple[list[dict[str, str]], tuple[int, ...]]:
+    """What is trained on, each response with its end unless the generator had cut it.
+
+    A response that stopped by itself fits into `max_new_tokens` together with its end, one that
+    was cut fills it: so nothing needs to be remembered from generation.
+
+    Returns:
+        The pairs that are not too long, and the indices of those that are.
+
+    Raises:
+        ConfigError: All are.
+    """
+
+    def lengths(texts: list[str], **options: Any) -> list[int]:
+        return [len(row) for row in tokenizer(texts, verbose=False, **options)["input_ids"]]
+
+    names = ("chosen",) if settings.loss == "sft" else ("chosen", "rejected")
+    rows = [{"prompt": pair.prompt} for pair in pairs]
+    longest = [0] * len(pairs)
+    for name in names if pairs else ():
+        texts = [getattr(pair, name) + getattr(pair, f"{name}_end") for pair in pairs]
+        if settings.max_new_tokens is not None:
+            texts = [
+                text if length <= settings.max_new_tokens else getattr(pair, name)
+                for pair, text, length in zip(
+                    pairs, texts, lengths(texts, add_special_tokens=False), strict=True
+                )
+            ]
+        for row, text in zip(rows, texts, strict=True):
+            row[name] = text
+        whole = lengths([row["prompt"] + row[name] for row in rows])
+        longest = list(map(max, longest, whole))
+    limit = min(settings.max_tokens, context or settings.max_tokens)
+    too_long = tuple(index for index, length in enumerate(longest) if length > limit)
+    if not too_long:
+        return rows, ()
+    if len(too_long) == len(rows):
+        raise ConfigError(
+            f"training setting max_tokens is {settings.max_tokens} and the model takes {context}: "
+            f"none of the {len(rows)} preference pairs fits, the shortest has {min(longest)} tokens"
+        )
+    logger.warning(
+        "%d of %d preference pairs are left out of training, being longer than %d tokens: %s",
+        len(too_long),
+        len(rows),
+        limit,
+        ", ".join(map(str, too_long)),
+    )
+    return [row for row, length in zip(rows, longest, strict=True) if length <= limit], too_long
+
+
+def _options(
+    settings: PreferenceTraining, *, seed: int, bfloat16: bool, on_cpu: bool
+) -> dict[str, Any]:
+    """What both trainers are told, in the words of `transformers.TrainingArguments`."""
+    micro = next(
+        size
+        for size in range(min(settings.micro_batch_size, settings.batch_size), 0, -1)
+        if settings.batch_size % size == 0
+    )
+    return {
+        "max_length": None,  # too long pairs are left out by name, not cut
+        "use_cpu": on_cpu,
+        "bf16": bfloat16,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": settings.batch_size // micro,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "num_train_epochs": settings.epochs,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": (
+            "cosine" if settings.schedule == "cosine" else "constant_with_warmup"
+        ),
+        "warmup_steps": settings.warmup_steps,
+        "optim": "adamw_torch",
+        "weight_decay": 0.0,
+        "seed": seed,
+        "data_seed": seed,
+        "dataloader_pin_memory": not on_cpu,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",  # by the clock instead
+        "save_total_limit": 2,
+    }
+
+
+def _trainer(
+    policy: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, str]],
+    settings: PreferenceTraining,
+    options: dict[str, Any],
+    watch: _Watch,
+) -> Any:
+    """TRL's trainer of the adapter `default` of a PEFT model."""
+    supervised = settings.loss == "sft"
+    arguments: dict[str, Any] = {
+        "model": policy,
+        "processing_class": tokenizer,
+        "callbacks": [watch],
+    }
+    if supervised:
+        config = trl.SFTConfig(completion_only_loss=True, **options)
+        data: list[Any] = [_completion(tokenizer, **row) for row in rows]
+    else:
+        loss = "sigmoid" if settings.loss == "dpo" else "ipo"
+        config = trl.DPOConfig(loss_type=[loss], beta=settings.beta, **options)
+        data = list(rows)
+        arguments["data_collator"] = _without_ends(tokenizer)
+    config._n_gpu = min(config.n_gpu, 1)  # TRL refuses several in one process, and names this
+    trainer = (trl.SFTTrainer if supervised else trl.DPOTrainer)(
+        args=config, train_dataset=datasets.Dataset.from_list(data), **arguments
+    )
+    if settings.reference == "base" and not supervised:
+        policy.delete_adapter("ref")  # TRL's copy of what the round began with
+    trainer.remove_callback(transformers.PrinterCallback)  # it prints every step's figures
+    return trainer
+
+
+def _run(
+    trainer: Any, settings: PreferenceTraining, checkpoint: Path | None
+) -> list[dict[str, float]]:
+    """What TRL noted of every step, those before the checkpoint included."""
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            "preference training needs more memory than the GPU has: lower micro_batch_size = "
+            f"{settings.micro_batch_size} or max_tokens = {settings.max_tokens}, or set "
+            "gradient_checkpointing"
+        ) from error
+    check_weights(trainer.model)
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _without_ends(tokenizer: Any) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+    """TRL's collator, on responses less the token that TRL ends each with.
+
+    Not all end there: one that was cut would teach its middle to be an end.
+    """
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    collate = preference_collator(pad_token_id=padding)
+
+    def collated(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        names = ("chosen_ids", "rejected_ids")
+        batch: dict[str, Any] = collate(
+            [example | {name: example[name][:-1] for name in names} for example in examples]
+        )
+        return batch
+
+    return collated
+
+
+def _completion(tokenizer: Any, prompt: str, chosen: str) -> dict[str, list[int]]:
+    """A response after its prompt as TRL takes tokens: without an end that it has not."""
+    given = tokenizer(prompt, verbose=False)["input_ids"]
+    tokens = tokenizer(prompt + chosen, verbose=False)["input_ids"]
+    differing = (
+        place for place, pair in enumerate(zip(given, tokens, strict=False)) if len({*pair}) > 1
+    )
+    shared = next(differing, min(len(given), len(tokens)))
+    return {
+        "input_ids": tokens,
+        "completion_mask": [0] * shared + [1] * (len(tokens) - shared),
+    }
+
+
+def _write(policy: Any, built: Path, name: str) -> None:
+    """Write the adapter alone, with nothing of this machine in it."""
+    config = policy.peft_config["default"]
+    config.base_model_name_or_path = name
+    # A set comes out in another order in every process; the same training gives the same file.
+    config.target_modules = sorted(config.target_modules)
+    policy.save_pretrained(built, selected_adapters=["default"], save_embedding_layers=False)
+    (built / "README.md").unlink(missing_ok=True)
+
+
+def _public_name(model: str | Path) -> str:
+    """The base model's name without the folders of this machine."""
+    path = expanded(str(model))
+    return path.resolve().name if path.is_dir() and str(model) not in BUNDLED_MODELS else str(model)
+
+
+def _report(
+    steps: Sequence[dict[str, float]],
+    num_pairs: int,
     too_long: tuple[int, ...],
     settings: PreferenceTraining,
 ) -> TrainingReport:
-    """Sum up what TRL noted of every step.
-
-    Args:
-        steps: with `loss`, and but for supervised training `rewards/margins` and
-            `rewards/accuracies`.
-        pairs: pairs trained on.
-        too_long: indices of the pairs left out.
-        settings: how it was trained.
-    """
     last = steps[-(len(steps) // settings.epochs) :]
 
     def mean(key: str) -> float | None:
@@ -174,76 +385,67 @@ def training_report(
         loss=mean("loss") or 0.0,
         margin=mean("rewards/margins"),
         accuracy=mean("rewards/accuracies"),
-        pairs=pairs,
+        pairs=num_pairs,
         too_long=too_long,
         losses=tuple(step["loss"] for step in steps),
     )
 
 
-def _check(
-    pairs: Sequence[PreferencePair],
-    *,
-    adapter: Path | None,
-    output: Path,
-    settings: PreferenceTraining,
-    seed: int,
-) -> None:
-    """Refuse what `train_preferences` cannot do."""
-    for index, pair in enumerate(pairs):
-        if not isinstance(pair, PreferencePair):
-            raise ConfigError(f"pairs[{index}] must be a PreferencePair, got {pair!r}")
-        if not pair.rejected and settings.loss != "sft":
-            raise ConfigError(
-                f"preference pair {index}: rejected may be empty only for loss = 'sft', "
-                f"got loss = {settings.loss!r}"
-            )
-    check_whole("training setting seed", seed, ge=0, le=2**64 - 1)
-    if adapter is not None and adapter.resolve() == output.resolve():
-        raise ConfigError(f"output must be another folder than adapter, got {output} for both")
+class _Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Moves the progress, asks for checkpoints by the clock, and marks finished ones."""
+
+    def __init__(
+        self, num_pairs: int, batch_size: int, progress: Callable[[int], None] | None
+    ) -> None:
+        self._num_pairs = num_pairs
+        self._batch_size = batch_size
+        self._progress = progress
+        self._done = 0
+        self._saved = time.monotonic()
+
+    def _advance(self, step: int) -> None:
+        epoch, step = divmod(step, math.ceil(self._num_pairs / self._batch_size))
+        done = epoch * self._num_pairs + min(step * self._batch_size, self._num_pairs)
+        if self._progress is not None:
+            self._progress(done - self._done)
+        self._done = done
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            self._advance(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if time.monotonic() - self._saved >= CHECKPOINT_SECONDS:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        storage.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self._saved = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        # After the step's figures are in the state, and before its checkpoint.
+        if "loss" in logs:
+            self._advance(state.global_step)
 
 
-def _fingerprint(
-    resolved: str,
-    pairs: Sequence[PreferencePair],
-    adapter: Path | None,
-    settings: PreferenceTraining,
-    seed: int,
-) -> dict[str, Any]:
-    """Everything the trained weights depend on, short of the machine, as JSON can hold it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for pair in pairs:
-        for value in astuple(pair):
-            digest.update(len(value.encode()).to_bytes(8, "big") + value.encode())
-    return {
-        "format": 1,
-        "model": weight_files(resolved),
-        "pairs": digest.hexdigest(),
-        "adapter": None if adapter is None else adapter_digest(adapter),
-        "settings": asdict(settings),
-        "seed": seed,
-        "versions": library_versions("torch", "transformers", "peft", "trl"),
-    }
-
-
-def _trainers() -> Any:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide bars, notices and warnings of the libraries, and keep TRL's word of its use here."""
+    bars = datasets.utils.are_progress_bars_disabled()
+    telling = constants.HF_HUB_DISABLE_TELEMETRY
+    named = [logging.getLogger(name) for name in ("trl", "peft", "accelerate", "datasets")]
+    levels = [logger.level for logger in named]
+    datasets.disable_progress_bars()
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    for each in named:
+        each.setLevel(logging.ERROR)
     try:
-        return importlib.import_module("flower_privsyn.training.trainers")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"preference training needs PyTorch, Transformers, PEFT and TRL ({shorten(error)}): "
-            "pip install 'flower-privsyn[training]'"
-        ) from error
-
-
-def _public_name(model: str | Path) -> str:
-    """The base model's name without the folders of this machine."""
-    path = expanded(str(model))
-    return path.resolve().name if path.is_dir() and str(model) not in BUNDLED_MODELS else str(model)
-
-
-def _copy_adapter(adapter: Path, built: Path) -> None:
-    built.mkdir()
-    for name in (storage.ADAPTER, "adapter_model.safetensors"):
-        if not (adapter / name).is_file():
-            raise ModelError(f"adapter {adapter} holds no {name}")
-        shutil.copyfile(adapter / name, built / name)
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for each, level in zip(named, levels, strict=True):
+            each.setLevel(level)
+        constants.HF_HUB_DISABLE_TELEMETRY = telling
+        if not bars:
+            datasets.enable_progress_bars()

@@ -1,4 +1,4 @@
-"""What preference training is given: pairs of responses, and how to learn from them."""
+"""What preference training is given, pairs of responses and how to learn from them, and says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, Settings
-from flower_privsyn.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +26,6 @@ class PreferencePair:
         rejected: The other response; empty only for ``loss="sft"``, which does not read it.
         chosen_end: What ended ``chosen``; empty for nothing.
         rejected_end: What ended ``rejected``; empty for nothing.
-
-    Raises:
-        ConfigError: A value is no text, the prompt or the chosen response is empty, or the two
-            responses are the same.
     """
 
     prompt: str
@@ -38,16 +33,6 @@ class PreferencePair:
     rejected: str
     chosen_end: str = ""
     rejected_end: str = ""
-
-    def __post_init__(self) -> None:
-        for key in ("prompt", "chosen", "rejected", "chosen_end", "rejected_end"):
-            value = getattr(self, key)
-            if not isinstance(value, str):
-                raise ConfigError(f"preference pair: {key} must be text, got {value!r}")
-            if not value and key in ("prompt", "chosen"):
-                raise ConfigError(f"preference pair: {key} must not be empty")
-        if self.chosen == self.rejected:
-            raise ConfigError("preference pair: chosen and rejected must differ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +109,27 @@ class PreferenceTraining(Settings):
 
     def _called(self, name: str) -> str:
         return f"training setting {name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """What a training did; computed from released scores and public text only.
+
+    Attributes:
+        steps: Optimiser steps in all, those before an interruption included.
+        loss: Mean loss over the last epoch; 0 without steps.
+        margin: Mean over the last epoch of beta times (log-probability ratio to the reference of
+            chosen minus that of rejected), as met in training; None for ``loss="sft"``.
+        accuracy: Share of pairs with a positive margin in the last epoch; None for ``"sft"``.
+        pairs: Pairs trained on.
+        too_long: Indices of the pairs left out because they exceed ``max_tokens``.
+        losses: The loss of every step.
+    """
+
+    steps: int
+    loss: float
+    margin: float | None
+    accuracy: float | None
+    pairs: int
+    too_long: tuple[int, ...]
+    losses: tuple[float, ...]

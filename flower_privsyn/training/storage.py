@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import ModelError
-from flower_privsyn.files import write_json
+from flower_privsyn.errors import ModelError, TrainingError
+from flower_privsyn.files import read_json, write_json
 from flower_privsyn.models import stamped
 
 #: The files by which an adapter and a model are known.
@@ -18,6 +17,54 @@ ADAPTER = "adapter_config.json"
 MODEL = "config.json"
 RECORD = "training.json"
 _SEAL = "complete"
+
+
+def once(
+    output: Path,
+    fingerprint: Mapping[str, Any],
+    build: Callable[[Path, Path | None], tuple[Path, Mapping[str, Any]]],
+    *,
+    holds: str,
+    stamp: str = "",
+) -> dict[str, Any]:
+    """Train into a folder unless that was done, or go on where an earlier attempt ended.
+
+    Checkpoints are kept in ``<output>.partial``, which is deleted at the end and used only for a
+    training with the same fingerprint.
+
+    Args:
+        output: What the folder is to be called; it appears only when training is finished, and
+            replaces an older model or adapter there.
+        fingerprint: What the training depends on, as JSON can hold it.
+        build: Given the partial folder and the checkpoint to go on from, trains, and returns a
+            folder in it with what was made, and the report.
+        holds: The file by which a model or an adapter is known.
+        stamp: What is to be said of a model that no epsilon covers; "" of others.
+
+    Returns:
+        The report, now or of the training that had been finished.
+
+    Raises:
+        ModelError: ``output`` or the partial folder holds something that no training put there.
+        TrainingError: The training broke down; ``output`` is as it was.
+    """
+    refuse_other(output, holds=holds)
+    partial = output.with_name(output.name + ".partial")
+    record = read_json(output / RECORD)
+    if record.get("fingerprint") == dict(fingerprint) and isinstance(record.get("report"), dict):
+        discard(partial)  # what a crash right after the end left
+        known: dict[str, Any] = record["report"]
+        return known
+    output.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = last_checkpoint(partial, fingerprint)
+    try:
+        built, report = build(partial, checkpoint)
+    except TrainingError:
+        shutil.rmtree(partial)  # the same start would break down at the same place
+        raise
+    install(built, output, fingerprint=fingerprint, report=report, stamp=stamp)
+    shutil.rmtree(partial)
+    return dict(report)
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -38,7 +85,7 @@ def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None
         ModelError: The folder holds something that no training put there.
     """
     record = folder / RECORD
-    if _read(record) != {"fingerprint": dict(fingerprint)}:
+    if read_json(record) != {"fingerprint": dict(fingerprint)}:
         discard(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not record.exists():
@@ -68,15 +115,6 @@ def discard(folder: Path) -> None:
             f"{folder} is where checkpoints of a training go, but it holds other files: move them"
         )
     shutil.rmtree(folder)
-
-
-def finished(output: Path, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the training that made ``output`` reported, or None if that was another one."""
-    record = _read(output / RECORD)
-    if record is None or record.get("fingerprint") != dict(fingerprint):
-        return None
-    report = record.get("report")
-    return report if isinstance(report, dict) else None
 
 
 def refuse_other(output: Path, *, holds: str) -> None:
@@ -146,11 +184,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -245,7 +245,7 @@ class TestResume:
         left = tmp_path / "a.partial"  # of a kill right after the end
         storage.last_checkpoint(left, {"of": "it"})
         (left / "teacher").mkdir()
-        monkeypatch.setattr(causal, "_train", lambda *args, **kwargs: pytest.fail("trained"))
+        monkeypatch.setattr(causal, "_Training", lambda *args, **kwargs: pytest.fail("trained"))
         assert fine_tune(gpt2, texts[:9], **options) == first
         assert not left.exists()
 

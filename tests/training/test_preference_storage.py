@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from flower_privsyn.errors import ModelError, TrainingError
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.training import trainers
+from flower_privsyn.training import preference
 from tests.support.preferences import (
     distance,
     pairs_of_topics,
@@ -105,7 +105,7 @@ class TestTheAdapter:
 class TestFailures:
     def test_a_loss_that_is_no_number(self, tiny: Path, first: Path, tmp_path: Path):
         before = adapter_digest(first)
-        with pytest.raises(TrainingError, match=r"broke down in step 2: the loss is nan"):
+        with pytest.raises(TrainingError, match="no longer finite: lower learning_rate"):
             train(
                 tiny,
                 pairs_of_topics(8),
@@ -144,7 +144,7 @@ def kill_after(pairs: int) -> Any:
 class TestResuming:
     @pytest.fixture(autouse=True)
     def every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(trainers, "CHECKPOINT_SECONDS", 0.0)
+        monkeypatch.setattr(preference, "CHECKPOINT_SECONDS", 0.0)
 
     @pytest.mark.parametrize(
         "changes",
@@ -245,12 +245,12 @@ class TestResuming:
         (tmp_path / "a.partial").rename(tmp_path / "kept")
         report = train(tiny, pairs_of_topics(4), tmp_path / "a")
         (tmp_path / "kept").rename(tmp_path / "a.partial")  # as if killed before it was deleted
-        monkeypatch.delattr(trainers, "train")
+        monkeypatch.delattr(preference, "_load")
         passed: list[int] = []
         assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
-        assert passed == [8]
+        assert passed == []
         assert not (tmp_path / "a.partial").exists()
-        with pytest.raises(AttributeError):
+        with pytest.raises(NameError):
             train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
 
     def test_a_killed_process(self, tiny: Path, tmp_path: Path):
@@ -261,9 +261,9 @@ class TestResuming:
             "from pathlib import Path\n"
             "import torch\n"
             "torch.set_num_threads(1)\n"
-            "from flower_privsyn.training import trainers\n"
+            "from flower_privsyn.training import preference\n"
             "from tests.support.preferences import pairs_of_topics, train\n"
-            "trainers.CHECKPOINT_SECONDS = 0.0\n"
+            "preference.CHECKPOINT_SECONDS = 0.0\n"
             "passed = 0\n"
             "def progress(count):\n"
             "    global passed\n"
@@ -295,9 +295,9 @@ def refuse(*args, **kwargs):
 socket.getaddrinfo = refuse
 socket.socket.connect = refuse
 from pathlib import Path
-from flower_privsyn.training import trainers
+from flower_privsyn.training import preference
 from tests.support.preferences import pairs_of_topics, quick, train
-trainers.CHECKPOINT_SECONDS = 0.0
+preference.CHECKPOINT_SECONDS = 0.0
 out = Path(sys.argv[2])
 first = None
 for loss in ("dpo", "sft", "ipo"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.training import PreferencePair, PreferenceTraining
+from flower_privsyn.training import PreferenceTraining
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,3 @@ def test_the_defaults_are_the_papers():
     assert settings.reference == "base"
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.beta = 1.0  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rejected": None}, "rejected must be text, got None"),
-        ({"rejected": "a"}, "chosen and rejected must differ"),
-    ],
-)
-def test_wrong_pairs(changes: dict[str, Any], words: str):
-    with pytest.raises(ConfigError, match=words):
-        PreferencePair(**{"prompt": "p", "chosen": "a", "rejected": "b", **changes})
