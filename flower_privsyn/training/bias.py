@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,7 @@ from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.fingerprint import weight_files
-from flower_privsyn.training.tokens import MOST_LOGITS, first_token, padded
-
-if TYPE_CHECKING:
-    import torch
+from flower_privsyn.training.tokens import batches_by_length, first_token, next_token_logits
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -43,29 +40,6 @@ defines it must be installed (`pip install 'flower-privsyn[server]'`) and import
 
 The functions, commands and settings of the package that take a model folder need no import.
 """
-
-
-def _read(network: Any, rows: list[list[int]], *, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Read rows in batches; sorts them, for a batch of like lengths is hardly padded.
-
-    Args:
-        network: the model.
-        rows: tokens, the beginning one first.
-        size: of its output.
-
-    Yields:
-        How many rows there are, and of their n predictions the logits, (n, size) float32.
-    """
-    rows.sort(key=len, reverse=True)
-    start = 0
-    while start < len(rows):
-        step = max(1, MOST_LOGITS // (len(rows[start]) * size))
-        batch = rows[start : start + step]
-        tokens, attention = (part.to(network.device) for part in padded(batch))
-        held = attention[:, 1:].bool()
-        logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1]
-        yield len(batch), logits[held].float()
-        start += step
 
 
 def unlearnt(
@@ -118,11 +92,11 @@ def unlearnt(
     counts = np.bincount(np.concatenate(chosen), minlength=size).astype(np.float64)
     expected = torch.zeros(size, dtype=torch.float64, device=network.device)
     begun = [[begin, *row.tolist()] for row in chosen]
-    with torch.inference_mode():
-        for count, logits in _read(network, begun, size=size):
-            expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
-            if progress is not None:
-                progress(count)
+    for batch in batches_by_length(begun, range(len(begun)), vocabulary=size):
+        logits = next_token_logits(network, [begun[index] for index in batch])
+        expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
+        if progress is not None:
+            progress(len(batch))
     found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
     return found
 

@@ -30,7 +30,12 @@ from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.fingerprint import digest_of_rows, weight_files
 from flower_privsyn.training.selection import Float64Array, IntArray, Rows, Scorer
-from flower_privsyn.training.tokens import batches_by_length, first_token, padded, text_window
+from flower_privsyn.training.tokens import (
+    batches_by_length,
+    first_token,
+    next_token_logits,
+    text_window,
+)
 
 #: Rows that are scored together, and between two notes of how far the scoring is.
 BLOCK_ROWS = 1024
@@ -119,18 +124,11 @@ def _log_probabilities(
     """Log-probability of what follows the first token of each row: (n,)."""
     import torch
 
-    tokens, attention = (array.to(network.device) for array in padded(rows))
-    with (
-        torch.inference_mode(),
-        torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=bfloat16),
-    ):
-        logits = network(input_ids=tokens, attention_mask=attention, use_cache=False).logits
-    held = attention[:, 1:].bool()
-    losses = torch.zeros(held.shape, dtype=torch.float64, device=network.device)
-    losses[held] = torch.nn.functional.cross_entropy(
-        logits[:, :-1][held].float(), tokens[:, 1:][held], reduction="none"
-    ).double()
-    found: Float64Array = -losses.sum(1).cpu().numpy()
+    logits = next_token_logits(network, rows, bfloat16=bfloat16)
+    following = torch.tensor([token for row in rows for token in row[1:]], device=logits.device)
+    losses = torch.nn.functional.cross_entropy(logits, following, reduction="none")
+    starts = np.cumsum([0, *(len(row) - 1 for row in rows[:-1])])
+    found: Float64Array = -np.add.reduceat(losses.double().cpu().numpy(), starts)
     return found
 
 

@@ -3,8 +3,7 @@
 Every trainable parameter is a piece of one vector. Setting the weights of a round, going back to
 them before the next user, and the update itself are then one operation each on that vector.
 Gradients are not: PyTorch hands out the arrays it made them in, which are added to the weights as
-they are, where a vector of ours would have to be set to zero and added to first. The logits are
-computed where a token is predicted, and nowhere else.
+they are, where a vector of ours would have to be set to zero and added to first.
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR
 2018), Algorithm 1, UserUpdateFedAvg.
@@ -39,8 +38,6 @@ from flower_privsyn.models.pretrained import (
 )
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.common import disable_dropout
-from flower_privsyn.training.cross_entropy import mean_cross_entropy
-from flower_privsyn.training.output_layer import base_model, is_last, passed_over
 from flower_privsyn.training.tokens import batches_by_length, token_rows
 
 if TYPE_CHECKING:
@@ -115,22 +112,12 @@ class LocalModel:
             for module in self._model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        with self._generators_kept():
-            self._head = self._output_layer()
-        self._begin_anew()  # the question may have counted in buffers
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
         self._model.train()
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         self._begin: list[int] = [] if begin is None else [int(begin)]
         self._end: list[int] = [] if end is None else [int(end)]
         self._positions = context_of(self._model)
-
-    def _output_layer(self) -> Any:
-        """What makes logits of the last hidden states; None where more is done to them, or less."""
-        base = base_model(self._model)
-        if self.encoder_decoder or not hasattr(base, "get_output_embeddings"):
-            return None
-        return base.get_output_embeddings() if is_last(base) else None
 
     def _pieces(self, *vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """The parameters' pieces of flat vectors, as views of their shapes."""
@@ -242,7 +229,7 @@ class LocalModel:
     @property
     def predicted(self) -> int:
         """How many tokens its output has a number for; as many as there are, or more."""
-        return int(base_model(self._model).get_output_embeddings().weight.shape[0])
+        return int(self._model.get_output_embeddings().weight.shape[0])
 
     def set_bias(self, bias: LogitBias | None) -> None:
         """Give the logits a bias, which is added in training and not trained; None for none.
@@ -274,7 +261,7 @@ class LocalModel:
         """
         rows = token_rows(self.tokenizer, texts)
         # A token that only the tokenizer knows has no row; on a GPU it would end all training.
-        known = len(base_model(self._model).get_input_embeddings().weight)
+        known = len(self._model.get_input_embeddings().weight)
         return [[*self._begin, *(t for t in row if t < known)][: self._positions] for row in rows]
 
     def after_condition(
@@ -426,76 +413,29 @@ class LocalModel:
         Args:
             samples: each with how many tokens of it are given.
         """
-        if self._first is not None:
-            return self._loss_of_pairs(samples, self._first)
-        width = max(len(sample) for sample, _ in samples)
-        tokens = torch.zeros((len(samples), width), dtype=torch.long)
-        mask = torch.zeros((len(samples), width), dtype=torch.long)
-        predicted = torch.zeros((len(samples), width), dtype=torch.bool)
-        for row, (sample, given) in enumerate(samples):  # padding follows, where no token looks
-            tokens[row, : len(sample)] = torch.tensor(sample)
-            mask[row, : len(sample)] = 1
-            predicted[row, given : len(sample)] = True
-        # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
-        following = tokens.masked_fill(~predicted, _IGNORED)[:, 1:]
-        targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED).flatten()
-        asked = (targets >= 0).nonzero()[:, 0]
-        tokens, mask = tokens.to(self._device), mask.to(self._device)
+        if self._first is None:
+            tokens, mask = self._padded([sample for sample, _ in samples])
+            given = torch.tensor([[given] for _, given in samples], device=self._device)
+            places = torch.arange(tokens.shape[1], device=self._device)
+            following = tokens.masked_fill((mask == 0) | (places < given), _IGNORED)[:, 1:]
+            # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
+            targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED)
+            inputs = {"input_ids": tokens, "attention_mask": mask}
+        else:  # it reads what is given and predicts the rest
+            read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
+            tokens, predicted = self._padded([sample[given:] for sample, given in samples])
+            # Padding follows what is predicted, where no token looks.
+            before = torch.cat([torch.full_like(tokens[:, :1], self._first), tokens[:, :-1]], dim=1)
+            targets = tokens.masked_fill(predicted == 0, _IGNORED)
+            inputs = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": before}
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
         ):
-            if self._head is None:
-                logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-                logits, previous = logits.flatten(0, 1), tokens.flatten()
-            else:
-                with passed_over(self._head):
-                    states = self._model(
-                        input_ids=tokens, attention_mask=mask, use_cache=False
-                    ).logits
-                targets, places = targets[asked], asked.to(self._device)
-                logits = self._head(states.flatten(0, 1).index_select(0, places))
-                previous = tokens.flatten()[places]
+            logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
         logits = logits.float()
         if self._bias is not None:
-            logits = self._bias.added_to(logits, previous)
-        return mean_cross_entropy(logits, targets.to(self._device))
-
-    def _loss_of_pairs(
-        self, samples: Sequence[tuple[Sequence[int], int]], first: int
-    ) -> torch.Tensor:
-        """The same of an encoder-decoder.
-
-        Args:
-            samples: each with how many tokens of it are given.
-            first: token that the decoder begins with.
-        """
-        logits, targets = self._logits_of_pairs(self._model, samples, first)
-        return mean_cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-    def _logits_of_pairs(
-        self, model: Any, samples: Sequence[tuple[Sequence[int], int]], first: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What an encoder-decoder makes of samples: it reads what is given and predicts the rest.
-
-        Args:
-            model: it, or what stands around it.
-            samples: each with how many tokens of it are given.
-            first: token that the decoder begins with.
-
-        Returns:
-            (n, t, v) logits and the (n, t) tokens that they are of; `_IGNORED` where none is.
-        """
-        read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
-        targets, predicted = self._padded([sample[given:] for sample, given in samples])
-        # Padding follows what is predicted, where no token looks.
-        before = torch.cat([torch.full_like(targets[:, :1], first), targets[:, :-1]], dim=1)
-        with torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
-        ):
-            logits = model(
-                input_ids=read, attention_mask=mask, decoder_input_ids=before, use_cache=False
-            ).logits
-        return logits, targets.masked_fill(predicted == 0, _IGNORED)
+            logits = self._bias.added_to(logits, tokens.flatten())
+        return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=_IGNORED)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows as one tensor of token numbers, padding behind them; and a mask of what is none."""

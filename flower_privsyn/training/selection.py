@@ -11,13 +11,13 @@ Cross-device Federated Learning?" (NAACL 2024) choose public text by a private m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
@@ -25,6 +25,12 @@ from flower_privsyn.queries.bigrams import find_bigrams
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+#: Tokens of an n-gram; a shorter row is one n-gram.
+NGRAM: Final = 8
+
+#: How many times as many rows as are chosen are held ready for those that overlap.
+SPARE: Final = 2.0
 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -143,13 +149,6 @@ class SelectionRule(Settings):
         "a row is left out of whose n-grams more than this share are in rows chosen before it; 1 "
         "leaves nothing out.",
     ] = 1.0
-    ngram: Annotated[PositiveInt, "tokens of an n-gram; a shorter row is one n-gram."] = 8
-    spare: Annotated[
-        float,
-        Ge(1),
-        "how many times `count` rows are held ready for those that overlap; not looked at with "
-        "`most_overlap` = 1.",
-    ] = 2.0
 
     @staticmethod
     def count_of(share: float, num_rows: int) -> int:
@@ -193,106 +192,67 @@ def select(chunks: Iterable[Rows], scorer: Scorer, rule: SelectionRule) -> Selec
     are chosen.
 
     Memory is that of one chunk and of twice the rows that may still be chosen: `count` of them
-    times `spare`.
+    times `SPARE`.
 
     Args:
         chunks: public rows, in order.
         scorer: how much each is wanted.
         rule: which are chosen.
     """
-    pool = _Pool(rule)
+    most = math.ceil((SPARE if rule.most_overlap < 1 else 1.0) * rule.count)
+    scores, indices = np.zeros(0), np.zeros(0, dtype=np.int64)
+    tokens: list[npt.NDArray[np.int64]] = []
+    num_rows = 0
+
+    def best() -> None:
+        """Keep the first rows, as many as may be chosen, those with the highest scores first."""
+        nonlocal scores, indices, tokens
+        kept = np.lexsort((indices, -scores))[:most]
+        scores, indices = scores[kept], indices[kept]
+        tokens = [tokens[row] for row in kept.tolist()]
+
     for chunk in chunks:
-        scores = np.asarray(scorer(chunk), dtype=np.float64)
-        if scores.shape != (len(chunk),):
-            raise ValueError(f"{len(chunk)} rows got scores of shape {scores.shape}")
-        pool.add(chunk, scores)
-    return pool.chosen()
-
-
-class _Pool:
-    """The rows that may still be chosen."""
-
-    def __init__(self, rule: SelectionRule) -> None:
-        self._rule = rule
-        self._most = math.ceil((rule.spare if rule.most_overlap < 1 else 1.0) * rule.count)
-        self._scores = np.zeros(0)
-        self._indices = np.zeros(0, dtype=np.int64)
-        self._tokens: list[npt.NDArray[np.int64]] = []
-        self._floor = -np.inf
-        self._seen = 0
-        self._ready = 0
-
-    def add(self, chunk: Rows, scores: Float64Array) -> None:
-        """Take in a chunk, and let go of what cannot be chosen any more."""
-        rows = np.flatnonzero(np.isfinite(scores) & (scores > self._floor))
-        self._scores = np.concatenate((self._scores, scores[rows]))
-        self._indices = np.concatenate((self._indices, rows + self._seen))
+        found = np.asarray(scorer(chunk), dtype=np.float64)
+        if found.shape != (len(chunk),):
+            raise ValueError(f"{len(chunk)} rows got scores of shape {found.shape}")
+        least = scores.min() if len(scores) >= most else -np.inf
+        rows = np.flatnonzero(np.isfinite(found) & (found > least))
+        scores = np.concatenate((scores, found[rows]))
+        indices = np.concatenate((indices, rows + num_rows))
         # Copies: a view would keep its whole chunk in memory.
-        self._tokens.extend(np.array(chunk.tokens[row], dtype=np.int64) for row in rows.tolist())
-        self._seen += len(chunk)
-        if len(self._scores) > 2 * self._ready:
-            self._cut()
-            self._ready = len(self._scores)
-
-    def _best(self) -> IntArray:
-        """The places of the rows that are held, those with the highest scores first."""
-        order: IntArray = np.lexsort((self._indices, -self._scores))
-        return order
-
-    def _keep(self, kept: IntArray) -> None:
-        self._scores, self._indices = self._scores[kept], self._indices[kept]
-        self._tokens = [self._tokens[row] for row in kept.tolist()]
-
-    def _cut(self) -> None:
-        """Keep the first ones, as many as may be chosen and the spare ones.
-
-        Where there are as many, later rows must have higher scores than the last of them.
-        """
-        best = self._best()[: self._most]
-        if len(best) == self._most:
-            self._floor = float(self._scores[best[-1]])
-        self._keep(np.sort(best))
-
-    def chosen(self) -> Selection:
-        """The rows of the rule, best first."""
-        rule = self._rule
-        self._cut()
-        self._keep(self._best())
-        ngrams = _ngrams(self._tokens, rule.ngram) if rule.most_overlap < 1 else None
-        known: set[int] = set()
-        chosen: list[int] = []
-        overlapping = 0
-        for row in range(len(self._scores)):
-            if len(chosen) == rule.count:
-                break
-            if ngrams is not None:
-                own = ngrams[row]
-                if len(known.intersection(own)) > rule.most_overlap * len(own):
-                    overlapping += 1
-                    continue
-                known.update(own)
-            chosen.append(row)
-        return Selection(
-            indices=self._indices[chosen],
-            scores=self._scores[chosen],
-            tokens=[self._tokens[row] for row in chosen],
-            num_rows=self._seen,
-            overlapping=overlapping,
-        )
+        tokens.extend(np.array(chunk.tokens[row], dtype=np.int64) for row in rows.tolist())
+        num_rows += len(chunk)
+        best()
+    chosen: list[int] = []
+    known: set[int] = set()
+    overlapping = 0
+    for row, own in enumerate(_ngrams(tokens) if rule.most_overlap < 1 else [set()] * len(tokens)):
+        if len(chosen) == rule.count:
+            break
+        if own and len(known & own) > rule.most_overlap * len(own):
+            overlapping += 1
+            continue
+        known |= own
+        chosen.append(row)
+    return Selection(
+        indices=indices[chosen],
+        scores=scores[chosen],
+        tokens=[tokens[row] for row in chosen],
+        num_rows=num_rows,
+        overlapping=overlapping,
+    )
 
 
-def _ngrams(rows: Sequence[npt.NDArray[np.int64]], length: int) -> list[set[int]]:
+def _ngrams(rows: Sequence[npt.NDArray[np.int64]]) -> Iterator[set[int]]:
     """The distinct n-grams of each row, as hashes; of a shorter row the one that it is."""
-    found = []
     for row in rows:
         tokens = np.asarray(row, dtype=np.int64).astype(np.uint64)
-        size = min(length, len(tokens))
+        size = min(NGRAM, len(tokens))
         hashes = np.full(len(tokens) - size + 1, size, dtype=np.uint64)
         for place in range(size):
             hashes = (hashes ^ tokens[place : place + len(hashes)]) * _MULTIPLIER
             hashes ^= hashes >> np.uint64(29)
-        found.append(set(hashes.tolist()))
-    return found
+        yield set(hashes.tolist())
 
 
 def _flattened(rows: Rows) -> tuple[IntArray, IntArray]:

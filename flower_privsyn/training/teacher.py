@@ -19,7 +19,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json, write_json
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.distillation import Distillation, Rest
-from flower_privsyn.training.tokens import batches_by_length, padded, text_window
+from flower_privsyn.training.tokens import batches_by_length, next_token_logits, text_window
 
 #: Tokens drawn from those that are not kept, at every position, which stand for them.
 DRAWS: Final = 16
@@ -138,29 +138,20 @@ class TeacherTargets:
         self, network: Any, chosen: Sequence[int], *, bfloat16: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """`sparse_targets` of the teacher, row after row: (positions, c) each."""
-        tokens, attention = padded([self._rows[row] for row in chosen])
-        device = network.device
+        rows = [self._rows[row] for row in chosen]
         # Of a row alone, so that it does not matter what else is read.
         uniforms = np.concatenate(
             [
-                np.random.default_rng([_SEED_OF_DRAWS, row]).random(
-                    len(self._rows[row]) - 1, np.float32
-                )
-                for row in chosen
+                np.random.default_rng([_SEED_OF_DRAWS, row]).random(len(tokens) - 1, np.float32)
+                for row, tokens in zip(chosen, rows, strict=True)
             ]
         )
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16),
-        ):
-            logits = network(
-                input_ids=tokens.to(device), attention_mask=attention.to(device), use_cache=False
-            ).logits[:, :-1]
-            # A teacher's output may be wider than the vocabulary, for the hardware's sake.
-            logits = logits[attention[:, 1:].bool().to(device)][:, : self._vocabulary].float()
+        # A teacher's output may be wider than the vocabulary, for the hardware's sake.
+        logits = next_token_logits(network, rows, bfloat16=bfloat16)[:, : self._vocabulary]
+        with torch.inference_mode():
             ids, logs = sparse_targets(
                 logits,
-                torch.from_numpy(uniforms).to(device),
+                torch.from_numpy(uniforms).to(logits.device),
                 top_k=self._top_k,
                 draws=self._draws,
             )

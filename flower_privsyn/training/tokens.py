@@ -106,3 +106,28 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
         attention[place, : len(row)] = 1
     return tokens, attention
+
+
+def next_token_logits(
+    network: Any, rows: Sequence[Sequence[int]], *, bfloat16: bool = False
+) -> torch.Tensor:
+    """What a model says of every token that follows another, one row after the other.
+
+    Args:
+        network: a causal language model.
+        rows: of token ids.
+        bfloat16: multiply in bfloat16.
+
+    Returns:
+        (positions, vocabulary) float32.
+    """
+    import torch
+
+    tokens, attention = (part.to(network.device) for part in padded(rows))
+    with (
+        torch.inference_mode(),
+        torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=bfloat16),
+    ):
+        logits = network(input_ids=tokens, attention_mask=attention, use_cache=False).logits
+    found: torch.Tensor = logits[:, :-1][attention[:, 1:].bool()].float()
+    return found
