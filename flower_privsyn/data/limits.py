@@ -25,8 +25,6 @@ MAX_DOCUMENTS: Final = 4096
 MAX_CHARACTERS: Final = 2**22
 
 _DOCUMENTS = b"user-documents"
-# Texts looked at together: no copy of everything, and few calls.
-_BATCH = 4096
 
 
 def is_usable(text: object) -> bool:
@@ -58,7 +56,7 @@ def within_limits(users: Users, *, seed: int) -> Users:
         ConfigError: If the seed does not fit 16 bytes.
     """
     key = seed_key(seed)
-    keep = _usable(users.texts)
+    keep = np.fromiter(map(is_usable, users.texts), bool, len(users.texts))
     if not keep.all():
         _note(users, ~keep)
     lengths = np.zeros(len(users.texts), dtype=np.int64)
@@ -110,26 +108,6 @@ def ranked(user_id: str, texts: Sequence[str], *, key: bytes, purpose: bytes) ->
         ).digest()
         order.append((digest, place))
     return [place for _, place in sorted(order)]
-
-
-def _usable(texts: Sequence[object]) -> NDArray[np.bool_]:
-    """(n,) which of them are documents."""
-    keep = np.ones(len(texts), dtype=np.bool_)
-    for start in range(0, len(texts), _BATCH):
-        part = texts[start : start + _BATCH]
-        if not _all_usable(part):
-            keep[start : start + len(part)] = [is_usable(text) for text in part]
-    return keep
-
-
-def _all_usable(texts: Sequence[object]) -> bool:
-    """Whether all are documents; false may mean that it takes a closer look."""
-    try:
-        together = "".join(texts)  # type: ignore[arg-type]
-        together.encode()
-    except (TypeError, UnicodeEncodeError):
-        return False
-    return "\0" not in together and max(map(len, texts)) <= MAX_DOCUMENT_CHARACTERS  # type: ignore[arg-type]
 
 
 def _note(users: Users, left_out: NDArray[np.bool_]) -> None:
