@@ -20,10 +20,10 @@ from typing import Any
 from flower_privsyn.comparison import APP
 from flower_privsyn.comparison.plan import methods_of
 from flower_privsyn.comparison.summary import summarise
-from flower_privsyn.comparison.table import markdown
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host.app import load_app
+from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies.catalogue import ComparedMethod
 
 CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")

@@ -12,34 +12,27 @@ rounds and what asks nobody, below the rest, have a colour each. Needs the extra
 from __future__ import annotations
 
 import argparse
-import re
+import io
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.report import require_libraries, svg
-from flower_privsyn.report.figures import WIDE, axes_of, settle
+from flower_privsyn.report import require_libraries
+from flower_privsyn.report.figures import SETTINGS
 from flower_privsyn.report.numbers import bytes_text
-from flower_privsyn.report.svg import INK, MUTED, colour, drawing, embedded
 from research.compared_cells import cells_of, printed, summary_of
 from research.measured_cells import CHOICES
-
-#: What the style sheet begins with: its colours, on a light and on a dark screen.
-_COLOURS = re.compile(r":root\{[^}]*\}\s*@media \(prefers-color-scheme:dark\)\{:root\{[^}]*\}\}")
 
 #: What has closed all of the gap.
 CEILING = "finetune-private"
 
 #: Where the catalogue's title is one below another's.
 _TITLES = {"distill-public": "public text, distilled"}
-
-#: Of a bar, in pixels, and of the space for the axis.
-_HIGH, _AXIS = 27, 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +80,8 @@ class Bar:
     def shade(self) -> str:
         """Its colour."""
         if not self.asks:
-            return MUTED
-        return colour(0 if self.rounds == 1 else 1)
+            return "0.4"
+        return "C0" if self.rounds == 1 else "C1"
 
 
 def bars_of(
@@ -144,60 +137,33 @@ def picture(bars: Sequence[Bar], title: str) -> str:
         MissingExtraError: matplotlib is not installed.
     """
     require_libraries()
-    described = "; ".join(f"{bar.title}: {bar.words}" for bar in bars)
-    with drawing():
-        figure, axes = axes_of(
-            WIDE,
-            _AXIS + _HIGH * len(bars),
-            ("% of the way; paler: taught by the generator as well", title),
-        )
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(9.7, 0.9 + 0.38 * len(bars)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(textwrap.fill(title, 110), loc="left", fontsize=10)
+        axes.set_xlabel("% of the way; paler: taught by the generator as well", loc="left")
         places = range(len(bars), 0, -1)
         for place, bar in zip(places, bars, strict=True):
             if bar.taught is not None:
                 axes.barh(place, 100 * bar.taught, height=0.66, color=bar.shade, alpha=0.35)
-            axes.barh(place, 100 * bar.gap, height=0.66, color=bar.shade, alpha=0.8)
-            end = 100 * max(0.0, bar.end)
-            if bar.error is not None:
-                error = 100 * bar.error
-                middle = 100 * bar.gap
-                axes.plot(
-                    [middle - error, middle + error], [place, place], color=INK, linewidth=1.2
-                )
-                end = max(end, middle + error)
-            axes.text(end + 0.8, place - 0.18, bar.words, color=INK, fontsize=11)
+            error = None if bar.error is None else 100 * bar.error
+            axes.barh(place, 100 * bar.gap, xerr=error, height=0.66, color=bar.shade, alpha=0.8)
+            end = max(0.0, 100 * bar.end, 100 * bar.gap + (error or 0.0))
+            axes.text(end + 0.8, place, bar.words, verticalalignment="center")
         axes.set_yticks(list(places), [bar.title for bar in bars])
-        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.axvline(0, color=MUTED, linewidth=1)
+        axes.axvline(0, color="0.4", linewidth=1)
         lowest = min(0.0, *(100 * bar.gap for bar in bars))
         axes.set(xlim=(1.05 * lowest, 100 * max(bar.end for bar in bars) + 24))
-        axes.set_ylim(0.3, len(bars) + 0.7)
-        settle(figure)
-        return standalone(embedded(figure, title, described, "gap"))
-
-
-def standalone(element: str) -> str:
-    """An element of a page as a file of its own, for pages without the style sheet.
-
-    Args:
-        element: of `embedded`, with a title.
-
-    Returns:
-        SVG with the colours of the style sheet, on paper of their own; dark on a dark screen.
-    """
-    style = (Path(svg.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
-    found = _COLOURS.match(style)
-    assert found is not None, "the style sheet begins with its colours"
-    root = ElementTree.fromstring(element)
-    left, top, width, height = root.attrib["viewBox"].split()
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
-    sheet = ElementTree.Element("style")
-    sheet.text = f"{found[0]}text{{font-family:system-ui,sans-serif}}"
-    paper = ElementTree.Element(
-        "rect", {"x": left, "y": top, "width": width, "height": height, "fill": "var(--paper)"}
-    )
-    root[2:2] = [sheet, paper]
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
+        described = "; ".join(f"{bar.title}: {bar.words}" for bar in bars)
+        metadata = {"Date": None, "Creator": None, "Title": title, "Description": described}
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=metadata)
+    return file.getvalue()
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -197,15 +197,14 @@ def _follow(comparison: Comparison) -> int:
 
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
-    from flower_privsyn.comparison.table import of_status, show, untaught
+    from flower_privsyn.report.comparison import failures, show
 
     show(document)
-    if comparison.page_file.is_file():
-        print(f"Report: {comparison.page_file}")
+    print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     cells = document["cells"]
-    failed = len(untaught(document)) + len(of_status(document, "failed"))
+    failed = len(failures(document))
     if failed:
         return complain(
             f"{failed} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "

@@ -62,9 +62,10 @@ def evaluate(
     choosing between methods in research and must not be published beside a private result.
     """
     from flower_privsyn.evaluation.run import evaluate_run
-    from flower_privsyn.evaluation.show import show
+    from flower_privsyn.evaluation.show import rows, show
     from flower_privsyn.host.progress import ShownProgress
     from flower_privsyn.host.terminal import follower
+    from flower_privsyn.report import write_run_page
     from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.causal_settings import CausalTraining
 
@@ -94,11 +95,12 @@ def evaluate(
             progress=ShownProgress(follow),
         )
     record.write(folder / "evaluation.json")
+    write_run_page(run, folder / "report.html", quality=rows(record))
     if as_json:
         print(record.to_json())
         return 0
     show(record)
-    print(f"All figures: {folder / 'evaluation.json'}")
+    print(f"All figures: {folder / 'evaluation.json'}\nPage: {folder / 'report.html'}")
     return 0
 
 

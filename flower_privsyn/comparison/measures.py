@@ -5,7 +5,6 @@ Everything here is computed from private text without noise.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from flower_privsyn.evaluation.run import (
     run_samples,
     tuned,
 )
-from flower_privsyn.files import located, read_json, read_json_lines, write_json
+from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.privacy.ledger_file import stated_costs
 from flower_privsyn.runs import RunDirectory
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
 
 #: Folder of the model that a cell has fine-tuned, in that of the cell.
 STUDENT: Final = "downstream"
+
+#: Most texts on either side of a comparison of distributions.
+MAX_TEXTS: Final = 1000
 
 #: Texts of a cell that the report shows.
 _SAMPLES: Final = 8
@@ -54,14 +56,12 @@ class Job:
         values: its run configuration.
         folder: where it is written.
         progress: where steps are shown.
-        figures: whether the cell is to be measured; if not, its second student alone is wanted.
     """
 
     cell: Cell
     values: Mapping[str, Any]
     folder: Path
     progress: ShownProgress
-    figures: bool = True
 
 
 class Measures:
@@ -69,15 +69,12 @@ class Measures:
 
     Args:
         plan: of the comparison.
-        folder: of the comparison; what embedding costs is kept there.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._common = plan.common_values()
-        self._embedding_cost = folder / "embedding_cost.json"
         self._embedders: dict[tuple[str, str], _Remembering] = {}
-        self._texts_per_user = 0.0
         self._held_out_copies: float | None = None
 
     def of_text(
@@ -102,8 +99,6 @@ class Measures:
         """
         if not texts:
             raise DataError("the run wrote no synthetic text to fine-tune on")
-        if not job.figures:
-            return {"distilled": self.distilled(job, texts, writer=writer)}
         step = max(1, len(texts) // _SAMPLES)
         return {
             "quality": self.tuned(job, texts),
@@ -223,7 +218,6 @@ class Measures:
 
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
         held_out = self.samples(self._plan.held_out).texts
-        self._texts_per_user = len(held_out) / len(self._plan.held_out)
         if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
         private = self.samples(self._plan.private).texts
@@ -234,7 +228,7 @@ class Measures:
             embedding_model=str(self._common["embedding-model"]),
             private=private,
             max_tokens=int(self._common["max-tokens"]),
-            max_texts=self._plan.max_texts,
+            max_texts=MAX_TEXTS,
             progress=job.progress,
         )
         if self._held_out_copies is None:
@@ -260,23 +254,6 @@ class Measures:
                 load_embedder(located(key[0]), precision=values["embedding-precision"])
             )
         return self._embedders[key]
-
-    def embedding_seconds(self) -> float | None:
-        """CPU seconds in which the text of one user is embedded, as measured on held-out text."""
-        for (model, precision), embedder in self._embedders.items():
-            if embedder.texts and self._texts_per_user:
-                record = {
-                    "model": model,
-                    "precision": precision,
-                    "cpu_seconds_per_text": embedder.cpu_seconds / embedder.texts,
-                    "texts_per_user": self._texts_per_user,
-                }
-                write_json(self._embedding_cost, record)
-        kept = read_json(self._embedding_cost)
-        try:
-            return float(kept["cpu_seconds_per_text"]) * float(kept["texts_per_user"])
-        except (KeyError, TypeError, ValueError):
-            return None
 
 
 def privacy(run: RunDirectory) -> dict[str, Any]:
@@ -345,8 +322,6 @@ class _Remembering:
         fingerprint: of the model.
         dimension: of an embedding.
         tokenizer: of the model.
-        texts: embedded so far.
-        cpu_seconds: of this process, for them.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -355,17 +330,11 @@ class _Remembering:
         self.fingerprint = embedder.fingerprint
         self.dimension = embedder.dimension
         self.tokenizer = embedder.tokenizer
-        self.texts = 0
-        self.cpu_seconds = 0.0
 
     def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> Any:
         fresh = list(dict.fromkeys(text for text in texts if text not in self._known))
         if progress is not None:
             progress(len(texts) - len(fresh))
         if fresh:
-            begun = time.process_time()
-            vectors = self._embedder.embed(fresh, progress=progress)
-            self.cpu_seconds += time.process_time() - begun
-            self.texts += len(fresh)
-            self._known |= dict(zip(fresh, vectors, strict=True))
+            self._known |= zip(fresh, self._embedder.embed(fresh, progress=progress), strict=True)
         return np.stack([self._known[text] for text in texts])

@@ -20,7 +20,6 @@ from flower_privsyn.dry_run.people import people_of
 from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.evaluation.run import LEAST_TEXTS
 from flower_privsyn.evaluation.sealed import OPENED
 from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
@@ -40,7 +39,14 @@ from flower_privsyn.training.causal_settings import CausalTraining
 APP: Final = Path(__file__).parent / "app"
 
 #: What the figures of every cell are made with.
-_MEASURED_WITH: Final = ("sentence_transformers", "torch", "transformers", "sklearn")
+_MEASURED_WITH: Final = (
+    "sentence_transformers",
+    "torch",
+    "transformers",
+    "sklearn",
+    "jinja2",
+    "matplotlib",
+)
 
 #: Settings that name the models of what asks nobody; what they are is the catalogue's.
 _REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
@@ -120,7 +126,6 @@ class Plan:
         delta: of every run.
         downstream: causal language model that every method is to make better.
         training: how it is fine-tuned, the same for every method that fine-tunes.
-        max_texts: most texts on either side of a comparison of distributions, >= 10.
         settings: `key=value` or `method.key=value`.
         newer_than: only text dated after this day takes part, or "".
         opened: whether the held-out users are sealed ones.
@@ -139,7 +144,6 @@ class Plan:
     delta: float
     downstream: str
     training: CausalTraining
-    max_texts: int = 1000
     settings: tuple[str, ...] = ()
     newer_than: str = ""
     opened: bool = False
@@ -472,7 +476,6 @@ def make_plan(
     delta: float | None = None,
     downstream: str = "privsyn-tiny",
     training: CausalTraining | None = None,
-    max_texts: int = 1000,
     settings: Sequence[str] = (),
     distil: bool = False,
 ) -> Plan:
@@ -490,7 +493,6 @@ def make_plan(
         delta: None for 1 / (n ln n) of the n users that take part.
         downstream: causal language model.
         training: how it is fine-tuned.
-        max_texts: see `Plan`.
         settings: see `Plan`.
         distil: see `Plan`.
 
@@ -501,7 +503,6 @@ def make_plan(
     budgets = _budgets(epsilons)
     check_whole("--seeds", seeds, ge=1)
     check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
-    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     chosen = _chosen(app, configs, methods)
     private, others = people.groups(users)
     size = len(private)
@@ -517,7 +518,6 @@ def make_plan(
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
         downstream=downstream,
         training=training or CausalTraining(learn_ends=False),
-        max_texts=max_texts,
         settings=tuple(settings),
         newer_than=people.newer_than,
         opened=people.sealed is not None,

@@ -40,7 +40,7 @@ def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
     own = measures.samples(plan.private).texts
     return {
-        "quality": measures.tuned(job, own) if job.figures else None,
+        "quality": measures.tuned(job, own),
         "distilled": measures.distilled(job, own),
         "texts": None,
         "costs": None,

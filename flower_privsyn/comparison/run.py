@@ -22,17 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import environment
-from flower_privsyn.comparison.measures import STUDENT, Job, Measures, costs, privacy
+from flower_privsyn.comparison.measures import MAX_TEXTS, STUDENT, Job, Measures, costs, privacy
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.comparison.summary import document_of
-from flower_privsyn.comparison.table import markdown
 from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Users
 from flower_privsyn.errors import (
     ConfigError,
     FederationError,
-    MissingExtraError,
     PrivsynError,
     RunDirectoryError,
     StoppedError,
@@ -49,7 +47,8 @@ from flower_privsyn.files import (
 from flower_privsyn.host.launch import resume_run, run_app
 from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.report import require_libraries, write_comparison_page
+from flower_privsyn.report import write_comparison_page
+from flower_privsyn.report.comparison import markdown
 from flower_privsyn.runs import RunDirectory, lock_file
 from flower_privsyn.runs.owner import OwnerFolder
 from flower_privsyn.runs.rounds import TRAINED_MODEL
@@ -80,7 +79,6 @@ class Comparison:
         self.plan = plan
         self.folder = expanded(folder).absolute()
         self.command = command
-        self._has_page = True
         try:
             # Beside the figures are times, and models that have learnt private text.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,12 +90,12 @@ class Comparison:
             "users": plan.fingerprint(),
             "downstream": plan.downstream,
             "training": dict(vars(plan.training)),
-            "max_texts": plan.max_texts,
+            "max_texts": MAX_TEXTS,
             "delta": plan.delta,
             "downstream_files": weight_files(located(plan.downstream)),
         }
         self._refuse_other()
-        self._measures = Measures(plan, self.folder)
+        self._measures = Measures(plan)
 
     # ------------------------------------------------------------------ files
 
@@ -108,7 +106,7 @@ class Comparison:
 
     @property
     def page_file(self) -> Path:
-        """`report.html`; not written where a library is missing."""
+        """`report.html`."""
         return self.folder / "report.html"
 
     def _cell_folder(self, cell: Cell) -> Path:
@@ -155,7 +153,6 @@ class Comparison:
         """
         # Whatever is wrong with the model would be wrong in every cell.
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
-        self._tell_of_missing_libraries(say)
         lock = lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}")
         with lock:
             data = self._write_users()
@@ -172,7 +169,7 @@ class Comparison:
             return self._write(cells, running=None)
 
     def _is_finished(self, cell: Cell) -> bool:
-        """Whether nothing is left to do; a student that is to be taught may be asked for later."""
+        """Whether nothing is left to do; a second student may be asked for later."""
         found, teaches = self._result(cell), self.plan.teaches(self.plan.method(cell))
         return found.get("status") == "finished" and bool(found.get("distilled") or not teaches)
 
@@ -183,14 +180,6 @@ class Comparison:
         else:
             budget = f"epsilon {cell.epsilon:g}"
         return f"{method.title}, {budget}, seed {cell.seed}"
-
-    def _tell_of_missing_libraries(self, say: Callable[[str], None]) -> None:
-        """A comparison of hours must not fail because its page cannot be drawn."""
-        try:
-            require_libraries()
-        except MissingExtraError as error:
-            self._has_page = False
-            say(f"{error}. The comparison runs without its page; `privsyn report` writes it later.")
 
     def _write_users(self) -> Path:
         """Both groups of users as files; the private one is what the nodes read."""
@@ -222,15 +211,12 @@ class Comparison:
                 )
 
     def _attempt(self, cell: Cell, data: Path, follower: Follower) -> str:
-        """Run and measure a cell, or teach its second student; a failure is a result as well.
+        """Run and measure a cell; a failure is a result as well.
 
         Returns:
             What was found, in a sentence.
         """
-        record = self._result(cell)
-        if record.get("status") == "finished":
-            return self._teach(cell, record, data, follower)
-        folder, first = self._cell_folder(cell), not record
+        folder, before = self._cell_folder(cell), self._result(cell)
         folder.mkdir(parents=True, exist_ok=True)
         values = self.plan.values(cell, data)
         record = {
@@ -241,39 +227,35 @@ class Comparison:
             "settings": settings_of(values),
             "own_settings": self.plan.own_settings(cell),
         }
-        # Before anything of it is done: whoever continues it must ask for the same.
-        write_json(folder / "cell.json", record)
+        finished = before.get("status") == "finished"  # and a second student is asked for
+        if not finished:
+            # Before anything of it is done: whoever continues it must ask for the same.
+            write_json(folder / "cell.json", record)
         begun = time.monotonic()
         found, error = self._tried(cell, data, follower)
-        record |= found | {"status": "finished" if error is None else "failed", "error": error}
-        # Of a cell that goes on where an earlier attempt ended, the time would be a part of it.
-        record["wall_seconds"] = time.monotonic() - begun if first else None
-        if not (first or self.plan.method(cell).asks_users):
-            for key in ("server_seconds", "client_cpu_seconds"):
-                if (record.get("costs") or {}).get(key):
-                    record["costs"][key] = None
+        if error is not None and finished:
+            record = {**before, "error": error}  # what is there stays
+        else:
+            status = "finished" if error is None else "failed"
+            # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
+            seconds = None if before else time.monotonic() - begun
+            record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
+            if before and not self.plan.method(cell).asks_users:
+                for key in ("server_seconds", "client_cpu_seconds"):
+                    if (record.get("costs") or {}).get(key):
+                        record["costs"][key] = None
         write_json(folder / "cell.json", record)
         if error is not None:
             return f"failed: {error}"
         accuracy = record["quality"]["next_token_accuracy"]
         return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
-    def _teach(self, cell: Cell, record: Mapping[str, Any], data: Path, follower: Follower) -> str:
-        """Teach the second student of a finished cell, whose other figures stay as they are."""
-        found, error = self._tried(cell, data, follower, figures=False)
-        taught = {"distilled": found.get("distilled"), "distilled_error": error}
-        write_json(self._cell_folder(cell) / "cell.json", {**record, **taught})
-        if error is not None:
-            return f"its second student failed: {error}"
-        accuracy = found["distilled"]["next_token_accuracy"]
-        return f"next-token accuracy {accuracy:.4f} of its second student ({self.plan.stamp})"
-
     def _tried(
-        self, cell: Cell, data: Path, follower: Follower, *, figures: bool = True
+        self, cell: Cell, data: Path, follower: Follower
     ) -> tuple[dict[str, Any], str | None]:
         """What a cell gave, or why it gave nothing."""
         try:
-            return self._outcome(cell, data, follower, figures=figures), None
+            return self._outcome(cell, data, follower), None
         except StoppedError:
             raise  # the owner wants it to end here, and the cell to go on another day
         except PrivsynError as error:
@@ -283,9 +265,7 @@ class Comparison:
                 raise
             return {}, f"unexpected {type(error).__name__}: {error}"
 
-    def _outcome(
-        self, cell: Cell, data: Path, follower: Follower, *, figures: bool
-    ) -> dict[str, Any]:
+    def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if self.plan.method(cell).asks_users:
@@ -295,13 +275,7 @@ class Comparison:
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
-            job = Job(
-                cell=cell,
-                values=values,
-                folder=folder,
-                progress=ShownProgress(follow),
-                figures=figures,
-            )
+            job = Job(cell=cell, values=values, folder=folder, progress=ShownProgress(follow))
             if run is None:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)
@@ -362,8 +336,7 @@ class Comparison:
             writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
         figures = self._measures.of_text(job, texts, cost, writer=writer)
         shutil.rmtree(job.folder / "writer", ignore_errors=True)
-        labels = self._measures.labels(job, run) if job.figures else None
-        return {**found, **figures, "labels": labels}
+        return {**found, **figures, "labels": self._measures.labels(job, run)}
 
     # ------------------------------------------------------------------ the document
 
@@ -383,13 +356,11 @@ class Comparison:
             command=self.command,
             created=read_json(self.document_file).get("created"),
             fixed=self._fixed,
-            embedding_seconds=self._measures.embedding_seconds(),
         )
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
-        if self._has_page:
-            write_comparison_page(document, self.page_file)
+        write_comparison_page(document, self.page_file)
         return document
 
 

@@ -42,7 +42,6 @@ _CELL = (
     "local_epsilon",
     "quality",
     "distilled",
-    "distilled_error",
     "labels",
     "texts",
     "costs",
@@ -60,7 +59,6 @@ def document_of(
     command: str,
     created: str | None,
     fixed: Mapping[str, Any],
-    embedding_seconds: float | None,
 ) -> dict[str, Any]:
     """What `compare.json` holds.
 
@@ -70,7 +68,6 @@ def document_of(
         command: how the comparison was asked for.
         created: when it was begun; None for this moment.
         fixed: what continuing it must not change.
-        embedding_seconds: CPU seconds in which the text of one user is embedded.
     """
     results = [{key: cell.get(key) for key in _CELL} for cell in cells]
     complete = all(cell["status"] in ("finished", "failed") for cell in results)
@@ -97,7 +94,6 @@ def document_of(
         "methods": [method.name for method in plan.methods],
         "titles": {method.name: method.title for method in plan.methods},
         "kinds": {method.name: method.kind for method in plan.methods},
-        "embedding_cpu_seconds": embedding_seconds,
         "fixed": fixed,
         "cells": results,
         "summary": summarise(results, plan.methods),

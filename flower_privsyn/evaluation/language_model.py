@@ -7,10 +7,10 @@ and POPri is another quantity: they tokenize every text twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
-
-if TYPE_CHECKING:
-    import torch
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -296,7 +293,7 @@ def score_texts(
     # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
     knows_all = unknown is None or unknown == begin
     missing = [0 if knows_all else row.count(unknown) for row in rows]
-    correct, nats, correct_unknown = predict(
+    correct, nats, correct_unknown = _predict(
         network,
         windows,
         batch_size=batch_size,
@@ -316,13 +313,13 @@ def score_texts(
     )
 
 
-def predict(
+def _predict(
     network: Any,
     windows: Sequence[Sequence[int]],
     *,
     batch_size: int,
-    unknown: int | None = None,
-    finished: Callable[[IntArray], None] | None = None,
+    unknown: int | None,
+    finished: Callable[[IntArray], None],
 ) -> tuple[IntArray, Float64Array, IntArray]:
     """Predict every token of every window but the first, which is given.
 
@@ -339,59 +336,14 @@ def predict(
 
     Raises:
         ConfigError: Batch_size is out of range.
-    """
-    correct = np.zeros(len(windows), dtype=np.int64)
-    nats = np.zeros(len(windows), dtype=np.float64)
-    correct_unknown = np.zeros(len(windows), dtype=np.int64)
-    for batch in predictions(network, windows, batch_size=batch_size):
-        chosen = batch.windows
-        correct[chosen] = batch.hits.sum(dim=1).cpu().numpy()
-        sums = batch.losses.double().masked_fill(~batch.held, 0.0).sum(dim=1)
-        nats[chosen] = sums.cpu().numpy()
-        if unknown is not None:
-            found = batch.hits & (batch.targets == unknown)
-            correct_unknown[chosen] = found.sum(dim=1).cpu().numpy()
-        if finished is not None:
-            finished(np.array(chosen, dtype=np.int64))
-    if not np.isfinite(nats).all():
-        raise ModelError("the model's predictions are not finite: its weights are damaged")
-    return correct, nats, correct_unknown
-
-
-class Predictions(NamedTuple):
-    """What a model makes of some windows, token by token.
-
-    Attributes:
-        windows: which they are, (w,).
-        targets: (w, t) the tokens after the first of each, and padding.
-        held: (w, t) which of them are no padding.
-        hits: (w, t) which of those are the model's first choice.
-        losses: (w, t) negative log-probabilities in nats; of padding too.
-    """
-
-    windows: list[int]
-    targets: torch.Tensor
-    held: torch.Tensor
-    hits: torch.Tensor
-    losses: torch.Tensor
-
-
-def predictions(
-    network: Any, windows: Sequence[Sequence[int]], *, batch_size: int
-) -> Iterator[Predictions]:
-    """Predict every token of every window but the first, some windows at a time.
-
-    Args:
-        network: as of `predict`.
-        windows: as of `predict`.
-        batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
-
-    Raises:
-        ConfigError: Batch_size is out of range.
+        ModelError: A prediction is not finite.
     """
     import torch
 
     check_whole("batch_size", batch_size, ge=1)
+    correct = np.zeros(len(windows), dtype=np.int64)
+    nats = np.zeros(len(windows), dtype=np.float64)
+    correct_unknown = np.zeros(len(windows), dtype=np.int64)
     device = next(network.parameters()).device
     vocabulary = int(network.get_output_embeddings().weight.shape[0])
     # By length, so that a batch is hardly padded; the longest first, so that memory runs out early.
@@ -411,7 +363,14 @@ def predictions(
             ).view(targets.shape)  # (windows, longest - 1)
             held = attention[:, 1:].bool()
             hits = (logits.argmax(dim=-1) == targets) & held
-        yield Predictions(chosen, targets, held, hits, losses)
+        correct[chosen] = hits.sum(dim=1).cpu().numpy()
+        nats[chosen] = losses.double().masked_fill(~held, 0.0).sum(dim=1).cpu().numpy()
+        if unknown is not None:
+            correct_unknown[chosen] = (hits & (targets == unknown)).sum(dim=1).cpu().numpy()
+        finished(np.array(chosen, dtype=np.int64))
+    if not np.isfinite(nats).all():
+        raise ModelError("the model's predictions are not finite: its weights are damaged")
+    return correct, nats, correct_unknown
 
 
 def _user_numbers(owners: Sequence[int] | IntArray | None, count: int) -> IntArray:

@@ -1,75 +1,263 @@
-"""What the page of a comparison shows, from `compare.json`: its figures, without any markup.
+"""A comparison as a table, in Markdown and in a terminal, and as a page, from `compare.json`.
 
-The figures of quality are computed from held-out private text without noise, so the page carries
-the stamp of such figures in its title, at its top, and at every chart and table of them.
+The figures of quality are computed from held-out private text without noise, so each of the three
+carries the stamp of such figures: the page in its title, at its top, and at every chart and table
+of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import Chart, Level, Series, by_round
-from flower_privsyn.report.line import Line
-from flower_privsyn.report.methods import looks, title
-from flower_privsyn.report.numbers import (
-    Fact,
-    Row,
-    Sample,
-    bytes_text,
-    counted,
-    epsilon_text,
-    finite,
-    fixed,
-    mapping,
-    number,
-    seconds_text,
-    time_text,
-    whole,
+from flower_privsyn.report.figures import Points, chart
+from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, number, time_text
+
+#: Columns: heading, and the text of a row's field.
+Column = tuple[str, Callable[[Mapping[str, Any]], str]]
+
+
+def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        figure = row.get(key)
+        if figure is None:
+            return "-"
+        value = f"{scale * figure['mean']:z.{digits}f}"  # z: no zero has a sign
+        error = figure["standard_error"]
+        return value if error is None else f"{value} ± {scale * error:.{digits}f}"
+
+    return text
+
+
+def _value(key: str, shown: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
+    def text(row: Mapping[str, Any]) -> str:
+        value = row.get(key)
+        return "-" if value is None else shown(value)
+
+    return text
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
+
+
+#: What a method costs whose epsilon is of a sample on its owner's machine, and of all samples of
+#: the user with most of them; not one axis with ε.
+_LOCAL: Final[Column] = (
+    "local ε of a sample, of a user",
+    lambda row: (
+        ", ".join(f"{row[f'local_epsilon_{of}']:,.0f}" for of in ("sample", "user"))
+        if _is_local(row)
+        else "-"
+    ),
 )
 
-#: Figures of quality: name, title of the axis with its unit, decimals.
-_QUALITY = {
-    "next_token_accuracy": (
-        "Next-token accuracy",
-        "Next-token accuracy on held-out users (share of tokens)",
-        4,
-    ),
-    "frechet": (
-        "Squared Fréchet distance",
-        "Squared Fréchet distance to held-out text (no unit)",
-        4,
-    ),
-}
+_QUALITY: Final[tuple[Column, ...]] = (
+    ("ε", lambda row: "-" if _is_local(row) else epsilon_text(row["epsilon"])),
+    ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
+    ("gap closed, %", _figure("gap_closed", 0, 100.0)),
+    ("bits per byte", _figure("bits_per_byte", 4)),
+)
 
-#: Figures of text, with their decimals.
-_TEXT = {
-    "mmd": 5,
-    "precision": 3,
-    "recall": 3,
-    "mauve": 3,
-    "self_similarity": 3,
-    "distinct_2": 3,
-    "copies_exact": 4,
-    "copies_near": 4,
-    "copies": 4,
-    "copies_held_out": 4,
-}
+#: Of a second student, which the writer of the text has taught.
+_DISTILLED: Final[tuple[Column, ...]] = (
+    ("distilled: accuracy, %", _figure("distilled_accuracy", 2, 100.0)),
+    ("bits per byte, distilled", _figure("distilled_bits_per_byte", 4)),
+    ("distilled gap closed, %", _figure("distilled_gap", 0, 100.0)),
+)
 
-_Point = tuple[float, float]
+#: Of a classifier that learned from labelled text, and what it is to be held against.
+_LABELLED: Final[tuple[Column, ...]] = (
+    ("class found, %", _figure("label_synthetic", 1, 100.0)),
+    ("commonest, %", _figure("label_majority", 1, 100.0)),
+    ("from public text, %", _figure("label_public", 1, 100.0)),
+    ("from private text, %", _figure("label_private", 1, 100.0)),
+)
+
+#: Of text beside text: on the page alone.
+_TEXTS: Final[tuple[Column, ...]] = (
+    ("Fréchet²", _figure("frechet", 3)),
+    ("MMD²", _figure("mmd", 5)),
+    ("MAUVE", _figure("mauve", 3)),
+    ("self-similarity", _figure("self_similarity", 3)),
+    ("copies, %", _figure("copies", 2, 100.0)),
+    ("of held-out text, %", _figure("copies_held_out", 2, 100.0)),
+)
+
+_COSTS: Final[tuple[Column, ...]] = (
+    ("Fréchet²", _figure("frechet", 3)),
+    ("copies, %", _figure("copies", 2, 100.0)),
+    ("rounds", _value("rounds", "{:.0f}".format)),
+    ("up per user", _value("bytes_up", bytes_text)),
+    ("down per user", _value("bytes_down", bytes_text)),
+    ("CPU s per user", _value("client_cpu_seconds", _seconds)),
+    ("server s", _value("server_seconds", _seconds)),
+)
+
+
+def _is_local(row: Mapping[str, Any]) -> bool:
+    return row.get("local_epsilon_sample") is not None
+
+
+def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns: more where an epsilon is local, students were taught, or texts have classes."""
+    (first, *others), rows = _QUALITY, document["summary"]
+    local = (_LOCAL,) if any(map(_is_local, rows)) else ()
+    taught = _DISTILLED if any(row.get("distilled_accuracy") for row in rows) else ()
+    labelled = _LABELLED if any(row.get("label_synthetic") for row in rows) else ()
+    return (first, *local, *others, *taught, *labelled, *_COSTS)
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """`comparison.md`: the table under its stamp, what it is of, and the cells that failed."""
+    columns = _columns(document)
+    lines = [
+        f"> {document['stamp']}",
+        "",
+        "| method | " + " | ".join(heading for heading, _ in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for texts in _lines(document, document["summary"], columns):
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
+    lines += ["", caption(document), ""]
+    found = failures(document)
+    lines += ["Failed:", ""] if found else []
+    for cell in found:
+        sentence = " ".join(str(cell["error"]).split())
+        lines.append(f"- {_called(document, cell)}: {sentence}")
+    lines += [""] if found else []
+    return "\n".join(lines)
+
+
+def _called(document: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
+    budget = epsilon_text(cell["epsilon"])
+    return f"{document['titles'][cell['method']]}, ε = {budget}, seed {cell['seed']}"
+
+
+def failures(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The cells that say why they failed, or why their second student did."""
+    return [cell for cell in document["cells"] if cell.get("error")]
+
+
+def of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+    """The cells that have a status."""
+    return [cell for cell in document["cells"] if cell["status"] == status]
+
+
+def caption(document: Mapping[str, Any]) -> str:
+    """What the table is of, in words."""
+    data = document["data"]
+    seeds = len(document["seeds"])
+    taught = ""
+    rows = document["summary"]
+    if any(row.get("distilled_accuracy") for row in rows):
+        taught = (
+            " Distilled: the same student, taught by the generator of the text as well; the gap "
+            "is then from random public text (0) to the private text itself (100), both "
+            "distilled, and a method that writes none has that of its own student."
+        )
+    classes = ""
+    if any(row.get("label_synthetic") for row in rows):
+        classes = (
+            " Class found: by logistic regression on embeddings that learned from the labelled "
+            "texts, of held-out text; beside it the commonest class, and what is found by public "
+            "text before any vote and by the private text itself."
+        )
+    copies = ""
+    others = [row["copies_held_out"]["mean"] for row in rows if row.get("copies_held_out")]
+    if others:
+        copies = (
+            " Copies: texts that are a user's, share 13 words in a row with one, or half of their "
+            f"three-word pieces; of the held-out texts themselves {100 * others[0]:.2f} %."
+        )
+    return (
+        f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
+        f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
+        f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
+        "public model (0) to fine-tuning on the private text itself (100)"
+        f"{_missing_ends(rows)}.{_above_ceiling(document)}{_lost_rounds(document)}{taught}{classes}"
+        f"{copies} Traffic and CPU time are of one user in the whole run."
+    )
+
+
+def _missing_ends(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which ends of the gap a table lacks, whose shares are then unknown."""
+    measured = {row["method"] for row in rows if row.get("next_token_accuracy")}
+    lacking = [end for end in ("public-only", "finetune-private") if end not in measured]
+    return f'; unknown ("-") without {" and ".join(lacking)}' if lacking else ""
+
+
+def _above_ceiling(document: Mapping[str, Any]) -> str:
+    """Whose gap is closed by more than all of it, and what that may come from."""
+    found = {
+        (row["method"], row["epsilon"]): figure["mean"]
+        for row in document["summary"]
+        if (figure := row.get("next_token_accuracy"))
+    }
+    ceiling = found.get(("finetune-private", None), math.inf)
+    above = dict.fromkeys(method for (method, _), mean in found.items() if mean > ceiling)
+    if not above:
+        return ""
+    return (
+        " Above fine-tuning on the private text itself: "
+        f"{', '.join(document['titles'][method] for method in above)}; the ceiling may have learnt "
+        "little (--steps)."
+    )
+
+
+def _lost_rounds(document: Mapping[str, Any]) -> str:
+    """Which cells had fewer releases than was planned, and would give more without that."""
+    found = [
+        f"{_called(document, cell)} ({lost})"
+        for cell in of_status(document, "finished")
+        if (lost := (cell.get("costs") or {}).get("rounds_lost"))
+    ]
+    if not found:
+        return ""
+    return (
+        f" Rounds that were interrupted, or answered by too few, gave nothing: {'; '.join(found)}."
+    )
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    if row["seeds"] == row["planned"]:
+        return ""
+    failed = f", {row['failed']} failed" if row["failed"] else ""
+    return f" ({row['seeds']} of {row['planned']} seeds{failed})"
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """Print the table to standard output, in two parts where the terminal is narrow."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console.print(f"[{document['stamp']}]", markup=False, highlight=False)
+    every = _columns(document)
+    whole, quality = console.width >= 150 and len(every) < 12, len(every) - len(_COSTS)
+    parts = [every] if whole else [every[:quality], every[:1] + every[quality:]]
+    for columns in parts:
+        table = Table(pad_edge=False)
+        table.add_column("method", overflow="fold")
+        for heading, _ in columns:
+            table.add_column(heading, justify="right", overflow="fold")
+        for name, *figures in _lines(document, document["summary"], columns):
+            table.add_row(Text(name), *figures)
+        console.print(table)
+    console.print(caption(document), markup=False, highlight=False)
+
+
+# ---------------------------------------------------------------------- the page
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """Read a `compare.json`.
-
-    Args:
-        path: the file.
 
     Raises:
         DataError: it cannot be read, or holds something else.
@@ -78,418 +266,160 @@ def read_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a comparison: {error}") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path} holds no comparison: it is not a JSON object")
+    if not isinstance(document, dict) or not {"cells", "summary", "titles"} <= document.keys():
+        raise DataError(f"{path} holds no comparison")
     return document
 
 
-class ComparisonFacts:
-    """A comparison as its page shows it; see `comparison.html.j2` for what is said beside it.
+def filled(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What `comparison.html.j2` shows, by the names that it has for it.
 
-    Raises:
-        DataError: the document holds no comparison.
+    Args:
+        document: what `privsyn compare` keeps in `compare.json`, finished or not.
     """
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        cells, summary = document.get("cells"), document.get("summary")
-        if not isinstance(cells, list) or not isinstance(summary, list):
-            raise DataError('the document of a comparison must hold "cells" and "summary" as lists')
-        self.document = document
-        self.cells: list[Mapping[str, Any]] = [c for c in cells if isinstance(c, Mapping)]
-        self.lines = [
-            Line(method=str(v.get("method")), epsilon=_epsilon(v.get("epsilon")), values=v)
-            for v in summary
-            if isinstance(v, Mapping)
-        ]
-        named = [str(name) for name in document.get("methods") or []]
-        named += [line.method for line in self.lines]
-        named += [str(cell.get("method")) for cell in self.cells]
-        self.methods = list(dict.fromkeys(named))
-        self.order = {name: place for place, name in enumerate(self.methods)}
-        self.lines.sort(key=lambda line: (line.epsilon, self.order[line.method]))
-        self.looks = looks(self.methods)
-        given = mapping(document.get("titles"))
-        self.titles = {name: title(name, given.get(name)) for name in self.methods}
-        stamp = str(document.get("stamp") or STAMP)
-        # The stamp is ours to give: a document that lost it is stamped all the same.
-        self.stamp = stamp if STAMP in stamp else f"{STAMP}; {stamp}"
-        self.data = mapping(document.get("data"))
-        self.versions = [(str(n), str(v)) for n, v in mapping(document.get("versions")).items()]
-        self.package_version = mapping(document.get("versions")).get("flower-privsyn")
-        self.command = document.get("command")
-        name = str(self.data.get("name") or "private text")
-        self.heading = f"{counted(len(self.methods), 'method')} on {name}"
-
-    @property
-    def subtitle(self) -> list[str]:
-        """How much of it is finished, and since when."""
-        done = sum(cell.get("status") == "finished" for cell in self.cells)
-        budgets = sorted({line.epsilon for line in self.lines if not line.is_reference})
-        seeds = len(self.document.get("seeds") or [])
-        created, finished = self.document.get("created"), self.document.get("finished")
-        return [
-            f"{done} of {len(self.cells)} cells finished",
-            *([f"ε = {', '.join(map(epsilon_text, budgets))}"] if budgets else []),
-            *([counted(seeds, "seed")] if seeds else []),
-            *([f"begun {time_text(created)}"] if created else []),
-            f"finished {time_text(finished)}" if finished else "not finished",
-        ]
-
-    def missing(self, *, failed: bool) -> list[Row]:
-        """Cells without figures, with what is said of each.
-
-        Args:
-            failed: those that failed, with their reason; else the others, with their status.
-        """
-        found: list[Row] = [
-            (
-                *self._place(cell),
-                str(cell.get("error") or "failed without a sentence")
-                if failed
-                else str(cell.get("status") or "pending"),
-            )
-            for cell in self.cells
-            if cell.get("status") != "finished" and (cell.get("status") == "failed") is failed
-        ]
-        found += [
-            (*self._place(cell), f"without a second student: {cell['distilled_error']}")
-            for cell in self.cells
-            if failed and cell.get("status") == "finished" and cell.get("distilled_error")
-        ]
-        return found
-
-    @property
-    def setting(self) -> list[Fact]:
-        """What was compared, on what."""
-        newer, delta = self.data.get("newer_than"), finite(self.document.get("delta"))
-        return [
-            ("Data", self.data.get("name")),
-            ("Users who took part", _count(self.data.get("private_users"))),
-            ("Held-out users", _count(self.data.get("held_out_users"))),
-            ("Their texts", _count(self.data.get("held_out_texts"))),
-            ("Texts newer than", str(newer) if newer else None),
-            ("Model that is trained", self.document.get("downstream")),
-            ("Longest text, tokens", _count(self.document.get("max_tokens"))),
-            ("δ", self.delta if delta is not None else None),
-            ("Seeds", ", ".join(str(s) for s in self.document.get("seeds") or []) or None),
-            ("Machine", self.document.get("machine")),
-        ]
-
-    @property
-    def delta(self) -> str:
-        """The delta of all epsilons; a dash for none."""
-        return number(finite(self.document.get("delta")), 3)
-
-    # ---------------------------------------------------------------- quality
-
-    def known(self, name: str) -> list[Line]:
-        """The lines that have a figure."""
-        return [line for line in self.lines if line.mean(name) is not None]
-
-    def by_epsilon(self, name: str) -> Chart:
-        """A figure of quality against the budget.
-
-        Args:
-            name: "next_token_accuracy" or "frechet"; some line has it.
-        """
-        what, axis, decimals = _QUALITY[name]
-        lines = self.known(name)
-        grouped: dict[str, list[Line]] = {}
-        for line in sorted(lines, key=lambda line: self.order[line.method]):
-            if not line.is_reference:
-                grouped.setdefault(line.method, []).append(line)
-        told = [
-            f"{self.titles[line.method]}, ε = {line.budget}: {line.shown(name, decimals)}"
-            for line in lines
-        ]
-        return Chart(
-            title=f"{what} against ε",
-            description=f"{self.stamp}. {'; '.join(told)}",
-            x="epsilon",
-            x_title="ε of what is released (logarithmic axis)",
-            y_title=axis,
-            series=tuple(
-                Series(
-                    name=self.titles[method],
-                    look=self.looks[method],
-                    x=[line.epsilon for line in mine],
-                    y=[line.needed(name) for line in mine],
-                    errors=[line.error(name) for line in mine],
-                    tips=[told[lines.index(line)] for line in mine],
-                )
-                for method, mine in grouped.items()
-            ),
-            levels=self._levels(name),
-        )
-
-    def _levels(self, name: str) -> tuple[Level, ...]:
-        return tuple(
-            Level(
-                name=self.titles[line.method],
-                y=line.needed(name),
-                error=line.error(name),
-                tip=f"{self.titles[line.method]}: {line.shown(name, _QUALITY[name][2])}",
-            )
-            for line in self.known(name)
-            if line.is_reference
-        )
-
-    @property
-    def quality_rows(self) -> list[Row]:
-        """What every method ends with at every budget, and what it spent."""
-        return [
-            (
-                *self._at(line),
-                line.shown("next_token_accuracy", 4),
-                line.shown("perplexity", 2),
-                line.shown("bits_per_byte", 3),
-                line.shown("gap_closed", 1, scale=100, unit=" %"),
-                line.seeds,
-                *self._spent(line),
-            )
-            for line in self.lines
-        ]
-
-    @property
-    def distilled_rows(self) -> list[Row]:
-        """What students end with that the writer of their text has taught."""
-        return [
-            (
-                *self._at(line),
-                line.shown("distilled_accuracy", 4),
-                line.shown("distilled_bits_per_byte", 3),
-                line.shown("distilled_gap", 1, scale=100, unit=" %"),
-            )
-            for line in self.lines
-            if line.mean("distilled_accuracy") or line.mean("distilled_gap")
-        ]
-
-    @property
-    def labelled_rows(self) -> list[Row]:
-        """How often a classifier is right that learned from labelled texts, beside its floors."""
-        names = ("label_synthetic", "label_majority", "label_public", "label_private")
-        return [
-            (*self._at(line), *(line.shown(name, 3) for name in names))
-            for line in self.known("label_synthetic")
-        ]
-
-    def _spent(self, line: Line) -> tuple[str | None, str | None]:
-        """The largest of what the seeds spent: what holds for all of them."""
-        if line.is_reference:
-            return line.budget, line.budget
-        cells = [cell for cell in self._cells_of(line) if cell.get("status") == "finished"]
-        names = ("epsilon_release", "epsilon_known_cohorts")
-        found = [[v for c in cells if (v := finite(c.get(name))) is not None] for name in names]
-        release, server = (epsilon_text(max(values)) if values else None for values in found)
-        return release, server
-
-    # ---------------------------------------------------------------- communication
-
-    def by_bytes(self) -> dict[str, Chart]:
-        """Accuracy against bytes uploaded: a chart for each budget, by what it is called."""
-        name = "next_token_accuracy"
-        what, axis, decimals = _QUALITY[name]
-        found = {}
-        for budget in sorted({line.epsilon for line in self.sent}):
-            here = [line for line in self.sent if line.epsilon == budget]
-            told = [
-                f"{self.titles[line.method]}: {bytes_text(line.mean('bytes_up'))} up, "
-                f"{line.shown(name, decimals)}"
-                for line in here
-            ]
-            found[f"ε = {epsilon_text(budget)}"] = Chart(
-                title=f"{what} against bytes uploaded, ε = {epsilon_text(budget)}",
-                description=f"{self.stamp}. {'; '.join(told)}",
-                x="bytes",
-                x_title="Uploaded by one user in the whole run (bytes, logarithmic axis)",
-                y_title=axis,
-                series=tuple(
-                    Series(
-                        name=self.titles[line.method],
-                        look=self.looks[line.method],
-                        x=[line.needed("bytes_up")],
-                        y=[line.needed(name)],
-                        errors=[line.error(name)],
-                        tips=[tip],
-                        line="none",
-                    )
-                    for line, tip in zip(here, told, strict=True)
-                ),
-                levels=self._levels(name),
-            )
-        return found
-
-    @cached_property
-    def sent(self) -> list[Line]:
-        """The private lines with an accuracy and a count of bytes."""
-        lines = self.known("next_token_accuracy")
-        return [v for v in lines if not v.is_reference and (v.mean("bytes_up") or 0) > 0]
-
-    @property
-    def without_bytes(self) -> list[str]:
-        """Titles of the private methods that have an accuracy and no count of bytes."""
-        lines = self.known("next_token_accuracy")
-        return [self.titles[v.method] for v in lines if not v.is_reference and v not in self.sent]
-
-    @property
-    def cost_rows(self) -> list[Row]:
-        """What a run of each method costs."""
-        return [
-            (
-                *self._at(line),
-                whole(line.mean("rounds")),
-                whole(line.mean("floats_up")),
-                bytes_text(line.mean("bytes_up")),
-                bytes_text(line.mean("bytes_down")),
-                seconds_text(line.mean("client_cpu_seconds")),
-                seconds_text(line.mean("server_seconds")),
-            )
-            for line in self.lines
-        ]
-
-    # ---------------------------------------------------------------- text
-
-    @property
-    def text_rows(self) -> list[Row]:
-        """Distances and copies of the synthetic texts, averaged over seeds."""
-        rows: list[Row] = []
-        for line in self.lines:
-            texts = [mapping(cell.get("texts")) for cell in self._cells_of(line)]
-            if not any(texts) and line.mean("frechet") is None:
-                continue
-            means = []
-            for name, decimals in _TEXT.items():
-                kept = [v for each in texts if (v := finite(each.get(name))) is not None]
-                means.append(fixed(sum(kept) / len(kept), decimals) if kept else None)
-            rows.append((*self._at(line), line.shown("frechet", 4), *means))
-        return rows
-
-    # ---------------------------------------------------------------- budget
-
-    @cached_property
-    def _spending(self) -> dict[str, dict[float, list[tuple[int, float]]]]:
-        """What was spent until each round: public, from the ledgers; by method and budget."""
-        found: dict[str, dict[float, list[tuple[int, float]]]] = {}
-        for cell in self.cells:
-            spent = [(int(n), e) for n, e in _points(cell.get("spent"))]
-            budget = _epsilon(cell.get("epsilon"))
-            if spent and budget and math.isfinite(budget):
-                by = found.setdefault(str(cell.get("method")), {})
-                # Seeds of one budget spend the same; of unlike ones the longest is shown.
-                by[budget] = max(by.get(budget, []), spent, key=len)
-        return {name: dict(sorted(found[name].items())) for name in self.methods if name in found}
-
-    @property
-    def spending(self) -> dict[str, Chart]:
-        """A chart of the epsilon spent by each method, by its title."""
-        found = {}
-        for name, by in self._spending.items():
-            told = [
-                f"budget {epsilon_text(budget)}: {number(spent[-1][1])} after "
-                f"{counted(len(spent), 'release')}"
-                for budget, spent in by.items()
-            ]
-            found[self.titles[name]] = by_round(
-                [(f"ε = {epsilon_text(e)}", self.looks[name], spent) for e, spent in by.items()],
-                steps=True,
-                title=f"ε spent by {self.titles[name]}",
-                description="; ".join(told),
-                y_title="ε of what is released, all rounds until then",
-            )
-        return found
-
-    @property
-    def spending_rows(self) -> list[Row]:
-        """Method, budget, round and epsilon."""
-        return [
-            (self.titles[name], epsilon_text(budget), str(n), number(e))
-            for name, by in self._spending.items()
-            for budget, spent in by.items()
-            for n, e in spent
-        ]
-
-    # ---------------------------------------------------------------- samples and cells
-
-    @property
-    def samples(self) -> dict[str, list[Sample]]:
-        """Texts of the first seed that finished, by what the budget is called.
-
-        The private budgets come first, the largest of them before the others: what a reader looks
-        for.
-        """
-        groups: dict[float, dict[str, Sample]] = {}
-        for cell in self.cells:
-            texts = [str(text) for text in cell.get("samples") or []]
-            method = str(cell.get("method"))
-            group = groups.setdefault(_epsilon(cell.get("epsilon")), {})
-            if texts and method not in group:
-                seed = f"seed {cell.get('seed', '?')}"
-                group[method] = Sample(self.titles[method], texts, seed, self.looks[method])
-        names = {
-            0.0: "No private text used (ε = 0)",
-            math.inf: "Not private (ε = ∞): texts may repeat what a user wrote",
-        }
-        order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), math.isinf(e), -e))
-        return {
-            names.get(budget, f"ε = {epsilon_text(budget)}"): list(groups[budget].values())
-            for budget in order
-            if groups[budget]
-        }
-
-    @property
-    def cell_rows(self) -> list[Row]:
-        """Every cell with its figures."""
-        rows: list[Row] = []
-        for cell in self.cells:
-            quality = mapping(cell.get("quality"))
-            names = ("next_token_accuracy", "user_next_token_accuracy", "cross_entropy")
-            spent = [finite(cell.get(f"epsilon_{n}")) for n in ("release", "known_cohorts")]
-            rows.append(
-                (
-                    *self._place(cell),
-                    str(cell["status"]) if cell.get("status") else None,
-                    *[fixed(finite(quality.get(name)), 4) for name in names],
-                    *[None if value is None else epsilon_text(value) for value in spent],
-                    number(finite(cell.get("delta")), 3),
-                    seconds_text(finite(cell.get("wall_seconds"))),
-                    str(cell["run"]) if cell.get("run") else None,
-                )
-            )
-        return rows
-
-    def _cells_of(self, line: Line) -> list[Mapping[str, Any]]:
-        return [
-            cell
-            for cell in self.cells
-            if str(cell.get("method")) == line.method
-            and _epsilon(cell.get("epsilon")) == line.epsilon
-        ]
-
-    def _at(self, line: Line) -> tuple[str, str]:
-        return self.titles[line.method], line.budget
-
-    def _place(self, cell: Mapping[str, Any]) -> tuple[str, str, str | None]:
-        seed = cell.get("seed")
-        budget = epsilon_text(_epsilon(cell.get("epsilon")))
-        return self.titles[str(cell.get("method"))], budget, None if seed is None else str(seed)
+    stamp, rows = str(document.get("stamp") or ""), document["summary"]
+    # The stamp is ours to give: a document that lost it is stamped all the same.
+    stamp = stamp if STAMP in stamp else "; ".join(filter(None, (STAMP, stamp)))
+    columns, data = _columns(document), document["data"]
+    seeds = document["seeds"]
+    with_text = [row for row in rows if row.get("frechet")]
+    return {
+        "stamp": stamp,
+        "digest": None,
+        "heading": f"{counted(len(document['methods']), 'method')} on {data['name']}",
+        "subtitle": [
+            f"{len(of_status(document, 'finished'))} of {len(document['cells'])} cells finished",
+            counted(len(seeds), "seed"),
+            f"begun {time_text(document['created'])}",
+        ],
+        "caption": caption(document),
+        "columns": ["method", *(heading for heading, _ in columns)],
+        "rows": _lines(document, rows, columns),
+        "failed": [(_called(document, cell), str(cell["error"])) for cell in failures(document)],
+        "waiting": [
+            (_called(document, cell), cell["status"])
+            for cell in document["cells"]
+            if cell["status"] not in ("finished", "failed")
+        ],
+        "by_epsilon": _by_epsilon(document, stamp),
+        "by_bytes": _by_bytes(document, stamp),
+        "text_columns": ["method", "ε", *(heading for heading, _ in _TEXTS)],
+        "text_rows": _lines(document, with_text, (_QUALITY[0], *_TEXTS)),
+        "samples_": _samples(document),
+        "cells": [_cell(document, cell) for cell in document["cells"]],
+        "command": document.get("command"),
+        "facts_": [
+            *((name, str(found)) for name, found in (document.get("versions") or {}).items()),
+            ("machine", document.get("machine")),
+        ],
+    }
 
 
-def _points(value: Any) -> list[_Point]:
-    found = []
-    for pair in value if isinstance(value, list | tuple) else ():
-        if isinstance(pair, list | tuple) and len(pair) >= 2:
-            x, y = finite(pair[0]), finite(pair[1])
-            if x is not None and y is not None:
-                found.append((x, y))
-    return found
+def _lines(
+    document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
+) -> list[tuple[str, ...]]:
+    titles = document["titles"]
+    return [
+        (titles[row["method"]] + _note(row), *(text(row) for _, text in columns)) for row in rows
+    ]
 
 
-def _epsilon(value: Any) -> float:
-    """The budget of a line or a cell: infinity for null."""
-    found = finite(value)
-    return math.inf if found is None else found
+def _accuracy(row: Mapping[str, Any]) -> tuple[float, float | None]:
+    """In percent, with its standard error over seeds."""
+    figure = row["next_token_accuracy"]
+    error = figure["standard_error"]
+    return 100 * figure["mean"], None if error is None else 100 * error
 
 
-def _count(value: Any) -> str | None:
-    found = finite(value)
-    return None if found is None else whole(found)
+def _levels(document: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """What has no place on an axis of epsilon: what asks nobody, and the private text itself."""
+    return {
+        document["titles"][row["method"]]: _accuracy(row)
+        for row in document["summary"]
+        if not row["epsilon"] and row.get("next_token_accuracy")
+    }
+
+
+def _chart(
+    document: Mapping[str, Any],
+    stamp: str,
+    *,
+    against: Callable[[Mapping[str, Any]], float | None],
+    title: str,
+    x: str,
+    words: Callable[[float], str],
+) -> Any:
+    """Accuracy against something, by method; None where no private cell has both."""
+    series: dict[str, Points] = {}
+    for row in document["summary"]:
+        if row["epsilon"] and row.get("next_token_accuracy") and (place := against(row)):
+            name = document["titles"][row["method"]]
+            series[name] = [*series.get(name, ()), (place, *_accuracy(row))]
+    if not series:
+        return None
+    return chart(
+        f"{title} ({stamp})",
+        series,
+        x=x,
+        y="next-token accuracy, %",
+        levels=_levels(document),
+        log=words,
+    )
+
+
+def _by_epsilon(document: Mapping[str, Any], stamp: str) -> Any:
+    return _chart(
+        document,
+        stamp,
+        against=lambda row: float(row["epsilon"]),
+        title="Accuracy against epsilon",
+        x="ε of what is released",
+        words=epsilon_text,
+    )
+
+
+def _by_bytes(document: Mapping[str, Any], stamp: str) -> Any:
+    return _chart(
+        document,
+        stamp,
+        against=lambda row: row.get("bytes_up"),
+        title="Accuracy against bytes uploaded",
+        x="what one user uploads in the whole run",
+        words=bytes_text,
+    )
+
+
+def _samples(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Texts of the first seed that finished, by budget: the private ones first, largest before."""
+    groups: dict[float, dict[str, dict[str, Any]]] = {}
+    for cell in of_status(document, "finished"):
+        budget = math.inf if cell["epsilon"] is None else cell["epsilon"]
+        group = groups.setdefault(budget, {})
+        if cell.get("samples") and cell["method"] not in group:
+            title, note = document["titles"][cell["method"]], f"seed {cell['seed']}"
+            group[cell["method"]] = {"title": title, "note": note, "texts": cell["samples"]}
+    names = {
+        0.0: "No private text used (ε = 0)",
+        math.inf: "Not private (ε = ∞): texts may repeat what a user wrote",
+    }
+    order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), math.isinf(e), -e))
+    return {
+        names.get(budget, f"ε = {epsilon_text(budget)}"): list(groups[budget].values())
+        for budget in order
+        if groups[budget]
+    }
+
+
+def _cell(document: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, ...]:
+    """One cell with its figures."""
+    quality = cell.get("quality") or {}
+    return (
+        _called(document, cell),
+        str(cell["status"]),
+        *(
+            number(quality.get(name))
+            for name in ("next_token_accuracy", "user_next_token_accuracy", "cross_entropy")
+        ),
+        *(number(cell.get(name)) for name in ("epsilon_release", "epsilon_known_cohorts", "delta")),
+        str(cell.get("run") or "-"),
+    )

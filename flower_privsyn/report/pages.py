@@ -8,16 +8,16 @@ in any mail program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import replacing
-from flower_privsyn.report import figures, numbers, svg
-from flower_privsyn.report.comparison import ComparisonFacts
-from flower_privsyn.report.run import RunFacts
+from flower_privsyn.report import numbers
+from flower_privsyn.report.comparison import filled as of_comparison
+from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.run_format import ledger_meta
 
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
+def write_run_page(
+    run: RunDirectory, path: Path | None = None, *, quality: Sequence[tuple[str, str]] = ()
+) -> Path:
     """Write the page of a run, whatever has become of it.
 
     Args:
         run: of any strategy, finished or not; it is only read.
         path: where to; by default `report.html` in the run directory, with the date of all files
             there. Replaced as a whole.
+        quality: names and figures of its evaluation, where the page lies elsewhere.
 
     Returns:
         Where the page is.
@@ -42,7 +45,7 @@ def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
         RunDirectoryError: a file of the run is damaged, or the page cannot be written.
     """
     target = run.path / "report.html" if path is None else path
-    _write(run_page(run), target)
+    _write(run_page(run, quality), target)
     if path is None and run.running_process() is None:
         run.hide_dates()
     return target
@@ -53,30 +56,26 @@ def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
 
     Args:
         document: what `privsyn compare` keeps in `compare.json`, finished or not. Cells that have
-            not finished are listed with their reason, and methods that this package does not know
-            are shown like the others.
+            not finished are listed with their reason.
         path: where to; replaced as a whole.
 
     Raises:
         MissingExtraError: Jinja2 or matplotlib is not installed.
-        DataError: the document holds no comparison.
         RunDirectoryError: the page cannot be written.
     """
     _write(comparison_page(document), path)
 
 
-def run_page(run: RunDirectory) -> str:
+def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
     require_libraries()
-    facts = RunFacts(run)
-    ledger = None if facts.digest is None else ledger_meta(facts.digest)
-    return _rendered("run.html.j2", page=facts, ledger=ledger)
+    return _rendered("run.html.j2", of_run(run, quality))
 
 
 def comparison_page(document: Mapping[str, Any]) -> str:
     """The page of a comparison as text; see `write_comparison_page`."""
     require_libraries()
-    return _rendered("comparison.html.j2", page=ComparisonFacts(document), ledger=None)
+    return _rendered("comparison.html.j2", of_comparison(document))
 
 
 def require_libraries() -> None:
@@ -94,9 +93,8 @@ def require_libraries() -> None:
         ) from error
 
 
-def _rendered(template: str, **values: Any) -> str:
-    with svg.drawing():
-        return numbers.writable(_environment().get_template(template).render(values))
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
+    return numbers.writable(_environment().get_template(template).render(values))
 
 
 @cache
@@ -110,12 +108,11 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"counted": numbers.counted, "shortened": numbers.shortened}
-    environment.globals |= {
-        "charts": figures.charts,
-        "sign": figures.sign,
-        "NOTHING": numbers.NOTHING,
-        "PANEL": figures.PANEL,
+    environment.filters |= {
+        "counted": numbers.counted,
+        "ledger_meta": ledger_meta,
+        "number": numbers.number,
+        "shortened": numbers.shortened,
     }
     return environment
 

@@ -1,4 +1,4 @@
-"""What embedding costs one user, whatever was looked at last."""
+"""What is measured of every cell is of the same held-out text."""
 
 from __future__ import annotations
 
@@ -55,26 +55,6 @@ def job_in(folder: Path) -> Job:
     )
 
 
-def test_embedding_costs_the_same_whoever_was_looked_at_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
-    plan = plan_of(people("private", users=4, texts=5), people("held", users=6, texts=2))
-    found = Measures(plan, tmp_path)
-    assert found.embedding_seconds() is None
-    job = job_in(tmp_path)
-    values = job.values
-    assert found._compared(job, ["a synthetic text"]) is None  # too few: nothing is embedded
-    embedder = found.embedder(values)
-    embedder.embed(plan.held_out.texts)
-    expected = embedder.cpu_seconds / embedder.texts * 2  # two texts of a held-out user
-    assert found.embedding_seconds() == pytest.approx(expected)
-    found.samples(plan.private)
-    assert found.embedding_seconds() == pytest.approx(expected)
-    later = Measures(plan, tmp_path)
-    assert later.embedding_seconds() == pytest.approx(expected)
-
-
 def test_held_out_text_is_the_same_for_every_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,9 +66,7 @@ def test_held_out_text_is_the_same_for_every_method(
         raise DataError("read")
 
     monkeypatch.setattr(evaluation_run, "evaluate_language_model", evaluate)
-    found = Measures(
-        plan_of(people("p", users=2, texts=1), people("h", users=3, texts=9)), tmp_path
-    )
+    found = Measures(plan_of(people("p", users=2, texts=1), people("h", users=3, texts=9)))
     job = job_in(tmp_path)
     for own in (64, 2):
         with pytest.raises(DataError, match="read"):
@@ -111,7 +89,7 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
         private[1][1],
         f"new {window} new",
     ]
-    found = Measures(plan, tmp_path)._compared(job, written)
+    found = Measures(plan)._compared(job, written)
     assert found is not None
     assert found["copies_exact"] == pytest.approx(0.1)
     assert found["copies"] == pytest.approx(0.2)  # the window too
@@ -144,7 +122,7 @@ def test_labels_are_worth_what_a_classifier_learns_of_them(
         folder=tmp_path,
         progress=ShownProgress(lambda stages: None),
     )
-    found = Measures(plan, tmp_path).labels(job, run)
+    found = Measures(plan).labels(job, run)
     (record,) = evaluate_run(run, held_out, private=private, embedder=HashEmbedder()).classification
     assert record.public is not None
     assert record.private is not None

@@ -11,13 +11,13 @@ import pytest
 from flower_privsyn.comparison import APP, Cell, People, make_plan, methods_of
 from flower_privsyn.comparison.people import joined, split_users
 from flower_privsyn.comparison.summary import document_of
-from flower_privsyn.comparison.table import markdown
 from flower_privsyn.data import Users
 from flower_privsyn.dry_run import libraries
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies import STRATEGIES, configuration_of
 from flower_privsyn.strategies.catalogue import entries
 from flower_privsyn.strategies.joint_sketch import JointSketchConfig
@@ -285,7 +285,6 @@ class TestSealedUsers:
             command="",
             created=None,
             fixed={},
-            embedding_seconds=None,
         )
         assert document["stamp"] == plan.stamp
         assert markdown(document).startswith(f"> {plan.stamp}")
@@ -418,11 +417,6 @@ class TestSettings:
         with pytest.raises(ConfigError, match="--epsilon must be numbers > 0"):
             plan_of(data, epsilons=epsilons)
 
-    @pytest.mark.parametrize("most", [-5, 0, 9])
-    def test_too_few_texts_to_compare_are_named_first(self, data: str, most: int) -> None:
-        with pytest.raises(ConfigError, match=f"max_texts must be .* at least 10, got {most}"):
-            plan_of(data, max_texts=most)
-
     def test_what_a_method_has_for_itself_is_said(self, data: str) -> None:
         public = Path(data).with_name("public.jsonl")
         public.write_text('{"text": "public"}\n')
@@ -459,9 +453,12 @@ class TestCheckedBeforeTheFirstCell:
         assert not any(sentence.startswith("pre-text") for sentence in said)
         assert len(plan_of(data, methods=["pre-text"]).methods) == 1
 
-    def test_a_library_of_the_figures(self, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(libraries, "is_installed", lambda name: name != "sklearn")
-        with pytest.raises(ConfigError, match=r"figures: sklearn is not .*-privsyn\[evaluation\]"):
+    @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
+    def test_a_library_of_the_figures(
+        self, library: str, data: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
+        with pytest.raises(ConfigError, match=rf"figures: {library} is .*-privsyn\[evaluation\]"):
             plan_of(data, methods=["public-only"])
 
     def test_a_model_that_is_not_there(self, data: str) -> None:

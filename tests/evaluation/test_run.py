@@ -187,3 +187,8 @@ class TestCommand:
         assert record["texts"]["mauve"]["features"] == "all-MiniLM-L6-v2"
         assert record["learned"]["random_public"]["stamp"] == STAMP
         assert (written / "downstream" / "model.safetensors").is_file()
+        # The page with private quality is stamped, and lies beside the figures.
+        page = (written / "report.html").read_text(encoding="utf-8")
+        assert STAMP in page
+        assert "the same steps on random public text" in page
+        assert not list(finished.path.rglob("*.html"))

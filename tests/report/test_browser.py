@@ -1,4 +1,4 @@
-"""Pages in a real browser: nothing runs off a phone, and no words lie on others."""
+"""Pages in a real browser: nothing runs off a phone, and pictures are as wide as can be read."""
 
 from __future__ import annotations
 
@@ -21,30 +21,18 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installe
 
 #: A headless window is never narrower than 500 pixels, so each width is a frame in a wide one.
 FRAMES = """<!doctype html><title>x</title><body>%s<script>
-const laps = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
-  Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1.5;
 function measure(frame) {
   const page = frame.contentDocument, width = page.documentElement.clientWidth, found = [];
   for (const part of page.querySelectorAll("details")) part.open = true;
   if (page.documentElement.scrollWidth > width)
     found.push("the page is " + page.documentElement.scrollWidth + " wide");
-  let texts = 0;
-  for (const picture of page.querySelectorAll("svg[role=img]")) {
-    const frame = picture.getBoundingClientRect();
-    if (!frame.width) continue;
-    const words = [...picture.querySelectorAll("text")].map(
-      node => [node.textContent, node.getBoundingClientRect()]);
-    const id = picture.getAttribute("aria-labelledby").split(" ")[0];
-    texts += words.length;
-    words.forEach(([text, box], index) => {
-      if (box.left < -0.5 || box.right > width + 0.5 || box.top < frame.top - 2 ||
-          box.bottom > frame.bottom + 2)
-        found.push(id + ": '" + text + "' is cut off");
-      for (const [other, place] of words.slice(index + 1))
-        if (laps(box, place)) found.push(id + ": '" + text + "' lies on '" + other + "'");
-    });
+  let pictures = 0;
+  for (const picture of page.querySelectorAll("img")) {
+    const box = picture.getBoundingClientRect();
+    pictures += 1;
+    if (box.width < 300 || box.right > width) found.push(picture.alt + " is " + box.width);
   }
-  return {name: frame.name, texts, found, width};
+  return {name: frame.name, pictures, found, width};
 }
 addEventListener("load", () => {
   document.body.textContent = "RESULT" + JSON.stringify(
@@ -76,30 +64,23 @@ def measured(folder: Path, *names: str) -> list[dict[str, Any]]:
     return result
 
 
-def test_nothing_overlaps_and_nothing_runs_off_the_screen(tmp_path: Path) -> None:
+def test_nothing_runs_off_the_screen_and_pictures_can_be_read(tmp_path: Path) -> None:
     write_comparison_page(comparison(), tmp_path / "two.html")
     methods = ["popri", "pre-text", *[f"method number {n}" for n in range(8)]]
     crowded = comparison(methods=methods, epsilons=(0.5, 1.0, 2.0, 7.58))
-    # All of them nearly as good, at nearly the same cost: where names collide.
-    for place, line in enumerate(crowded["summary"]):
-        line["next_token_accuracy"] = {"mean": 0.27 + 1e-4 * place, "standard_error": 5e-4}
-        line["bytes_up"] = line["bytes_up"] and 50_000 + 900 * place
     write_comparison_page(crowded, tmp_path / "crowded.html")
     results = measured(tmp_path, "two.html", "crowded.html")
     assert [result["width"] for result in results] == [390, 1200, 390, 1200]
     for result in results:
         assert result["found"] == [], result["name"]
-        assert result["texts"] > 30
+        assert result["pictures"] == 2
 
 
 def test_the_measure_can_fail(tmp_path: Path) -> None:
-    """Words put on others, a wide table out of its frame: the browser must say so."""
+    """A wide table out of its frame: the browser must say so."""
     write_comparison_page(comparison(methods=["popri"], seeds=1), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    moved = re.sub(r'(<text[^>]*? x=")[\d.]+(" y=")[\d.]+', r"\g<1>50\g<2>50", page)
-    (tmp_path / "moved.html").write_text(moved, encoding="utf-8")
     wide = page.replace("overflow-x:auto", "overflow-x:visible")
     (tmp_path / "wide.html").write_text(wide, encoding="utf-8")
-    on_others, _, too_wide, _ = measured(tmp_path, "moved.html", "wide.html")
-    assert any("lies on" in sentence for sentence in on_others["found"])
+    too_wide, _ = measured(tmp_path, "wide.html")
     assert any("the page is" in sentence for sentence in too_wide["found"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.strategies.catalogue import compared
 
 #: Of each private method: accuracy at epsilon 1, bytes uploaded, rounds.
 PRIVATE = {
@@ -53,7 +54,11 @@ def comparison(
         "epsilons": list(epsilons),
         "seeds": list(range(seeds)),
         "methods": [*names, "own-method"],
-        "titles": {"pe-sft": "PE+SFT"},
+        "titles": {
+            **{name: compared()[name].title if name in compared() else name for name in names},
+            "pe-sft": "PE+SFT",
+            "own-method": "own-method",
+        },
         "cells": [*cells, pending],
         "summary": summary,
     }
@@ -98,10 +103,12 @@ def _line(cells: list[dict[str, Any]], name: str, budget: float | None) -> dict[
         "epsilon": budget,
         "seeds": len(values),
         "failed": len(found) - len(values),
+        "planned": len(found),
         "next_token_accuracy": figure(1.0),
         "perplexity": figure(-100, 70),
         "gap_closed": figure(10.0, -2.551),
         "frechet": figure(-1.0, 0.55),
+        "bits_per_byte": None,
         "rounds": PRIVATE.get(name, (0, 0, 20))[2] if sent else 0,
         "bytes_up": PRIVATE.get(name, (0, 50_000))[1] if sent else None,
         "bytes_down": 2_000_000 if sent else None,
