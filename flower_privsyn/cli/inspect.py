@@ -81,6 +81,8 @@ def _show(facts: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from flower_privsyn.report.numbers import bytes_text
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -105,6 +107,9 @@ def _show(facts: Mapping[str, Any]) -> None:
     finished = str(len(facts["rounds_finished"]))
     row("rounds", f"{finished} ({lost} of them without a release)" if lost else finished)
     row("users", "-" if facts["users"] is None else facts["users"])
+    if costs := facts["costs"]:
+        down, up = bytes_text(costs["bytes_down"]), bytes_text(costs["bytes_up"])
+        row("one user", f"{down} down, {up} up, who is in all rounds")
     if facts["releases"]:
         row("privacy", epsilons(facts))
     else:

@@ -22,7 +22,7 @@ from flower_privsyn.evaluation.encoder import fine_tuned_encoder
 from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.runs.summary import round_texts
 
 
 def classify_run(
@@ -111,9 +111,4 @@ def _of_samples(samples: Samples) -> LabelledTexts | None:
 
 def _first_candidates(run: RunDirectory, classes: Sequence[str]) -> LabelledTexts | None:
     """What the run began with, which no private text went into."""
-    import pyarrow.parquet as pq
-
-    file = RoundFiles(run.round_path(1)).population
-    if not file.is_file() or "label" not in pq.read_schema(file).names:
-        return None
-    return _of_rows(pq.read_table(file, columns=["text", "label"]).to_pylist(), classes)
+    return _of_rows(round_texts(run).get(1, []), classes)

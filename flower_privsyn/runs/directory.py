@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -70,7 +71,6 @@ from flower_privsyn.runs.run_format import (
     refuse_other_format,
     stated_digests,
 )
-from flower_privsyn.runs.session_warnings import OWNER_ALONE, warnings_to
 from flower_privsyn.runs.surroundings import (
     asked_wrongly,
     sentence_of,
@@ -79,9 +79,15 @@ from flower_privsyn.runs.surroundings import (
     without_places,
 )
 
-FOR_THE_OWNER: Final[Mapping[str, bool]] = {OWNER_ALONE: True}
+_OWNER_ALONE: Final = "privsyn_owner_alone"
+
+FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
 """`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
 the run."""
+
+#: Loggers of this package, and of Flower.
+_OURS: Final = "flower_privsyn"
+_FLOWER: Final = "flwr"
 
 
 class RunDirectory:
@@ -91,6 +97,13 @@ class RunDirectory:
         path: The folder, absolute.
         owner: The owner's folder beside it, where the times are.
         goes_on: Whether `start` found it, to go on with.
+        config_file: What was asked for.
+        state_file: Running, finished or failed.
+        ledger_file: The privacy ledger.
+        metrics_file: One line per round.
+        progress_file: How far the run is.
+        synthetic_jsonl: The synthetic texts, one JSON object per line.
+        synthetic_parquet: The synthetic texts as a Parquet table.
         rounds: The files of the rounds, by number.
         refinement: The same of rounds that follow one release.
     """
@@ -99,6 +112,13 @@ class RunDirectory:
         self.path = path
         self.owner = OwnerFolder(path)
         self.goes_on = False
+        self.config_file = path / "config.json"
+        self.state_file = path / "state.json"
+        self.ledger_file = path / "ledger.jsonl"
+        self.metrics_file = path / "metrics.jsonl"
+        self.progress_file = path / "progress.json"
+        self.synthetic_jsonl = path / "synthetic.jsonl"
+        self.synthetic_parquet = path / "synthetic.parquet"
         self.rounds = Rounds(path / ROUNDS)
         self._ledger_digest: Callable[[], str] | None = None
         self._failure_told: Callable[[], None] | None = None
@@ -251,41 +271,6 @@ class RunDirectory:
             )
 
     # ---------------------------------------------------------------- files
-
-    @property
-    def config_file(self) -> Path:
-        """What was asked for."""
-        return self.path / "config.json"
-
-    @property
-    def state_file(self) -> Path:
-        """Running, finished or failed."""
-        return self.path / "state.json"
-
-    @property
-    def ledger_file(self) -> Path:
-        """The privacy ledger."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One line per round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def progress_file(self) -> Path:
-        """How far the run is."""
-        return self.path / "progress.json"
-
-    @property
-    def synthetic_jsonl(self) -> Path:
-        """The synthetic texts, one JSON object per line."""
-        return self.path / "synthetic.jsonl"
-
-    @property
-    def synthetic_parquet(self) -> Path:
-        """The synthetic texts as a Parquet table."""
-        return self.path / "synthetic.parquet"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -604,3 +589,50 @@ class RunDirectory:
                 self.mark_finished()
         finally:
             self.unlock()
+
+
+class _Warnings(logging.Handler):
+    """Passes warnings on to whoever follows the run, and to Flower's log those it would not see.
+
+    Loggers below `flwr` are in Flower's log already. The others have Python's last resort, which
+    writes to the same place, and which ends with the first handler that they get: this one.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, _OWNER_ALONE, False):
+            self._progress.note(f"warning: {record.getMessage()}")
+        flower = logging.getLogger(_FLOWER)
+        ours = record.name.partition(".")[0] == _OURS
+        if ours and flower.isEnabledFor(record.levelno) and not self._is_heard(record):
+            flower.handle(record)
+
+    def _is_heard(self, record: logging.LogRecord) -> bool:
+        """Whether an app has set up a log of its own that this is written to."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(one is not self and one.level <= record.levelno for one in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+@contextlib.contextmanager
+def warnings_to(progress: Progress) -> Iterator[None]:
+    """Pass on the warnings that this package gives inside the block.
+
+    Args:
+        progress: Of the run. What is for the owner alone is left out.
+    """
+    handler = _Warnings(progress)
+    loggers = [logging.getLogger(name) for name in (_OURS, f"{_FLOWER}.privsyn")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)

@@ -56,30 +56,18 @@ class OwnerFolder:
 
     Attributes:
         path: the folder, which may not exist.
+        own_file: what the run was given.
+        times_file: how long things took.
+        log_file: what Flower and the app printed.
+        stop_file: there while the owner wants the run to end before its next round.
     """
 
     def __init__(self, run_path: Path) -> None:
         self.path = run_path.with_name(f"{run_path.name}.owner")
-
-    @property
-    def own_file(self) -> Path:
-        """What the run was given."""
-        return self.path / "own.json"
-
-    @property
-    def times_file(self) -> Path:
-        """How long things took."""
-        return self.path / "times.jsonl"
-
-    @property
-    def log_file(self) -> Path:
-        """What Flower and the app printed."""
-        return self.path / "flower.log"
-
-    @property
-    def stop_file(self) -> Path:
-        """There while the owner wants the run to end before its next round."""
-        return self.path / "stop"
+        self.own_file = self.path / "own.json"
+        self.times_file = self.path / "times.jsonl"
+        self.log_file = self.path / "flower.log"
+        self.stop_file = self.path / "stop"
 
     def ask_to_stop(self) -> None:
         """Ask the process that works on the run to end it before its next round.
