@@ -1,4 +1,4 @@
-"""The one list of methods: names, titles, papers, colours, and where their code is.
+"""The one list of methods: names, titles, papers, and where their code is.
 
 Everything that names a method reads it here: the command line, comparisons, reports, costs and the
 tables of the documentation. Importing this module loads no strategy and no model library: classes
@@ -52,7 +52,6 @@ Kind = Literal[
 ]
 #: Kinds of method that end with the model itself, and not with text for one to learn from.
 OF_MODELS: Final[frozenset[Kind]] = frozenset({"chosen text", "on-device training"})
-Mark = Literal["circle", "square", "triangle", "diamond", "cross", "wedge", "star", "plus"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -100,8 +99,6 @@ class ComparedMethod:
             "local text": uses what owners have made of their text under a local epsilon of
             its own, which no budget of a run compares with; "private text": uses the text itself,
             without privacy (epsilon infinity).
-        colour: number of its colour in the palette of reports; None for one nobody else has.
-        mark: its shape in pictures; None for one nobody else has.
         seeded: whether its result depends on the seed.
         settings_of: the strategy that it is settings of; "" for a strategy itself and for what
             asks no user.
@@ -111,8 +108,6 @@ class ComparedMethod:
     name: str
     title: str
     kind: Kind
-    colour: int | None = None
-    mark: Mark | None = None
     seeded: bool = True
     settings_of: str = ""
     by_default: bool = True
@@ -123,11 +118,6 @@ class ComparedMethod:
             raise ConfigError(
                 f"the kind of {self.name} must be one of {', '.join(get_args(Kind))}, "
                 f"got {self.kind!r}"
-            )
-        if self.mark is not None and self.mark not in get_args(Mark):
-            raise ConfigError(
-                f"the mark of {self.name} must be one of {', '.join(get_args(Mark))}, "
-                f"got {self.mark!r}"
             )
 
     @property
@@ -203,37 +193,27 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="public-only",
         title="public model",
         kind="public text",
-        colour=7,
-        mark="plus",
         seeded=False,
     ),
     ComparedMethod(
         name="expand-only",
         title="public text, expanded",
         kind="public text",
-        colour=7,
-        mark="square",
     ),
     ComparedMethod(
         name="random-public",
         title="public text, at random",
         kind="public text",
-        colour=7,
-        mark="diamond",
     ),
     ComparedMethod(
         name="distill-public",
         title="the same, distilled",
         kind="public text",
-        colour=7,
-        mark="triangle",
     ),
     CatalogueEntry(
         name="private-evolution",
         title="private evolution",
         kind="synthetic text",
-        colour=5,
-        mark="wedge",
         config=f"{_STRATEGIES}.private_evolution:PrivateEvolutionConfig",
         strategy=f"{_STRATEGIES}.private_evolution:PrivateEvolution",
         queries=("nearest_neighbor_histogram",),
@@ -246,16 +226,12 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="pre-text",
         title="PrE-Text",
         kind="synthetic text",
-        colour=1,
-        mark="square",
         settings_of="private-evolution",
     ),
     CatalogueEntry(
         name="aug-pe",
         title="Aug-PE",
         kind="synthetic text",
-        colour=5,
-        mark="diamond",
         config=f"{_STRATEGIES}.aug_pe:AugPEConfig",
         strategy=f"{_STRATEGIES}.aug_pe:AugPE",
         queries=("nearest_neighbor_histogram", "labelled_histogram"),
@@ -265,16 +241,12 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="pe-sft",
         title="PE + SFT",
         kind="synthetic text",
-        colour=2,
-        mark="triangle",
         settings_of="popri",
     ),
     CatalogueEntry(
         name="popri",
         title="POPri",
         kind="synthetic text",
-        colour=0,
-        mark="circle",
         config=f"{_STRATEGIES}.popri:POPriConfig",
         strategy=f"{_STRATEGIES}.popri:POPri",
         queries=("mean_similarity",),
@@ -284,8 +256,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="joint-sketch",
         title="joint sketch",
         kind="chosen text",
-        colour=3,
-        mark="circle",
         config=f"{_STRATEGIES}.joint_sketch:JointSketchConfig",
         strategy=f"{_STRATEGIES}.joint_sketch:JointSketch",
         queries=("joint_sketch",),
@@ -294,8 +264,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="ctcl",
         title="CTCL",
         kind="synthetic text",
-        colour=2,
-        mark="star",
         config=f"{_STRATEGIES}.ctcl:CTCLConfig",
         strategy=f"{_STRATEGIES}.ctcl:CTCL",
         queries=("nearest_neighbor_histogram", "conditional_delta"),
@@ -305,8 +273,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",
-        colour=4,
-        mark="cross",
         config=f"{_STRATEGIES}.dp_fedavg:DPFedAvgConfig",
         strategy=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
         queries=("model_delta",),
@@ -319,8 +285,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="dp-ftrl",
         title="DP-FTRL",
         kind="on-device training",
-        colour=6,
-        mark="star",
         config=f"{_STRATEGIES}.dp_ftrl:DPFTRLConfig",
         strategy=f"{_STRATEGIES}.dp_ftrl:DPFTRL",
         queries=("model_delta",),
@@ -333,8 +297,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="hybrid",
         title="hybrid",
         kind="on-device training",
-        colour=6,
-        mark="diamond",
         config=f"{_STRATEGIES}.hybrid:HybridConfig",
         strategy=f"{_STRATEGIES}.hybrid:Hybrid",
         queries=("joint_sketch", "model_delta"),
@@ -343,8 +305,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",
-        colour=6,
-        mark="circle",
         config=f"{_STRATEGIES}.parts.mid_training_settings:PublicMidTrainingConfig",
         strategy=f"{_STRATEGIES}.public_mid_training:PublicMidTraining",
         queries=("model_delta",),
@@ -355,8 +315,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="fred",
         title="FreD",
         kind="distances",
-        colour=3,
-        mark="wedge",
         config=f"{_STRATEGIES}.fred:FreDConfig",
         strategy=f"{_STRATEGIES}.fred:FreD",
         queries=("moments",),
@@ -367,24 +325,18 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="dp-prompt",
         title="DP-Prompt",
         kind="local text",
-        colour=7,
-        mark="wedge",
         by_default=False,
     ),
     ComparedMethod(
         name="expand-private",
         title="private text, expanded, no privacy",
         kind="private text",
-        colour=7,
-        mark="star",
         by_default=False,
     ),
     ComparedMethod(
         name="finetune-private",
         title="private text, no privacy",
         kind="private text",
-        colour=7,
-        mark="circle",
     ),
 )
 

@@ -117,9 +117,6 @@ def test_settings_of_a_paper_are_settings_of_a_strategy() -> None:
         assert method.name == name
         assert not method.settings_of or method.settings_of in entries()
         assert method.asks_users or name in REFERENCES
-    # No two look the same in a picture.
-    looks = [(method.colour, method.mark) for method in compared().values()]
-    assert len(set(looks)) == len(looks)
 
 
 def table_rows(page: str) -> list[list[str]]:
