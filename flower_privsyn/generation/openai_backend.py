@@ -275,7 +275,11 @@ class OpenAIGenerator:
                     self._has_written = True
                 except _NoTextError as error:
                     refused.append(error)
-                    self._refuse_more(len(refused), of=len(prompts), error=error)
+                    if len(refused) > max(_MOST_REFUSED, len(prompts) // 2):
+                        raise GenerationError(
+                            f"{len(refused)} of {len(prompts)} prompts stayed without a text, the "
+                            f"last one because {error}"
+                        ) from error
                 if progress is not None:
                     progress(finished)
         finally:
@@ -291,15 +295,6 @@ class OpenAIGenerator:
                 refused[0],
             )
         return results
-
-    def _refuse_more(self, count: int, *, of: int, error: _NoTextError) -> None:
-        """Let a call fail in which too many prompts got no text; `of` is the number of them all."""
-        if count > max(_MOST_REFUSED, of // 2):
-            raise GenerationError(
-                f"{count} of {of} prompts stayed without a text, the last one because {error}"
-            ) from error
-        if count > _MOST_REFUSED and not self._has_written:
-            raise error
 
     def _body(
         self, model: str, num_samples: int, seed: int, sampling: SamplingParameters

@@ -12,7 +12,6 @@ Paper:
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,30 +58,13 @@ class Topics:
     shares: Float64Array
 
     def __post_init__(self) -> None:
-        """Refuse what no histogram and no condition could be made of."""
-        if not len(self.centres) == len(self.keywords) == len(self.shares) >= 1:
-            raise ConfigError(
-                f"topics need a centre, keywords and a share each, got {len(self.centres)}, "
-                f"{len(self.keywords)} and {len(self.shares)}"
-            )
+        """Refuse what no condition could be made of."""
         for number, words in enumerate(self.keywords):
-            if not words or not all(word.strip() for word in words):
+            if not words:
                 raise ConfigError(
                     f"topic {number} of {len(self)} has no keywords: make fewer topics, or of "
                     "more documents"
                 )
-            if not all(word.isprintable() for word in words):
-                # They stand in a line of a condition, and conditions travel as one text.
-                raise ConfigError(
-                    f"topic {number} of {len(self)} has a keyword with a line break or another "
-                    "character that cannot be printed"
-                )
-        if self.centres.ndim != 2 or not np.isfinite(self.centres).all():
-            raise ConfigError("the centres of topics must be finite vectors of one length")
-        if not (np.isfinite(self.shares).all() and self.shares.min() >= 0.0 and self.shares.any()):
-            raise ConfigError(
-                "the shares of topics must be numbers of at least 0, one of them above"
-            )
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -116,22 +98,6 @@ class TopicHierarchy:
     parents: tuple[IntArray, ...]
     probe: Float32Array
     about: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse levels that are not nested."""
-        counts = self.counts
-        if not counts or sorted(set(counts)) != list(counts):
-            raise ConfigError(f"topics need levels from few to many, got {list(counts)}")
-        nested = len(self.parents) == len(counts) - 1 and all(
-            parents.shape == (fine,) and parents.min() >= 0 and parents.max() < coarse
-            for parents, (coarse, fine) in zip(
-                self.parents, itertools.pairwise(counts), strict=True
-            )
-        )
-        if not nested:
-            raise ConfigError("every topic must fall into one of the next coarser level")
-        if any(level.centres.shape[1:] != self.probe.shape for level in self.levels):
-            raise ConfigError("the centres of topics must be as long as what the embedder makes")
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -80,7 +80,10 @@ def resolve_model(name: str | Path) -> str:
         register_architecture(path)
         return str(path)
     if path.exists():
-        raise ModelError(f"model path {given!r} is a file: give the folder that holds config.json")
+        gguf = f", or gguf:{given} as a generator" if path.suffix == ".gguf" else ""
+        raise ModelError(
+            f"model path {given!r} is a file: give the folder that holds config.json{gguf}"
+        )
     if given.startswith("privsyn-") or isinstance(name, Path) or not _HUB_NAME.fullmatch(given):
         raise ModelError(
             f"model {given!r} does not exist: give one of {known}, the path of a model folder, "

@@ -72,18 +72,13 @@ def is_small(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Whatever this thread computes inside, it computes alone.
-
-    Args:
-        wanted: False leaves PyTorch's own number of threads.
-    """
+def one_thread() -> Iterator[None]:
+    """Whatever this thread computes inside, it computes alone."""
     import torch
 
     threads = torch.get_num_threads()
     try:
-        if wanted:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(threads)

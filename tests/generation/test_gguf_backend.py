@@ -77,17 +77,6 @@ def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):
     assert refused.value.code == 401
 
 
-def test_no_proxy_is_asked(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nobody listens at this proxy: whatever was sent to it would not be answered."""
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    generator = GGUFGenerator(gguf_tiny, slots=1)
-    assert generator.generate([PROMPTS[0]], sampling=GREEDY)
-    generator.close()
-
-
 def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("PRIVSYN_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LLAMA_API_KEY"):
         monkeypatch.setenv(name, "a-secret-of-this-test")
