@@ -46,7 +46,6 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Sampling,
     mechanism_from_dict,
-    participation_of,
 )
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.secure_aggregation import Terms
@@ -510,8 +509,7 @@ def _check_claim(ask: Ask) -> None:
         ask.correlation.step(ask.round_number)
         if ask.correlation.last_round > ask.num_rounds:
             raise WireError("the request's correlation is over more rounds than the run's")
-        pattern = ask.correlation.participation
-        if participation_of(sampling, rounds=pattern.rounds) != pattern:
+        if sampling.min_separation != ask.correlation.min_separation:
             raise WireError("the request's sampling is not what its correlation is accounted for")
 
 

@@ -19,20 +19,19 @@ from flower_privsyn.privacy.factorisation import (
 )
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
-from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.plan import MOST_PHASES, Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.release_spec import ReleaseSpec
 from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
+    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
     PoissonSampling,
     Sampling,
 )
 from flower_privsyn.privacy.trees import TreeAggregation
-from flower_privsyn.privacy.turns import CyclicSampling, participation_of
 
 __all__ = [
     "MOST_NODES_PER_USER",
@@ -48,7 +47,6 @@ __all__ = [
     "GaussianMechanism",
     "InsecureRandom",
     "NeighboringRelation",
-    "Participation",
     "Phase",
     "Plan",
     "PoissonSampling",
@@ -63,7 +61,6 @@ __all__ = [
     "clip_rows",
     "known_cohorts_epsilon",
     "mechanism_from_dict",
-    "participation_of",
     "release_epsilon",
     "squared_norms",
 ]

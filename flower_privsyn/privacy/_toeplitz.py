@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.privacy.participation import Participation
 
 Vector: TypeAlias = NDArray[np.float64]
 
@@ -128,21 +127,21 @@ def optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
 
 
 def optimal_buffers(
-    workload: Vector, participation: Participation, buffers: int | None
+    workload: Vector, min_separation: int, buffers: int | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return scales and decays with the least mean square noise times squared sensitivity.
 
     Args:
         workload: (T,) the weights of the running total.
-        participation: The allowed sets of rounds.
+        min_separation: Smallest difference of two rounds of one user.
         buffers: How many, or None for as many as are worth it, at most four.
     """
     if buffers is not None:
-        _, scales, decays = _best_of(workload, participation, buffers)
+        _, scales, decays = _best_of(workload, min_separation, buffers)
         return scales, decays
-    value, scales, decays = _best_of(workload, participation, 0)
+    value, scales, decays = _best_of(workload, min_separation, 0)
     for number in range(1, _MOST_BUFFERS + 1):
-        further = _best_of(workload, participation, number)
+        further = _best_of(workload, min_separation, number)
         # The loss is the logarithm of a variance: twice that of a standard deviation.
         if further[0] > value - 2.0 * _WORTH_A_BUFFER:
             break
@@ -151,12 +150,12 @@ def optimal_buffers(
 
 
 def _best_of(
-    workload: Vector, participation: Participation, buffers: int
+    workload: Vector, min_separation: int, buffers: int
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
     """Return (loss, scales, decays) of the best local minimum from several starts."""
 
     def loss(free: Vector) -> tuple[float, Vector]:
-        return _buffer_loss(free, workload, participation)
+        return _buffer_loss(free, workload, min_separation)
 
     if not buffers:
         return loss(np.zeros(0))[0], (), ()
@@ -191,9 +190,7 @@ def _buffers_from(free: Vector) -> tuple[Vector, Vector, Vector]:
     return (1.0 - 1e-12) * whole * weights, decays, weights
 
 
-def _buffer_loss(
-    free: Vector, workload: Vector, participation: Participation
-) -> tuple[float, Vector]:
+def _buffer_loss(free: Vector, workload: Vector, min_separation: int) -> tuple[float, Vector]:
     """Return log(mean square noise x squared sensitivity) and its gradient."""
     rounds = len(workload)
     if not len(free):
@@ -207,8 +204,7 @@ def _buffer_loss(
         return filtered(above, below, numerator)
 
     error, slope = _error_and_slope(workload, divide)
-    gap = participation.min_separation
-    firsts = range(0, min(participation.most * gap, rounds), gap)
+    firsts = range(0, rounds, min_separation)
     encoded = np.zeros(rounds)
     for first in firsts:
         encoded[first:] += series[: rounds - first]

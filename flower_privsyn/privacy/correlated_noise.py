@@ -25,14 +25,8 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import replacing
-from flower_privsyn.privacy.factorisation import (
-    BandedToeplitz,
-    BufferedLinearToeplitz,
-    Factorisation,
-)
-from flower_privsyn.privacy.participation import Participation
+from flower_privsyn.privacy.factorisation import Factorisation
 from flower_privsyn.privacy.randomness import RandomSource
-from flower_privsyn.privacy.trees import TreeAggregation
 
 _STREAM = re.compile(r"[0-9a-f]{32}")
 
@@ -52,7 +46,7 @@ class Correlation:
 
     Formal guarantee:
         Unit: one user, whose contribution to each round has norm at most that round's clip norm and
-        who takes part in rounds as ``participation`` allows. The noise of round t is clip norm x
+        whose rounds are equal modulo ``min_separation``. The noise of round t is clip norm x
         round noise multiplier x (D z)_t with standard normal z. Then all rounds together are
         post-processing of a Gaussian mechanism with noise multiplier round noise multiplier /
         ``sensitivity``, under zero-out and add-remove, and half of it under replace-one. That holds
@@ -62,18 +56,17 @@ class Correlation:
 
     Args:
         factorisation: How the noise is correlated.
-        participation: How often and how far apart a user takes part, over as many rounds.
+        min_separation: Smallest difference of two rounds of one user, at least 1.
         stream: 32 hexadecimal digits, the name of the one stream that makes this noise; see
             `create`.
         first_round: The number of the first round, at least 0.
 
     Raises:
-        ConfigError: A value is out of range, the numbers of rounds differ, or the sensitivity is
-            not known.
+        ConfigError: A value is out of range, or the sensitivity is not known.
     """
 
     factorisation: Factorisation
-    participation: Participation
+    min_separation: int
     stream: str
     first_round: int = 1
 
@@ -81,22 +74,22 @@ class Correlation:
         if not isinstance(self.stream, str) or not _STREAM.fullmatch(self.stream):
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
         check_whole("first_round", self.first_round, ge=0)
-        self.factorisation.check(self.participation)
+        self.factorisation.check(self.min_separation)
 
     @classmethod
     def create(
-        cls, factorisation: Factorisation, participation: Participation, *, first_round: int = 1
+        cls, factorisation: Factorisation, *, min_separation: int = 1, first_round: int = 1
     ) -> Correlation:
         """Return a correlation for a new stream.
 
         Args:
             factorisation: How the noise is correlated.
-            participation: How often and how far apart a user takes part.
+            min_separation: Smallest difference of two rounds of one user, at least 1.
             first_round: The number of the first round.
         """
         return cls(
             factorisation=factorisation,
-            participation=participation,
+            min_separation=min_separation,
             stream=secrets.token_hex(16),
             first_round=first_round,
         )
@@ -109,7 +102,7 @@ class Correlation:
     @cached_property
     def sensitivity(self) -> float:
         """L2 sensitivity of the encoded rounds, in units of the clip norm."""
-        return self.factorisation.sensitivity(self.participation)
+        return self.factorisation.sensitivity(self.min_separation)
 
     def noise_multiplier(self, round_multiplier: float) -> float:
         """Return the noise multiplier of all rounds together.
@@ -138,7 +131,7 @@ class Correlation:
             "stream": self.stream,
             "first_round": self.first_round,
             "sensitivity": self.sensitivity,
-            "participation": self.participation.to_dict(),
+            "min_separation": self.min_separation,
             "factorisation": self.factorisation.to_dict(),
         }
 
@@ -150,41 +143,11 @@ class Correlation:
             ConfigError: A value is missing or out of range.
         """
         return Correlation(
-            factorisation=factorisation_from_dict(description["factorisation"]),
-            participation=Participation.from_dict(description["participation"]),
+            factorisation=Factorisation.from_dict(description["factorisation"]),
+            min_separation=description["min_separation"],
             stream=description["stream"],
             first_round=description["first_round"],
         )
-
-
-def factorisation_from_dict(description: Mapping[str, Any]) -> Factorisation:
-    """Rebuild a factorisation from its ``to_dict``.
-
-    Raises:
-        ConfigError: The name is unknown or a value is missing or out of range.
-    """
-    name = description.get("name")
-    try:
-        if name == BandedToeplitz.name:
-            return BandedToeplitz(
-                rounds=description["rounds"], coefficients=tuple(description["coefficients"])
-            )
-        if name == BufferedLinearToeplitz.name:
-            return BufferedLinearToeplitz(
-                rounds=description["rounds"],
-                scales=tuple(description["scales"]),
-                decays=tuple(description["decays"]),
-            )
-        if name == TreeAggregation.name:
-            return TreeAggregation(
-                rounds=description["rounds"], restart_every=description["restart_every"]
-            )
-    except KeyError as error:
-        raise ConfigError(f"factorisation {name} lacks {error}.") from error
-    raise ConfigError(
-        f'factorisation name must be "{BandedToeplitz.name}", "{BufferedLinearToeplitz.name}" or '
-        f'"{TreeAggregation.name}", got {name!r}.'
-    )
 
 
 class CorrelatedNoise:

@@ -20,7 +20,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
@@ -38,7 +38,6 @@ from flower_privsyn.privacy._toeplitz import (
     optimal_bands,
     optimal_buffers,
 )
-from flower_privsyn.privacy.participation import Participation
 
 Vector: TypeAlias = NDArray[np.float64]
 #: Draws one innovation vector, standard normal in every coordinate.
@@ -82,7 +81,14 @@ class Factorisation(ABC):
     """
 
     name: ClassVar[str]
+    _by_name: ClassVar[dict[str, Any]] = {}
     rounds: int
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have `from_dict` know the class."""
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            Factorisation._by_name[cls.name] = cls
 
     @cached_property
     @abstractmethod
@@ -90,7 +96,7 @@ class Factorisation(ABC):
         """(rounds,) the standard deviation of the noise of each round."""
 
     @abstractmethod
-    def _squared_sensitivity(self, participation: Participation) -> float: ...
+    def _squared_sensitivity(self, min_separation: int) -> float: ...
 
     @abstractmethod
     def recurrence(self) -> Recurrence:
@@ -101,44 +107,66 @@ class Factorisation(ABC):
     def buffers(self) -> int:
         """Vectors of the length of the release that are kept from one round to the next."""
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that `factorisation_from_dict` reads back."""
+        """Return a JSON-able description that `from_dict` reads back: its name and fields."""
+        return {"name": self.name, **{key: getattr(self, key) for key in _keys(type(self))}}
 
-    def sensitivity(self, participation: Participation) -> float:
+    @staticmethod
+    def from_dict(description: Mapping[str, Any]) -> Factorisation:
+        """Rebuild a factorisation from `to_dict`.
+
+        Raises:
+            ConfigError: The name is unknown or a value is missing or out of range.
+        """
+        name = description.get("name")
+        known = Factorisation._by_name.get(name) if isinstance(name, str) else None
+        if known is None:
+            listed = ", ".join(f'"{name}"' for name in Factorisation._by_name)
+            raise ConfigError(f"factorisation name must be one of {listed}, got {name!r}.")
+        values = {key: description.get(key) for key in _keys(known)}
+        for key, value in values.items():
+            values[key] = tuple(value) if isinstance(value, list) else value
+        found: Factorisation = known(**values)
+        return found
+
+    def sensitivity(self, min_separation: int) -> float:
         """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
 
         Formal guarantee:
-            Unit: one user, who takes part in an allowed set of rounds with contributions of any
-            directions, each of norm at most 1. C times the contributions has Frobenius norm at most
-            the returned number, so ``z`` of standard deviation ``s`` makes all rounds together a
+            Unit: one user, whose rounds are equal modulo ``min_separation``, with contributions of
+            any directions, each of norm at most 1. C times them has Frobenius norm at most the
+            returned number, so ``z`` of standard deviation ``s`` makes all rounds together a
             Gaussian mechanism of noise multiplier ``s`` / sensitivity, under zero-out and
             add-remove. The contributions may depend on earlier releases.
 
         Args:
-            participation: The allowed sets, for the same number of rounds.
+            min_separation: Smallest difference of two rounds of one user, at least 1: as when users
+                are dealt to so many groups that take turns. At 1 everybody may be in every round.
 
         Raises:
-            ConfigError: The numbers of rounds differ, or nothing is known of such a matrix.
+            ConfigError: It is below 1, or nothing is known of such a matrix.
 
         References:
+            Choquette-Choo et al. 2022, "Multi-Epoch Matrix Factorization Mechanisms for Private
+            Machine Learning", section 2 (fixed order).
             Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
             Operators on Adaptive Streams", for releases that depend on earlier ones.
         """
-        self.check(participation)
-        return math.sqrt(self._squared_sensitivity(participation))
+        self.check(min_separation)
+        return math.sqrt(self._squared_sensitivity(min_separation))
 
-    def check(self, participation: Participation) -> None:
-        """Refuse a pattern whose sensitivity is not known.
+    def check(self, min_separation: int) -> None:
+        """Refuse a separation whose sensitivity is not known.
 
         Raises:
-            ConfigError: The numbers of rounds differ, or nothing is known of such a matrix.
+            ConfigError: It is below 1, or nothing is known of such a matrix.
         """
-        if participation.rounds != self.rounds:
-            raise ConfigError(
-                f"participation must be over the {self.rounds} rounds of the factorisation, got "
-                f"{participation.rounds}."
-            )
+        check_whole("min_separation", min_separation, ge=1)
+
+
+def _keys(known: Any) -> list[str]:
+    """The arguments of a factorisation."""
+    return [one.name for one in fields(known)]
 
 
 @dataclass(frozen=True)
@@ -159,14 +187,13 @@ class _Toeplitz(Factorisation):
         """(rounds,) the standard deviation of the noise of each round."""
         return np.sqrt(np.cumsum(self._divide(impulse(self.rounds)) ** 2))
 
-    def _squared_sensitivity(self, participation: Participation) -> float:
+    def _squared_sensitivity(self, min_separation: int) -> float:
         # The worst set of rounds starts at once and comes back as soon as it may. Columns that do
         # not overlap only lose by moving to the right. Falling entries: the product of columns s
         # <= t, the sum of c_m c_(m+t-s) over m < T - t, falls with t and with t - s, and the i-th
         # round of any other set and its distance from the j-th are no smaller.
-        series, gap = self.series, participation.min_separation
-        encoded = np.zeros(self.rounds)
-        for first in range(0, self.rounds, gap):
+        series, encoded = self.series, np.zeros(self.rounds)
+        for first in range(0, self.rounds, min_separation):
             encoded[first:] += series[: self.rounds - first]
         return float(encoded @ encoded)
 
@@ -226,15 +253,14 @@ class BandedToeplitz(_Toeplitz):
         workload = momentum_workload(rounds, momentum)
         return cls(rounds=rounds, coefficients=optimal_bands(workload, bands))
 
-    def check(self, participation: Participation) -> None:
-        """Refuse a pattern whose sensitivity is not known; see `Factorisation.check`."""
-        super().check(participation)
-        overlap = self.bands > participation.min_separation and participation.most > 1
+    def check(self, min_separation: int) -> None:
+        """Refuse a separation whose sensitivity is not known; see `Factorisation.check`."""
+        super().check(min_separation)
         falling = all(a >= b >= 0.0 for a, b in itertools.pairwise(self.coefficients))
-        if overlap and not falling:
+        if self.bands > min_separation and not falling:
             raise ConfigError(
                 f"coefficients of {self.bands} bands must be nonnegative and fall where the rounds "
-                f"of a user are {participation.min_separation} apart."
+                f"of a user are {min_separation} apart."
             )
 
     @property
@@ -258,10 +284,6 @@ class BandedToeplitz(_Toeplitz):
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
         return _BandedRecurrence(np.asarray(self.coefficients[1:]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"name": "banded-toeplitz", "rounds": ..., "coefficients": [...]}``."""
-        return {"name": self.name, "rounds": self.rounds, "coefficients": list(self.coefficients)}
 
 
 class _BandedRecurrence(Recurrence):
@@ -345,8 +367,9 @@ class BufferedLinearToeplitz(_Toeplitz):
     @classmethod
     def optimal(
         cls,
-        participation: Participation,
         *,
+        rounds: int,
+        min_separation: int = 1,
         buffers: int | None = None,
         momentum: float = 0.0,
     ) -> BufferedLinearToeplitz:
@@ -355,15 +378,17 @@ class BufferedLinearToeplitz(_Toeplitz):
         Minimises the root mean square noise of the running total times the sensitivity.
 
         Args:
-            participation: How often and how far apart a user takes part.
+            rounds: Rounds T, at least 1.
+            min_separation: Smallest difference of two rounds of one user, at least 1.
             buffers: Between 0 and 5. None for as many as each take 0.1 % off the noise, at most 4.
             momentum: Of the server's optimiser, in [0, 1).
         """
-        workload = momentum_workload(participation.rounds, momentum)
+        workload = momentum_workload(rounds, momentum)
+        check_whole("min_separation", min_separation, ge=1)
         if buffers is not None:
             buffers = check_whole("buffers", buffers, ge=0, le=5)
-        scales, decays = optimal_buffers(workload, participation, buffers)
-        return cls(rounds=participation.rounds, scales=scales, decays=decays)
+        scales, decays = optimal_buffers(workload, min_separation, buffers)
+        return cls(rounds=rounds, scales=scales, decays=decays)
 
     @property
     def buffers(self) -> int:
@@ -383,15 +408,6 @@ class BufferedLinearToeplitz(_Toeplitz):
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
         return _BufferRecurrence(np.asarray(self.scales), np.asarray(self.decays))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"name": "buffered-linear-toeplitz", "rounds": ..., "scales": ..., ...}``."""
-        return {
-            "name": self.name,
-            "rounds": self.rounds,
-            "scales": list(self.scales),
-            "decays": list(self.decays),
-        }
 
 
 class _BufferRecurrence(Recurrence):

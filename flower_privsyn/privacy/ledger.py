@@ -20,7 +20,6 @@ from flower_privsyn.privacy.ledger_file import VERSION, LedgerFile, damaged, hea
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.release_spec import ReleaseSpec
 from flower_privsyn.privacy.sampling import Sampling
-from flower_privsyn.privacy.turns import participation_of
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
@@ -494,11 +493,10 @@ class PrivacyLedger:
         if correlation is None:
             return
         correlation.step(spec.round)
-        allowed = participation_of(spec.sampling, rounds=correlation.participation.rounds)
-        if allowed != correlation.participation:
+        if spec.sampling.min_separation != correlation.min_separation:
             raise ConfigError(
-                f"sampling lets a user take part in other rounds ({allowed}) than the correlation "
-                f"is accounted for ({correlation.participation})."
+                f"sampling keeps rounds of a user {spec.sampling.min_separation} apart where the "
+                f"correlation is accounted for {correlation.min_separation}."
             )
         stream = self._stream(spec)
         if stream is None:

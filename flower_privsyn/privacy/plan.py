@@ -15,10 +15,8 @@ from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, accounted
 from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.factorisation import Factorisation
-from flower_privsyn.privacy.participation import Participation
 from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.sampling import FullParticipation, Sampling
-from flower_privsyn.privacy.turns import CyclicSampling, participation_of
+from flower_privsyn.privacy.sampling import CyclicSampling, FullParticipation, Sampling
 
 
 class BoundedQuestion(Protocol):
@@ -89,12 +87,12 @@ class Phase:
         """Of all rounds together over that of one round; 1 where the noise is not correlated."""
         if self.factorisation is None:
             return 1.0
-        return _sensitivity(self.factorisation, participation_of(self.sampling, rounds=self.rounds))
+        return _sensitivity(self.factorisation, self.sampling.min_separation)
 
 
 @lru_cache(maxsize=64)
-def _sensitivity(factorisation: Factorisation, participation: Participation) -> float:
-    return factorisation.sensitivity(participation)
+def _sensitivity(factorisation: Factorisation, min_separation: int) -> float:
+    return factorisation.sensitivity(min_separation)
 
 
 #: Most phases of a plan; every method here has one or two. Each costs every node a step of its

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.privacy.randomness import RandomSource
 
 _MIN_KEY_BYTES = 16
+_SALT = re.compile(r"[0-9a-f]{32}")
 
 
 class Sampling(ABC):
@@ -60,6 +62,16 @@ class Sampling(ABC):
         head-count of a round, no count of its replies, and no decision that looks at either.
         """
         return False
+
+    @property
+    def min_separation(self) -> int:
+        """Rounds from one round of a user to the next, at least: 1 where a user may be in all.
+
+        Only `CyclicSampling` keeps rounds apart. Under every other sampling a user may be drawn in
+        every round, and the accountant of correlated noise has no use for the chance that they are
+        not.
+        """
+        return 1
 
     @property
     def takes_turns(self) -> bool:
@@ -119,9 +131,10 @@ class Sampling(ABC):
         del head_counts, random
         return None
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that `from_dict` reads back."""
+        """Return a JSON-able description that `from_dict` reads back: method, rate and fields."""
+        values = {key: getattr(self, key) for key in _keys(type(self))}
+        return {"method": self.method, "rate": self.rate, **values}
 
     @staticmethod
     def from_dict(description: Mapping[str, Any]) -> Sampling:
@@ -139,8 +152,7 @@ class Sampling(ABC):
         if known is None:
             listed = ", ".join(f'"{name}"' for name in Sampling._by_method)
             raise ConfigError(f"sampling method must be one of {listed}, got {method!r}.")
-        keys = [one.name for one in fields(known) if one.init]
-        found: Sampling = known(**{key: description.get(key) for key in keys})
+        found: Sampling = known(**{key: description.get(key) for key in _keys(known)})
         return found
 
 
@@ -160,7 +172,7 @@ class FullParticipation(Sampling):
     rate: float = field(default=1.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        set_population(self, required=False)
+        _set_population(self, required=False)
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
@@ -168,10 +180,6 @@ class FullParticipation(Sampling):
         """Return (n,) all True; see `Sampling.participants`."""
         del key, count
         return np.ones(len(user_ids), dtype=np.bool_)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "full", "rate": 1.0, "population": ...}``."""
-        return {"method": self.method, "rate": 1.0, "population": self.population}
 
 
 @dataclass(frozen=True)
@@ -194,7 +202,7 @@ class PoissonSampling(Sampling):
     def __post_init__(self) -> None:
         rate = check_number("rate", self.rate, ge=2.0**-64, le=1)
         object.__setattr__(self, "rate", rate)
-        set_population(self, required=False)
+        _set_population(self, required=False)
 
     @property
     def hides_cohort(self) -> bool:
@@ -211,10 +219,6 @@ class PoissonSampling(Sampling):
             return np.ones(len(user_ids), dtype=np.bool_)
         # rate * 2^64 is exact in a float, and below 2^64 because rate < 1.
         return hashes < np.uint64(int(self.rate * 2.0**64))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "poisson", "rate": ..., "population": ...}``."""
-        return {"method": self.method, "rate": self.rate, "population": self.population}
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ class FixedSizeSampling(Sampling):
     rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        set_population(self, required=True)
+        _set_population(self, required=True)
         size = check_whole("sample_size", self.sample_size, ge=1, le=self.population)
         object.__setattr__(self, "sample_size", size)
         object.__setattr__(self, "rate", size / self.population)
@@ -280,16 +284,115 @@ class FixedSizeSampling(Sampling):
         drawn = np.bincount(node_of_user[lowest], minlength=len(heads))
         return [int(number) for number in drawn]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"method": "fixed-size", "sample_size": ..., "population": ...}``."""
-        return {
-            "method": self.method,
-            "sample_size": self.sample_size,
-            "population": self.population,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(Sampling):
+    """Users are dealt to groups by a public hash of their ids; the groups take turns.
+
+    Round t, counted from 1, asks group (t - 1) mod ``groups``.
+
+    Formal guarantee:
+        The group is a function of the user's id and of ``salt`` alone, so it is the same in every
+        round, on every node and after every restart. A user of group g takes part in round t only
+        if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple of
+        ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
+        takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
+        user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
+        second (`PrivacyLedger`), also across restarts; the first is the duty of whoever loads the
+        users.
+
+    Groups are of users, not of nodes: a node with users of several groups answers in several
+    rounds, with other users each time. Who is in which group is no secret, and nothing is
+    amplified. The sizes of the groups differ by chance, as the sizes of Poisson cohorts do.
+
+    Args:
+        groups: Number of groups b, at least 1: the smallest separation of two rounds of a user.
+        rounds: Rounds T, at least 1.
+        salt: 32 hexadecimal digits, public. Other salts deal users to other groups.
+        population: Number of users in the federation, at least 1; None when it is not known.
+        round_number: The round this sampling is asked for; None for the plan as a whole.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    method: ClassVar[str] = "cyclic"
+    groups: int
+    rounds: int
+    salt: str
+    population: int | None = None
+    round_number: int | None = None
+    rate: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds, ge=1)
+        object.__setattr__(self, "rate", 1.0 / check_whole("groups", self.groups, ge=1))
+        if not isinstance(self.salt, str) or not _SALT.fullmatch(self.salt):
+            raise ConfigError(f"salt must be 32 hexadecimal digits, got {self.salt!r}.")
+        _set_population(self, required=False)
+        if self.round_number is not None:
+            number = check_whole("round_number", self.round_number, ge=1, le=self.rounds)
+            object.__setattr__(self, "round_number", number)
+
+    @property
+    def min_separation(self) -> int:
+        """The number of groups."""
+        return self.groups
+
+    @property
+    def takes_turns(self) -> bool:
+        """True."""
+        return True
+
+    def of_round(self, number: int) -> CyclicSampling:
+        """Return the sampling of one round.
+
+        Args:
+            number: The round, counted over the whole run.
+
+        Raises:
+            ConfigError: It is none of the planned rounds.
+        """
+        return replace(self, round_number=number)
+
+    def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
+        empty = hashlib.blake2b(
+            digest_size=8, salt=bytes.fromhex(self.salt), person=b"privsyn-turns"
+        )
+        dealt = np.empty(len(user_ids), dtype=np.int64)
+        for index, user_id in enumerate(user_ids):
+            mark = empty.copy()
+            mark.update(user_id.encode())
+            dealt[index] = int.from_bytes(mark.digest(), "little") % self.groups
+        return dealt
+
+    def participants(
+        self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Return (n,) True for the users of the group whose turn it is.
+
+        Args:
+            user_ids: (n,) the ids of the users on this node, unique in the federation.
+            key: Unused: whose turn it is, is public.
+            count: Unused.
+
+        Raises:
+            ConfigError: This is the plan and not the sampling of a round, see `of_round`.
+        """
+        del key, count
+        if self.round_number is None:
+            raise ConfigError("round_number must be given to say whose turn it is, got None.")
+        asked: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
+        return asked
 
 
-def set_population(sampling: Sampling, *, required: bool) -> None:
+def _keys(known: Any) -> list[str]:
+    """The arguments of a sampling."""
+    return [one.name for one in fields(known) if one.init]
+
+
+def _set_population(sampling: Sampling, *, required: bool) -> None:
     """Check the population of a sampling that is being made; None only where it is not required."""
     if sampling.population is None and not required:
         return

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.privacy.factorisation import Draw, Factorisation, Recurrence, Vector
-from flower_privsyn.privacy.participation import Participation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +69,9 @@ class TreeAggregation(Factorisation):
         nodes = [1 + next(_ones(number)) for size in self.trees for number in range(1, size + 1)]
         return np.sqrt(np.array(nodes, dtype=np.float64))
 
-    def _squared_sensitivity(self, participation: Participation) -> float:
+    def _squared_sensitivity(self, min_separation: int) -> float:
         # Every round is in one pattern, so that all patterns together are looked at round by round.
-        pattern = np.arange(self.rounds) % participation.min_separation
+        pattern = np.arange(self.rounds) % min_separation
         first, leaves = (
             np.repeat(values, self.trees)
             for values in (np.cumsum((0, *self.trees[:-1])), self.trees)
@@ -90,10 +89,6 @@ class TreeAggregation(Factorisation):
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
         return _TreeRecurrence(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"name": "tree-aggregation", "rounds": ..., "restart_every": ...}``."""
-        return {"name": self.name, "rounds": self.rounds, "restart_every": self.restart_every}
 
 
 class _TreeRecurrence(Recurrence):

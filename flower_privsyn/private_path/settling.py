@@ -19,7 +19,6 @@ from flower_privsyn.privacy import (
     Plan,
     PrivacyLedger,
     Release,
-    participation_of,
 )
 from flower_privsyn.private_path.method import Method
 from flower_privsyn.private_path.resume import rounds_behind
@@ -142,7 +141,7 @@ def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory | None) -> Se
         else:
             correlations[phase.name] = Correlation.create(
                 phase.factorisation,
-                participation_of(phase.sampling, rounds=phase.rounds),
+                min_separation=phase.sampling.min_separation,
                 first_round=first,
             )
             phases.append(phase)

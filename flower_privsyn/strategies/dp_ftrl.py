@@ -18,13 +18,14 @@ Algorithm 1 of Kairouz et al., for users instead of records:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, final
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import Phase, Plan, RandomSource, participation_of
+from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.strategies.parts.correlated_training import (
     CorrelatedTrainingConfig,
@@ -195,12 +196,12 @@ class CorrelatedTraining(FederatedTraining):
             matrix = phase.factorisation
             if matrix is None or phase.noise_multiplier is None:
                 continue
-            participation = participation_of(phase.sampling, rounds=phase.rounds)
+            apart = phase.sampling.min_separation
             name = "" if len(plan.phases) == 1 else f"{phase.name}: "
             told.append(
                 f"{name}{self.config.correlation} noise, {matrix.buffers} vectors kept "
                 f"({matrix.buffers * self.model.dimension * 8 / 1e6:.3g} MB); a user takes part at "
-                f"most {participation.most} times, {participation.min_separation} rounds apart at "
+                f"most {math.ceil(phase.rounds / apart)} times, {apart} rounds apart at "
                 f"least; sensitivity {phase.sensitivity:.5g}, noise multiplier of all rounds "
                 f"together {phase.noise_multiplier / phase.sensitivity:.5g}"
             )

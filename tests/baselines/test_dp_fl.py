@@ -12,7 +12,7 @@ import pytest
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.host.launch import run_app
-from flower_privsyn.privacy import Correlation, participation_of, release_epsilon
+from flower_privsyn.privacy import Correlation, release_epsilon
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.sampling import FullParticipation
 from flower_privsyn.strategies import (
@@ -77,8 +77,9 @@ def spent(config: Any) -> float:
     """Epsilon of a whole run with these settings, by their accountant."""
     sampling = config.sampling_of(config.num_users)
     if isinstance(config, DPFTRLConfig):
-        participation = participation_of(sampling, rounds=config.num_rounds)
-        correlation = Correlation.create(config.factorisation(participation), participation)
+        apart = sampling.min_separation
+        matrix = config.factorisation(config.num_rounds, apart)
+        correlation = Correlation.create(matrix, min_separation=apart)
         whole = Release(
             noise_multiplier=correlation.noise_multiplier(config.noise_multiplier or 0.0),
             sampling=FullParticipation(),

@@ -26,7 +26,6 @@ from flower_privsyn.privacy import (
     FixedSizeSampling,
     GaussianMechanism,
     NeighboringRelation,
-    Participation,
     PoissonSampling,
     Release,
     release_epsilon,
@@ -138,7 +137,7 @@ class TestCorrelatedRounds:
     @pytest.fixture
     def correlation(self) -> Correlation:
         factorisation = BandedToeplitz(rounds=6, coefficients=(1.0, 0.5))
-        return Correlation.create(factorisation, Participation(rounds=6))
+        return Correlation.create(factorisation)
 
     def test_cost_once_all_together(self, asked: Asked, correlation: Correlation) -> None:
         whole = gaussian([correlation.noise_multiplier(4.0)])
@@ -160,7 +159,7 @@ class TestCorrelatedRounds:
         ledger.charge(asked(2, 4.0, correlation=correlation), ANY)
         other = Correlation(
             factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.25)),
-            participation=correlation.participation,
+            min_separation=correlation.min_separation,
             stream=correlation.stream,
         )
         for changed in (
@@ -179,7 +178,7 @@ class TestCorrelatedRounds:
     ) -> None:
         weaker = Correlation(
             factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.99)),
-            participation=correlation.participation,
+            min_separation=correlation.min_separation,
             stream=correlation.stream,
         )
         ledger = NodeLedger("people")
@@ -242,9 +241,7 @@ class TestLimit:
 
     def test_what_is_paid_for_is_answered_at_the_limit(self, asked: Asked) -> None:
         """Rounds of a stream whose first was charged, and other parts of one deal."""
-        correlation = Correlation.create(
-            BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
-        )
+        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         ledger = NodeLedger("people")
         ledger.charge(asked(1, 4.0, correlation=correlation, num_rounds=6), ANY)
         ledger.charge(asked(1, partition=(0, 2)), ANY)

@@ -19,7 +19,6 @@ from flower_privsyn.privacy import (
     Correlation,
     FullParticipation,
     NeighboringRelation,
-    Participation,
 )
 
 pytestmark = pytest.mark.usefixtures("owner")
@@ -141,9 +140,7 @@ class TestQuestions:
         allowing.check_plan(plan, 7)
 
     def test_the_noise_of_correlated_rounds_is_that_of_all_together(self, asked: Asked) -> None:
-        correlation = Correlation.create(
-            BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
-        )
+        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         whole = correlation.noise_multiplier(4.0)
         charge = asked(1, 4.0, correlation=correlation, num_rounds=6)
         NodeGuard(NodePolicy(min_noise_multiplier=whole * 0.999), {}).check(charge)
@@ -168,9 +165,7 @@ class TestQuestions:
             assert part in str(refused.value)
 
     def test_a_stream_that_is_paid_for_costs_a_resumed_run_nothing(self, asked: Asked) -> None:
-        correlation = Correlation.create(
-            BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
-        )
+        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         first = asked(1, 4.0, correlation=correlation, num_rounds=6)
         cost = NodeGuard(NodePolicy(), {"server": "north"})
         cost.charge(first)

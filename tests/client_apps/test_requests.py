@@ -25,7 +25,6 @@ from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
     GaussianMechanism,
-    Participation,
     PoissonSampling,
 )
 from flower_privsyn.privacy.grid import from_grid
@@ -432,7 +431,7 @@ class TestHeaders:
             {
                 "stream": "0" * 32,
                 "first_round": 1,
-                "participation": Participation(rounds=rounds).to_dict(),
+                "min_separation": 1,
                 "factorisation": {**factorisation, "rounds": rounds},
             }
         )

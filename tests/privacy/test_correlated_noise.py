@@ -24,21 +24,19 @@ from flower_privsyn.privacy import (
     GaussianMechanism,
     InsecureRandom,
     NeighboringRelation,
-    Participation,
     PrivacyLedger,
     SecureRandom,
     TreeAggregation,
     calibrate_noise_multiplier,
 )
 from flower_privsyn.privacy.grid import GRID, STEPS
-from flower_privsyn.privacy.turns import participation_of
 from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 from tests.support.correlated import noise_matrix, worst_deviation
 from tests.support.ledgers import begin
 
 ROUNDS, GROUPS = 12, 4
-PATTERN = Participation(rounds=ROUNDS, min_separation=GROUPS)
 SAMPLING = CyclicSampling(groups=GROUPS, rounds=ROUNDS, salt="ab" * 16, population=40)
+PATTERN = {"rounds": ROUNDS, "min_separation": GROUPS}
 BANDED = BandedToeplitz.optimal(rounds=ROUNDS, bands=GROUPS)
 BUFFERS = BufferedLinearToeplitz(rounds=ROUNDS, scales=(0.3, 0.2), decays=(0.9, 0.4))
 TREE = TreeAggregation(rounds=ROUNDS, restart_every=5)
@@ -47,7 +45,7 @@ NAMES = ["banded", "buffers", "tree"]
 
 
 def correlation(factorisation: Factorisation = BANDED, **changes: Any) -> Correlation:
-    return Correlation.create(factorisation, PATTERN, **changes)
+    return Correlation.create(factorisation, min_separation=GROUPS, **changes)
 
 
 # The law ------------------------------------------------------------------------------------------
@@ -104,10 +102,7 @@ def simulated(factorisation: Factorisation, path: Path) -> np.ndarray:
     Released by the mechanism itself, with the stream rebuilt from its file after every round, as
     a server does that is restarted between any two rounds.
     """
-    rounds = Correlation.create(
-        factorisation,
-        Participation(rounds=factorisation.rounds, min_separation=factorisation.rounds),
-    )
+    rounds = Correlation.create(factorisation, min_separation=factorisation.rounds)
     mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0)
     random = InsecureRandom(2)
     released = []
@@ -126,9 +121,9 @@ LAWS: dict[str, Factorisation] = {
     "banded": BANDED,
     "banded-momentum": BandedToeplitz.optimal(rounds=ROUNDS, bands=GROUPS, momentum=0.9),
     "banded-all-bands": BandedToeplitz.optimal(rounds=ROUNDS, bands=ROUNDS),
-    "blt": BufferedLinearToeplitz.optimal(PATTERN),
-    "blt-4-buffers": BufferedLinearToeplitz.optimal(PATTERN, buffers=4),
-    "blt-momentum": BufferedLinearToeplitz.optimal(PATTERN, momentum=0.9),
+    "blt": BufferedLinearToeplitz.optimal(**PATTERN),
+    "blt-4-buffers": BufferedLinearToeplitz.optimal(**PATTERN, buffers=4),
+    "blt-momentum": BufferedLinearToeplitz.optimal(**PATTERN, momentum=0.9),
     "two-buffers": BUFFERS,
     # Trees of 2^k - 1, 2^k and 2^k + 1 rounds, alone and with another one after them.
     **{f"tree-{rounds}": tree(rounds) for rounds in (1, 2, 3, 7, 8, 9, 15, 16, 17)},
@@ -245,9 +240,9 @@ def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
     bound = epsilon_lower_bound(present, absent, best_threshold(squared, math.sqrt(squared)))
     assert 0.6 <= bound <= 1.0
     # It would notice if one participation were accounted for where there are three.
-    once = factorisation.sensitivity(Participation(rounds=ROUNDS, min_separation=ROUNDS))
+    once = factorisation.sensitivity(ROUNDS)
     too_little = dp_accounting.get_epsilon_gaussian(
-        multiplier * factorisation.sensitivity(PATTERN) / once, DELTA
+        multiplier * factorisation.sensitivity(GROUPS) / once, DELTA
     )
     assert bound > too_little
 
@@ -260,7 +255,7 @@ def test_no_group_is_told_apart_better_than_is_accounted_for(factorisation: Fact
     for group in range(GROUPS):
         shift = np.where(np.arange(ROUNDS) % GROUPS == group, 1.0, 0.0)
         distances.append(math.sqrt(shift @ inverse @ shift))
-    limit = factorisation.sensitivity(PATTERN)
+    limit = factorisation.sensitivity(GROUPS)
     assert max(distances) <= limit * (1 + 1e-9)
     if factorisation in (BANDED, BUFFERS):
         assert max(distances) == pytest.approx(limit)
@@ -362,7 +357,7 @@ def test_an_insecure_source_stays_insecure() -> None:
 
 def test_all_rounds_are_one_gaussian_mechanism() -> None:
     rounds = correlation()
-    assert rounds.sensitivity == pytest.approx(BANDED.sensitivity(PATTERN))
+    assert rounds.sensitivity == pytest.approx(BANDED.sensitivity(GROUPS))
     assert rounds.noise_multiplier(3.0 * rounds.sensitivity) == pytest.approx(3.0)
     other = Correlation.from_dict(json.loads(json.dumps(rounds.to_dict())))
     assert other == rounds
@@ -370,8 +365,8 @@ def test_all_rounds_are_one_gaussian_mechanism() -> None:
     tampered = {**rounds.to_dict(), "sensitivity": 1e-3}
     assert Correlation.from_dict(tampered).sensitivity == rounds.sensitivity
     assert correlation().stream != rounds.stream
-    with pytest.raises(ConfigError, match="over the 12 rounds"):
-        Correlation.create(BANDED, Participation(rounds=13))
+    with pytest.raises(ConfigError, match="min_separation"):
+        Correlation.create(BANDED, min_separation=0)
 
 
 class Rounds:
@@ -424,7 +419,7 @@ def test_the_first_round_pays_for_all(rounds: Rounds) -> None:
         assert line["epsilon_known_cohorts"] == line["epsilon_release"]
         assert line["private"]
         assert line["round_noise_multiplier"] == rounds.mechanism.noise_multiplier
-    sensitivity = BANDED.sensitivity(PATTERN)
+    sensitivity = BANDED.sensitivity(GROUPS)
     assert lines[0]["noise_multiplier"] == pytest.approx(
         rounds.mechanism.noise_multiplier / sensitivity
     )
@@ -541,7 +536,7 @@ def test_later_rounds_must_be_what_the_first_was_charged_as(rounds: Rounds) -> N
         rounds.begin(2, sampling=dealt_anew)
     other = Correlation(
         factorisation=BandedToeplitz(rounds=ROUNDS, coefficients=(1.0, 0.5, 0.375)),
-        participation=PATTERN,
+        min_separation=GROUPS,
         stream=rounds.correlation.stream,
     )
     with pytest.raises(LedgerError, match="does not have the noise and the sampling"):
@@ -560,9 +555,9 @@ def test_the_sampling_must_keep_the_pattern(rounds: Rounds) -> None:
         FullParticipation(),
         CyclicSampling(groups=GROUPS - 1, rounds=ROUNDS, salt="ab" * 16),
     ):
-        with pytest.raises(ConfigError, match="lets a user take part in other rounds"):
+        with pytest.raises(ConfigError, match="apart where the correlation is accounted for 4"):
             rounds.begin(1, sampling=sampling)
-    assert participation_of(SAMPLING, rounds=ROUNDS) == PATTERN
+    assert SAMPLING.min_separation == GROUPS
 
 
 def test_replace_one_doubles_the_sensitivity_of_the_whole(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
     Factorisation,
-    Participation,
     TreeAggregation,
 )
 from flower_privsyn.privacy._toeplitz import momentum_workload
-from flower_privsyn.privacy.correlated_noise import factorisation_from_dict
 from tests.support.correlated import noise_matrix, prefix_std, strategy_matrix, turns
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
@@ -105,7 +103,7 @@ def check_memory(factorisation: Factorisation) -> None:
 def test_factorisations_come_back_from_the_ledger() -> None:
     for factorisation in SOME:
         text = json.dumps(factorisation.to_dict(), allow_nan=False)
-        assert factorisation_from_dict(json.loads(text)) == factorisation
+        assert Factorisation.from_dict(json.loads(text)) == factorisation
 
 
 # Sensitivity --------------------------------------------------------------------------------------
@@ -127,23 +125,21 @@ def largest_norm(strategy: np.ndarray, sets: list[tuple[int, ...]]) -> float:
 
 @pytest.mark.parametrize("gap", [1, 2, 3, 4, 6, 9, 12])
 def test_sensitivity_of_turns(gap: int) -> None:
-    pattern = Participation(rounds=9, min_separation=gap)
     for factorisation in (FALLING, WAVY, RISING, *(f for f in EVERY if f.rounds == 9)):
-        if factorisation in (WAVY, RISING) and gap <= factorisation.buffers and pattern.most > 1:
+        if factorisation in (WAVY, RISING) and gap <= factorisation.buffers:
             with pytest.raises(ConfigError, match="must be nonnegative and fall"):
-                factorisation.sensitivity(pattern)
+                factorisation.sensitivity(gap)
             continue
-        expected = largest_norm(strategy_matrix(factorisation), turns(pattern))
-        assert factorisation.sensitivity(pattern) == pytest.approx(expected, rel=1e-12)
+        expected = largest_norm(strategy_matrix(factorisation), turns(9, gap))
+        assert factorisation.sensitivity(gap) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("factorisation", [FALLING, WAVY, TreeAggregation(rounds=9)], ids=named)
 def test_no_contributions_of_any_directions_go_beyond(factorisation: Factorisation) -> None:
     generator = np.random.default_rng(3)
     strategy = strategy_matrix(factorisation)
-    pattern = Participation(rounds=9, min_separation=3)
-    limit = factorisation.sensitivity(pattern)
-    for chosen in turns(pattern):
+    limit = factorisation.sensitivity(3)
+    for chosen in turns(9, 3):
         vectors = np.zeros((20, 9, 4))
         directions = generator.standard_normal((20, len(chosen), 4))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
@@ -167,8 +163,7 @@ def rmse(factorisation: Factorisation) -> float:
 def noise_at_equal_privacy(
     factorisation: Factorisation, *, gap: int, epsilon: float = 1.0
 ) -> float:
-    pattern = Participation(rounds=factorisation.rounds, min_separation=gap)
-    return rmse(factorisation) * factorisation.sensitivity(pattern) * multiplier(epsilon)
+    return rmse(factorisation) * factorisation.sensitivity(gap) * multiplier(epsilon)
 
 
 # Computed with other code: root mean square of the prefix noise at epsilon 1, delta 3e-6, in clip
@@ -186,12 +181,11 @@ TABLE = {
 @pytest.mark.parametrize(("rounds", "gap"), TABLE)
 def test_noise_at_equal_privacy(rounds: int, gap: int) -> None:
     independent, tree, banded, buffers = TABLE[rounds, gap]
-    pattern = Participation(rounds=rounds, min_separation=gap)
     found = {
         "independent": BandedToeplitz(rounds=rounds, coefficients=(1.0,)),
         "tree": TreeAggregation(rounds=rounds, restart_every=gap),
         "banded": BandedToeplitz.optimal(rounds=rounds, bands=gap),
-        "buffers": BufferedLinearToeplitz.optimal(pattern),
+        "buffers": BufferedLinearToeplitz.optimal(rounds=rounds, min_separation=gap),
     }
     noise = {name: noise_at_equal_privacy(f, gap=gap) for name, f in found.items()}
     assert noise["independent"] == pytest.approx(independent, rel=1e-4)
@@ -204,8 +198,8 @@ def test_noise_at_equal_privacy(rounds: int, gap: int) -> None:
 
 
 def test_sixteen_hundred_rounds_need_three_buffers() -> None:
-    once = Participation(rounds=1600, min_separation=1600)
-    found = BufferedLinearToeplitz.optimal(once, buffers=3)
+    once = 1600
+    found = BufferedLinearToeplitz.optimal(rounds=1600, min_separation=once, buffers=3)
     scale = 4.454 / found.sensitivity(once)  # epsilon 1.77 at delta 1e-6
     assert rmse(found) * scale * found.sensitivity(once) == pytest.approx(7.99, abs=5e-3)
     tree = TreeAggregation(rounds=1600)
@@ -222,15 +216,16 @@ def with_momentum(one: BandedToeplitz | BufferedLinearToeplitz, workload: Any) -
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("gap", [3, 30])
 def test_nothing_near_the_optimum_is_better(gap: int, momentum: float) -> None:
-    pattern = Participation(rounds=30, min_separation=gap)
     workload = momentum_workload(30, momentum)
     generator = np.random.default_rng(gap)
 
     def cost(one: BandedToeplitz | BufferedLinearToeplitz) -> float:
-        return with_momentum(one, workload) * one.sensitivity(pattern)
+        return with_momentum(one, workload) * one.sensitivity(gap)
 
     banded = BandedToeplitz.optimal(rounds=30, bands=gap, momentum=momentum)
-    buffers = BufferedLinearToeplitz.optimal(pattern, buffers=2, momentum=momentum)
+    buffers = BufferedLinearToeplitz.optimal(
+        rounds=30, min_separation=gap, buffers=2, momentum=momentum
+    )
     for _ in range(30):
         moved = np.array(banded.coefficients)
         moved[1:] += 1e-3 * generator.standard_normal(gap - 1)
@@ -245,8 +240,7 @@ def test_nothing_near_the_optimum_is_better(gap: int, momentum: float) -> None:
 
 
 def test_everybody_in_every_round_has_nothing_to_gain() -> None:
-    pattern = Participation(rounds=50)
-    assert BufferedLinearToeplitz.optimal(pattern).buffers == 0
+    assert BufferedLinearToeplitz.optimal(rounds=50).buffers == 0
     assert BandedToeplitz.optimal(rounds=50, bands=1).coefficients == (1.0,)
 
 
@@ -281,9 +275,8 @@ def test_a_plain_total_is_one_node_per_binary_one(rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 1600])
 def test_one_participation_visits_every_level(rounds: int) -> None:
-    once = Participation(rounds=rounds, min_separation=rounds)
     plain = TreeAggregation(rounds=rounds)
-    assert plain.sensitivity(once) ** 2 == pytest.approx(math.floor(math.log2(rounds)) + 1)
+    assert plain.sensitivity(rounds) ** 2 == pytest.approx(math.floor(math.log2(rounds)) + 1)
 
 
 def test_trees_of_one_round_are_independent_noise() -> None:
@@ -291,7 +284,7 @@ def test_trees_of_one_round_are_independent_noise() -> None:
     tree = TreeAggregation(rounds=7, restart_every=1)
     assert (noise_matrix(tree) == np.eye(7)).all()
     assert (strategy_matrix(tree) == np.eye(7)).all()
-    assert tree.sensitivity(Participation(rounds=7)) ** 2 == pytest.approx(7)
+    assert tree.sensitivity(1) ** 2 == pytest.approx(7)
 
 
 @pytest.mark.parametrize(("restart", "rounds"), [(3, 10), (4, 9), (5, 15), (7, 8), (8, 16)])

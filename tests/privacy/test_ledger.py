@@ -29,7 +29,6 @@ from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
-    Participation,
     PoissonSampling,
     PrivacyLedger,
     Release,
@@ -244,9 +243,8 @@ def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
 
 def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Path) -> None:
     """All rounds are one mechanism: a coin that falls in some of them amplifies nothing."""
-    participation = Participation(rounds=4)
     matrix = BandedToeplitz(rounds=4, coefficients=(1.0, 0.5))
-    correlation = Correlation.create(matrix, participation)
+    correlation = Correlation.create(matrix)
     mechanism = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0)
     with create(tmp_path / "ledger.jsonl") as ledger:
         run_round(

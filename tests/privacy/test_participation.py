@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import numpy as np
@@ -12,30 +11,13 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
     FullParticipation,
-    Participation,
     PoissonSampling,
     Release,
     Sampling,
-    participation_of,
     release_epsilon,
 )
-from tests.support.correlated import turns
 
 SALT = "0123456789abcdef" * 2
-
-
-@pytest.mark.parametrize(("rounds", "gap"), [(1, 1), (5, 1), (5, 2), (8, 3), (8, 8), (8, 9)])
-def test_a_pattern_has_the_rounds_of_one_group_and_nothing_else(rounds: int, gap: int) -> None:
-    pattern = Participation(rounds=rounds, min_separation=gap)
-    listed = turns(pattern)
-    assert sorted(itertools.chain(*listed)) == list(range(rounds))
-    assert all(len({number % gap for number in one}) == 1 for one in listed)
-    assert max(map(len, listed)) == pattern.most
-
-
-def allows(pattern: Participation, rounds: list[int]) -> bool:
-    """Whether one user may take part in these rounds, counted from 1."""
-    return any({number - 1 for number in rounds} <= set(one) for one in turns(pattern))
 
 
 @pytest.mark.parametrize(("groups", "rounds"), [(1, 5), (3, 10), (7, 7), (10, 20), (30, 20)])
@@ -50,10 +32,8 @@ def test_the_sampler_keeps_every_user_to_the_pattern(groups: int, rounds: int) -
             chosen = asked.participants(list(ids), key=bytes(16), count=None)
             for user in ids[chosen]:
                 attended.setdefault(str(user), []).append(number)
-    pattern = participation_of(plan, rounds=rounds)
-    assert pattern.min_separation == groups
+    assert plan.min_separation == groups
     for user, rounds_of_user in attended.items():
-        assert allows(pattern, rounds_of_user)
         first = int(plan.groups_of([user])[0])
         assert rounds_of_user == list(range(first + 1, rounds + 1, groups))
     # Nobody is forgotten but those whose turn never comes.
@@ -104,12 +84,4 @@ def test_turns_amplify_nothing() -> None:
 
 def test_other_samplings_keep_no_rounds_apart() -> None:
     for sampling in (FullParticipation(), PoissonSampling(0.01)):
-        assert participation_of(sampling, rounds=20) == Participation(rounds=20)
-    plan = CyclicSampling(groups=4, rounds=8, salt=SALT)
-    with pytest.raises(ConfigError, match="rounds must be at most 8"):
-        participation_of(plan, rounds=9)
-
-
-def test_patterns_come_back_from_the_ledger() -> None:
-    for pattern in (Participation(rounds=20), Participation(rounds=20, min_separation=4)):
-        assert Participation.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern
+        assert sampling.min_separation == 1

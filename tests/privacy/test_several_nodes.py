@@ -130,11 +130,10 @@ def test_the_ledger_states_and_charges_it(tmp_path: Path) -> None:
 
 
 def test_correlated_rounds_keep_it(tmp_path: Path) -> None:
-    from flower_privsyn.privacy import BufferedLinearToeplitz, Correlation, Participation
+    from flower_privsyn.privacy import BufferedLinearToeplitz, Correlation
 
-    participation = Participation(rounds=4)
-    matrix = BufferedLinearToeplitz.optimal(participation, buffers=2)
-    correlation = Correlation.create(matrix, participation)
+    matrix = BufferedLinearToeplitz.optimal(rounds=4, buffers=2)
+    correlation = Correlation.create(matrix)
     same = {
         "query": "delta",
         "mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=2.0),

@@ -28,7 +28,6 @@ from flower_privsyn.privacy import (
     Plan,
     PrivacyLedger,
     Release,
-    participation_of,
     release_epsilon,
 )
 from flower_privsyn.private_path.settling import announcement, plan_of, settle
@@ -379,7 +378,7 @@ class TestPlan:
         with pytest.raises(ConfigError, match="phases of different names"):
             Plan(phases=(self.phase("a"), self.phase("a")), delta=DELTA)
         turns = CyclicSampling(groups=2, rounds=3, salt=SALT)
-        assert participation_of(turns, rounds=2).min_separation == 2
+        assert turns.min_separation == 2
         with pytest.raises(ConfigError, match="is for 3 rounds, and its last round is number 4"):
             Plan(phases=(self.phase("a"), self.phase("b", sampling=turns)), delta=DELTA)
 

@@ -20,7 +20,6 @@ from flower_privsyn.privacy import (
     BufferedLinearToeplitz,
     CorrelatedNoise,
     CyclicSampling,
-    Participation,
     Plan,
     PrivacyLedger,
     TreeAggregation,
@@ -484,8 +483,7 @@ class TestSettings:
         self, votes: Builder, correlation: str, kind: type
     ) -> None:
         config = votes(correlation=correlation, num_rounds=20, min_separation=5)
-        participation = Participation(rounds=20, min_separation=5)
-        matrix = config.factorisation(participation)
+        matrix = config.factorisation(20, 5)
         assert type(matrix) is kind
         if isinstance(matrix, TreeAggregation):
             assert matrix.restart_every == 5
@@ -535,10 +533,11 @@ class TestSettings:
 
 def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
     """What a ledger says after the first round of a run with these settings."""
-    from flower_privsyn.privacy import Correlation, GaussianMechanism, participation_of
+    from flower_privsyn.privacy import Correlation, GaussianMechanism
 
     sampling = config.sampling_of(users)
-    participation = participation_of(sampling, rounds=config.num_rounds)
+    apart = sampling.min_separation
+    matrix = config.factorisation(config.num_rounds, apart)
     mechanism = GaussianMechanism(
         noise_multiplier=config.noise_multiplier or 0.0, l2_sensitivity=config.clip_norm
     )
@@ -552,7 +551,7 @@ def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
             mechanism=mechanism,
             sampling=sampling,
             planned_users=round(sampling.expected_users),
-            correlation=Correlation.create(config.factorisation(participation), participation),
+            correlation=Correlation.create(matrix, min_separation=apart),
         )
         line = ledger.charge(round=1, num_users=round(sampling.expected_users))
     return float(line["epsilon_release"])

@@ -100,7 +100,7 @@ class TestTheBudget:
         matrix = strategy_matrix(correlation.factorisation)
         norms = [
             float(np.linalg.norm(matrix[:, list(turn)].sum(axis=1)))
-            for turn in turns(correlation.participation)
+            for turn in turns(matrix.shape[1], correlation.min_separation)
         ]
         sketch, together = releases(run)[0]["noise_multiplier"], fresh / max(norms)
         assert correlation.first_round == 2

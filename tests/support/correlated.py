@@ -8,7 +8,6 @@ from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
     Factorisation,
-    Participation,
     TreeAggregation,
 )
 
@@ -22,9 +21,8 @@ def worst_deviation(noise: np.ndarray, covariance: np.ndarray) -> float:
     return float(np.abs((sample - covariance) / errors).max())
 
 
-def turns(participation: Participation) -> list[tuple[int, ...]]:
+def turns(rounds: int, gap: int) -> list[tuple[int, ...]]:
     """The sets of rounds, from 0, that users may take part in: those of each group."""
-    rounds, gap = participation.rounds, participation.min_separation
     return [tuple(range(first, rounds, gap)) for first in range(min(gap, rounds))]
 
 

@@ -18,11 +18,9 @@ from flower_privsyn.privacy import (
     BufferedLinearToeplitz,
     CyclicSampling,
     Factorisation,
-    Participation,
     Phase,
     Sampling,
     TreeAggregation,
-    participation_of,
 )
 from flower_privsyn.strategies.parts.federated_training import FederatedTrainingConfig
 
@@ -113,19 +111,21 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
 
     def correlated(self, phase: Phase) -> Phase:
         """A phase of these settings with the matrix for how often it asks a user."""
-        participation = participation_of(phase.sampling, rounds=phase.rounds)
-        return replace(phase, factorisation=self.factorisation(participation))
+        matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
+        return replace(phase, factorisation=matrix)
 
-    def factorisation(self, participation: Participation) -> Factorisation:
+    def factorisation(self, rounds: int, min_separation: int) -> Factorisation:
         """The matrix that correlates the noise, for the momentum of the server.
 
         Args:
-            participation: how often and how far apart users take part in the rounds.
+            rounds: >= 1.
+            min_separation: of the rounds of one user, >= 1.
         """
-        rounds, gap = participation.rounds, participation.min_separation
         if self.correlation == "blt":
-            return BufferedLinearToeplitz.optimal(participation, momentum=self.server_momentum)
+            return BufferedLinearToeplitz.optimal(
+                rounds=rounds, min_separation=min_separation, momentum=self.server_momentum
+            )
         if self.correlation == "banded":
-            bands = min(gap, rounds)
+            bands = min(min_separation, rounds)
             return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
-        return TreeAggregation(rounds=rounds, restart_every=gap)
+        return TreeAggregation(rounds=rounds, restart_every=min_separation)
