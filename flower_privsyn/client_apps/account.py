@@ -23,7 +23,6 @@ from flower_privsyn.privacy import (
     Correlation,
     NeighboringRelation,
     Release,
-    Sampling,
     release_epsilon,
 )
 from flower_privsyn.privacy.ledger_file import LedgerFile, damaged, unwritable
@@ -102,8 +101,9 @@ class NodeAccount:
         if not within(cost, policy):
             raise self.refusal(
                 policy,
-                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} "
-                f"({charge.query}, noise multiplier {charge.mechanism.noise_multiplier:g})",
+                f"Round {charge.spec.round} of {run_name(charge.server, charge.run)} "
+                f"({charge.spec.query}, noise multiplier "
+                f"{charge.spec.mechanism.noise_multiplier:g})",
                 cost,
             )
 
@@ -126,16 +126,13 @@ class NodeAccount:
     def _check_stream(self, charge: Charge) -> None:
         """Refuse a round of correlated noise that is not what the others were charged as."""
         first = next((old for old in self.charges if old.key == charge.key), None)
-        if charge.correlation is None or first is None:
+        correlation = charge.spec.correlation
+        if correlation is None or first is None:
             return
-        if (
-            first.correlation != charge.correlation
-            or first.mechanism.noise_multiplier != charge.mechanism.noise_multiplier
-            or _turns(first.sampling) != _turns(charge.sampling)
-        ):
+        if not charge.spec.same_noise_as(first.spec):
             raise NotAllowedError(
-                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} claims to "
-                f"belong to the noise stream {charge.correlation.stream} and has another "
+                f"Round {charge.spec.round} of {run_name(charge.server, charge.run)} claims to "
+                f"belong to the noise stream {correlation.stream} and has another "
                 "correlation, noise multiplier or sampling than the stream was charged with."
             )
 
@@ -146,8 +143,8 @@ class NodeAccount:
         )
         if old.key != charge.key:
             raise NotAllowedError(
-                f"Round {charge.round_number} of {run_name(charge.server, charge.run)} draws its "
-                f"users with the sampling key of round {old.round_number} of "
+                f"Round {charge.spec.round} of {run_name(charge.server, charge.run)} draws its "
+                f"users with the sampling key of round {old.spec.round} of "
                 f"{run_name(old.server, old.run)}; every round needs one of its own."
             )
 
@@ -158,8 +155,9 @@ class NodeAccount:
                 if line["event"] == "charged":
                     charge = Charge.from_line(line, self._streams)
                     self.charges.append(charge)
-                    if charge.correlation is not None:
-                        self._streams.setdefault(charge.correlation.stream, charge.correlation)
+                    correlation = charge.spec.correlation
+                    if correlation is not None:
+                        self._streams.setdefault(correlation.stream, correlation)
                 else:
                     raise damaged(path, number, f"unknown event {line['event']!r}")
             except (KeyError, TypeError, ValueError) as error:
@@ -308,15 +306,15 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
             {
                 "server": server,
                 "run": run,
-                "rounds": sorted({charge.round_number for charge in charges}),
+                "rounds": sorted({charge.spec.round for charge in charges}),
                 "num_rounds": max(charge.num_rounds for charge in charges),
-                "queries": sorted({charge.query for charge in charges}),
+                "queries": sorted({charge.spec.query for charge in charges}),
                 "classes": sorted({name for charge in charges for name in charge.classes}),
                 "noise_multipliers": sorted(
-                    {charge.mechanism.noise_multiplier for charge in charges}
+                    {charge.spec.mechanism.noise_multiplier for charge in charges}
                 ),
                 "sampling": sorted({_sampling(charge) for charge in charges}),
-                "relation": sorted({charge.relation.value for charge in charges}),
+                "relation": sorted({charge.spec.relation.value for charge in charges}),
                 "noise": sorted({_trust(charge) for charge in charges}),
                 "epsilon_alone": _finite(alone.epsilon(policy)),
             }
@@ -347,13 +345,8 @@ def run_name(server: str, run: int) -> str:
 
 def rounds_text(charges: Sequence[Charge]) -> str:
     """How many rounds of a run were answered."""
-    answered = len({charge.round_number for charge in charges})
+    answered = len({charge.spec.round for charge in charges})
     return f"{answered} of {max(charge.num_rounds for charge in charges)} rounds"
-
-
-def _turns(sampling: Sampling) -> dict[str, Any]:
-    """Who takes part when, the round apart; users who come or go change nothing for the others."""
-    return {**sampling.to_dict(), "population": None, "round_number": None}
 
 
 def _file_name(dataset: str) -> str:
@@ -377,8 +370,8 @@ def _trust(charge: Charge) -> str:
 
 
 def _sampling(charge: Charge) -> str:
-    method = charge.sampling.method
-    return method if method in ("full", "cyclic") else f"{method} {charge.sampling.rate:.4g}"
+    method = charge.spec.sampling.method
+    return method if method in ("full", "cyclic") else f"{method} {charge.spec.sampling.rate:.4g}"
 
 
 def _finite(value: float) -> float | None:

@@ -11,12 +11,11 @@ from flower_privsyn.privacy import (
     Correlation,
     FixedSizeSampling,
     FullParticipation,
-    GaussianMechanism,
     NeighboringRelation,
     PoissonSampling,
     Release,
+    ReleaseSpec,
     Sampling,
-    mechanism_from_dict,
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
 from flower_privsyn.secure_aggregation import Terms
@@ -34,17 +33,11 @@ class Charge:
         node: Flower's number of the node.
         partition: (partition-id, num-partitions) where the node holds this part of a data set that
             is dealt to several; None where it holds all of it.
-        round_number: 1-based.
+        spec: What the round releases, as the server states it: the round is 1-based, the
+            sensitivity at least `clip_norm`, the sampling that of this node's users, and the
+            relation the one that the run claims, which the account does not use.
         num_rounds: Rounds that the run says it has.
-        query: Name of the query.
         clip_norm: Bound on the norm of one user's answer.
-        mechanism: Noise of the sum, as the server states it. Its sensitivity is at least
-            `clip_norm`.
-        relation: Neighbouring relation that the run claims; not used by the account.
-        sampling: How this node's users are drawn.
-        correlation: For correlated noise, the rounds that this one belongs to.
-        max_nodes_per_user: On how many nodes one user may be, as the run says; its noise is for
-            that many answers.
         coins: Digest of the key that the users' coins are flipped with; "" where there are none.
         classes: Of documents, which the question is about; none where it is about all.
         secure: Under secure aggregation, how many nodes are in the sum, and how many of them may
@@ -55,15 +48,9 @@ class Charge:
     run: int
     node: int
     partition: tuple[int, int] | None
-    round_number: int
+    spec: ReleaseSpec
     num_rounds: int
-    query: str
     clip_norm: float
-    mechanism: GaussianMechanism
-    relation: NeighboringRelation
-    sampling: Sampling
-    correlation: Correlation | None = None
-    max_nodes_per_user: int = 1
     coins: str = ""
     classes: tuple[str, ...] = ()
     secure: Terms | None = None
@@ -76,9 +63,9 @@ class Charge:
     @property
     def key(self) -> Key:
         """What is released as one: a round of a run, or all rounds of a stream of noise."""
-        if self.correlation is not None:
-            return (self.server, "stream", self.correlation.stream)
-        return (self.server, str(self.run), str(self.round_number))
+        if self.spec.correlation is not None:
+            return (self.server, "stream", self.spec.correlation.stream)
+        return (self.server, str(self.run), str(self.spec.round))
 
     def to_line(self, *, streams: Mapping[str, Correlation]) -> dict[str, Any]:
         """The charge as it stands in the ledger; a correlation stands there once.
@@ -92,14 +79,9 @@ class Charge:
             "run": self.run,
             "node": self.node,
             "partition": None if self.partition is None else list(self.partition),
-            "round": self.round_number,
             "num_rounds": self.num_rounds,
-            "query": self.query,
             "clip_norm": self.clip_norm,
-            **self.mechanism.to_dict(),
-            "relation": self.relation.value,
-            "sampling": self.sampling.to_dict(),
-            "max_nodes_per_user": self.max_nodes_per_user,
+            **self.spec.to_dict(known=streams),
             "coins": self.coins,
             "trust": self.trust,
         }
@@ -108,36 +90,20 @@ class Charge:
         if self.secure is not None:
             line["least_nodes"] = self.secure.least_nodes
             line["colluding_nodes"] = self.secure.colluding
-        if self.correlation is not None:
-            line["stream"] = self.correlation.stream
-            # A name proves nothing: another server may give it to other noise.
-            if streams.get(self.correlation.stream) != self.correlation:
-                line["correlation"] = self.correlation.to_dict()
         return line
 
     @staticmethod
     def from_line(line: Mapping[str, Any], streams: Mapping[str, Correlation]) -> Charge:
         """Rebuild a charge; raises KeyError, TypeError or ValueError for a damaged line."""
-        correlation = None
-        if "correlation" in line:
-            correlation = Correlation.from_dict(line["correlation"])
-        elif "stream" in line:
-            correlation = streams[line["stream"]]
         part = line["partition"]
         return Charge(
             server=str(line["server"]),
             run=int(line["run"]),
             node=int(line["node"]),
             partition=None if part is None else (int(part[0]), int(part[1])),
-            round_number=int(line["round"]),
+            spec=ReleaseSpec.from_dict(line, known=streams),
             num_rounds=int(line["num_rounds"]),
-            query=str(line["query"]),
             clip_norm=float(line["clip_norm"]),
-            mechanism=mechanism_from_dict(line),
-            relation=NeighboringRelation(line["relation"]),
-            sampling=Sampling.from_dict(line["sampling"]),
-            correlation=correlation,
-            max_nodes_per_user=int(line["max_nodes_per_user"]),
             coins=str(line.get("coins", "")),
             classes=tuple(map(str, line.get("classes", []))),
             secure=None
@@ -182,15 +148,16 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
     """What the answers to one round, or to the rounds of one stream, are released as."""
     rounds: dict[int, list[Charge]] = {}
     for charge in group:
-        rounds.setdefault(charge.round_number, []).append(charge)
+        rounds.setdefault(charge.spec.round, []).append(charge)
     multiplier = min(_multiplier(asked) for asked in rounds.values())
-    correlation, sampling = group[0].correlation, group[0].sampling
-    nodes = group[0].max_nodes_per_user
+    first = group[0].spec
+    correlation, sampling, nodes = first.correlation, first.sampling, first.max_nodes_per_user
     if correlation is not None:
         multiplier = correlation.noise_multiplier(multiplier)
         sampling = FullParticipation()
     elif _copies(group) > 1 or any(
-        (charge.sampling, charge.max_nodes_per_user) != (sampling, nodes) for charge in group
+        (charge.spec.sampling, charge.spec.max_nodes_per_user) != (sampling, nodes)
+        for charge in group
     ):
         # Coins flipped on their own in several answers are no coin of one answer.
         sampling = FullParticipation()
@@ -204,13 +171,13 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
 
 def _multiplier(asked: Sequence[Charge]) -> float:
     """The noise of one round over what one user can move in all of its answers together."""
-    multiplier = min(charge.mechanism.noise_multiplier for charge in asked)
+    multiplier = min(charge.spec.mechanism.noise_multiplier for charge in asked)
     copies = _copies(asked)
     if copies > 1:
-        deviation = min(charge.mechanism.standard_deviation for charge in asked)
+        deviation = min(charge.spec.mechanism.standard_deviation for charge in asked)
         # What is asked twice here is asked twice on the user's other nodes too, whose accounts
         # are kept elsewhere.
-        nodes = max(charge.max_nodes_per_user for charge in asked)
+        nodes = max(charge.spec.max_nodes_per_user for charge in asked)
         here = max(Counter((charge.node, charge.partition) for charge in asked).values())
         most = max(copies, nodes * here) * max(charge.clip_norm for charge in asked)
         multiplier = min(multiplier, deviation / most)

@@ -28,7 +28,7 @@ from flower_privsyn.client_apps.policy import (
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import located, sha256_of, user_path
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
+from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release, ReleaseSpec
 from flower_privsyn.secure_aggregation import NodeKey, Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
@@ -298,12 +298,12 @@ class NodeGuard:
             return
         policy.check_server(self.server)
         policy.check_rounds(charge.num_rounds)
-        self.check_openness(charge.query, secure=charge.secure is not None)
-        multiplier = charge.mechanism.noise_multiplier
-        if charge.correlation is not None:
-            multiplier = charge.correlation.noise_multiplier(multiplier)
+        self.check_openness(charge.spec.query, secure=charge.secure is not None)
+        multiplier = charge.spec.mechanism.noise_multiplier
+        if charge.spec.correlation is not None:
+            multiplier = charge.spec.correlation.noise_multiplier(multiplier)
         policy.check_question(
-            query=charge.query,
+            query=charge.spec.query,
             clip_norm=charge.clip_norm,
             noise_multiplier=multiplier,
         )
@@ -325,8 +325,9 @@ class NodeGuard:
         if begun is not None and begun._policy != self._policy:
             if begun.dataset != self.dataset:
                 raise NotAllowedError(
-                    f'The answer to {charge.query} was made of data set "{begun.dataset}"; by now '
-                    f'the owner has it charged to "{self.dataset}", so it does not leave.'
+                    f"The answer to {charge.spec.query} was made of data set "
+                    f'"{begun.dataset}"; by now the owner has it charged to "{self.dataset}", '
+                    "so it does not leave."
                 )
             self.check(charge)
         if self._policy is not None and self.ledger is not None:
@@ -385,15 +386,17 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
         run=context.run_id,
         node=context.node_id,
         partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
-        round_number=ask.round_number,
+        spec=ReleaseSpec(
+            round=ask.round_number,
+            query=ask.query.name,
+            mechanism=ask.mechanism,
+            sampling=ask.sampling,
+            relation=ask.relation,
+            correlation=ask.correlation,
+            max_nodes_per_user=ask.data.max_nodes_per_user,
+        ),
         num_rounds=ask.num_rounds,
-        query=ask.query.name,
         clip_norm=ask.query.clip_norm,
-        mechanism=ask.mechanism,
-        relation=ask.relation,
-        sampling=ask.sampling,
-        correlation=ask.correlation,
-        max_nodes_per_user=ask.data.max_nodes_per_user,
         coins=_coins(ask),
         classes=ask.data.classes,
         secure=ask.secure,

@@ -19,7 +19,6 @@ from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger_file import VERSION, LedgerFile, damaged, header, refuse_cut
 from flower_privsyn.privacy.relation import NeighboringRelation
 from flower_privsyn.privacy.release_spec import ReleaseSpec
-from flower_privsyn.privacy.sampling import Sampling
 
 # The accountants and the calibration are deterministic; the room is for other platforms.
 _BUDGET_TOLERANCE = 1e-6
@@ -507,13 +506,7 @@ class PrivacyLedger:
                 f"{self.path}; asked twice, a user would take part more often than is accounted "
                 "for."
             )
-        first = stream.first
-        if (
-            first.correlation != correlation
-            or first.mechanism.noise_multiplier != spec.mechanism.noise_multiplier
-            or _turns(first.sampling) != _turns(spec.sampling)
-            or first.max_nodes_per_user != spec.max_nodes_per_user
-        ):
+        if not spec.same_noise_as(stream.first):
             raise LedgerError(
                 f"Round {spec.round} does not have the noise and the sampling that its correlated "
                 f"rounds are accounted for in {self.path}."
@@ -640,11 +633,6 @@ class PrivacyLedger:
         """Say whether another round of the same stream was charged for this one."""
         stream = self._stream(spec)
         return stream is not None and stream.charged is not None
-
-
-def _turns(sampling: Sampling) -> dict[str, Any]:
-    """Who takes part when; users who come or go change nothing for the others."""
-    return {**sampling.to_dict(), "population": None}
 
 
 def _opening(delta: object, epsilon_budget: object, accountant: object) -> dict[str, Any]:

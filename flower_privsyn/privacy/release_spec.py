@@ -67,6 +67,23 @@ class ReleaseSpec:
             max_nodes_per_user=self.max_nodes_per_user,
         )
 
+    def same_noise_as(self, first: ReleaseSpec) -> bool:
+        """Whether a round of correlated noise is what the first of its rounds was charged as.
+
+        The clip norm is the unit of the noise, and may differ; so may whose turn it is, and users
+        who come or go change nothing for the others.
+        """
+        one, other = (
+            (
+                spec.correlation,
+                spec.mechanism.noise_multiplier,
+                {**spec.sampling.to_dict(), "population": None, "round_number": None},
+                spec.max_nodes_per_user,
+            )
+            for spec in (self, first)
+        )
+        return one == other
+
     def to_dict(self, *, known: Mapping[str, Correlation] = NO_STREAMS) -> dict[str, Any]:
         """A JSON-able description that `from_dict` reads back.
 

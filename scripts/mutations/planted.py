@@ -327,8 +327,8 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="the node's account believes the relation a run claims",
             guards="under the owner's relation",
             where="client_apps/charge.py::release_of",
-            before="    nodes = group[0].max_nodes_per_user\n",
-            after="    nodes, relation = group[0].max_nodes_per_user, group[0].relation\n",
+            before="    first = group[0].spec\n",
+            after="    first, relation = group[0].spec, group[0].spec.relation\n",
             tests=("tests/client_apps/test_account.py::TestEpsilon",),
         ),
         Mutation(
@@ -359,7 +359,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="an owner who requires secure aggregation is asked in the clear",
             guards="an owner who wants secure aggregation gets it",
             where="client_apps/guard.py::NodeGuard.check",
-            before="    self.check_openness(charge.query, secure=charge.secure is not None)\n",
+            before="    self.check_openness(charge.spec.query, secure=charge.secure is not None)\n",
             after="",
             tests=(
                 "tests/client_apps/test_secure.py::test_an_owner_may_require_secure_aggregation",

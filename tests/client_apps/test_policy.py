@@ -129,7 +129,7 @@ class TestQuestions:
         charge = asked(**question)
         guard = NodeGuard(NodePolicy(max_epsilon=math.inf, **policy), {"server": charge.server})
         plan = Announcement(
-            queries=(charge.query,), num_rounds=20, clip_norm=3.0, noise_multiplier=2.0,
+            queries=(charge.spec.query,), num_rounds=20, clip_norm=3.0, noise_multiplier=2.0,
             to_come=(ToCome(count=20, noise_multiplier=2.0, sampling=FullParticipation()),),
         )  # fmt: skip
         for refuse in (lambda: guard.check(charge), lambda: guard.check_plan(plan, 7)):

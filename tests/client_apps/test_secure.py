@@ -95,7 +95,7 @@ def test_owners_who_know_each_other_answer_and_charge(
     strategy.start(grid)
     assert [one.num_users for one in strategy.released] == [12, 12]
     account = NodeLedger("people-2").account()
-    assert [charge.round_number for charge in account.charges] == [1, 2]
+    assert [charge.spec.round for charge in account.charges] == [1, 2]
     assert {charge.trust for charge in account.charges} == {"nodes"}
     (run,) = describe(account, NodePolicy())["runs"]
     assert run["noise"] == ["of 2 honest nodes, 1 may collude"]

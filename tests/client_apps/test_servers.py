@@ -139,7 +139,7 @@ def test_a_resumed_run_plans_what_is_left_of_it(
     run_of("north", resume=True).start(grid)
     plan = wire.unpack_prepare(grid.requests[0])[1]
     assert (sum(asked.count for asked in plan.to_come), plan.num_rounds) == (1, 2)
-    assert [c.round_number for c in NodeLedger("people").account().charges] == [1, 2]
+    assert [c.spec.round for c in NodeLedger("people").account().charges] == [1, 2]
 
 
 def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
@@ -210,7 +210,7 @@ def test_kill_9_between_charge_and_answer_never_counts_less(owner: Path, public_
     ledger = [json.loads(line) for line in (owner / "run" / "ledger.jsonl").open()]
     assert sum(line["event"] == "release" for line in ledger) == 1
     account = NodeLedger("people").account()
-    assert [charge.round_number for charge in account.charges] == [1, 2]
+    assert [charge.spec.round for charge in account.charges] == [1, 2]
 
 
 @pytest.mark.parametrize("fault", ["no folder", "loose", "full"])

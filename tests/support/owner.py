@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from flower_privsyn.client_apps.charge import Charge
 from flower_privsyn.client_apps.guard import simulated
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, NeighboringRelation
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, ReleaseSpec
 
 
 @pytest.fixture
@@ -34,15 +35,18 @@ def asked() -> Callable[..., Charge]:
             "run": run,
             "node": node,
             "partition": None,
-            "round_number": round_number,
             "num_rounds": 20,
-            "query": "nearest_neighbor_histogram",
             "clip_norm": 3.0,
-            "mechanism": GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=3.0),
-            "relation": NeighboringRelation.ZERO_OUT,
-            "sampling": FullParticipation(population=40),
             **changes,
         }
-        return Charge(**values)
+        spec = {
+            "query": "nearest_neighbor_histogram",
+            "mechanism": GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=3.0),
+            "sampling": FullParticipation(population=40),
+        }
+        spec |= {
+            one.name: values.pop(one.name) for one in fields(ReleaseSpec) if one.name in values
+        }
+        return Charge(spec=ReleaseSpec(round=round_number, **spec), **values)
 
     return build
