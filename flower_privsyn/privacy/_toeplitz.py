@@ -111,16 +111,10 @@ def optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
     if bands == 1:
         return (1.0,)
 
-    def loss(free: Vector) -> tuple[float, Vector]:
+    def loss(free: Vector) -> float:
         coefficients = np.concatenate(([1.0], free))
-
-        def divide(numerator: Vector) -> Vector:
-            return filtered(np.ones(1), coefficients, numerator)
-
-        error, slope = _error_and_slope(workload, divide)
-        norm = float(coefficients @ coefficients)
-        slope = slope[:bands] / error + 2.0 * coefficients / norm
-        return math.log(error) + math.log(norm), slope[1:]
+        total = filtered(np.ones(1), coefficients, workload)
+        return math.log(mean_square(total) * float(coefficients @ coefficients))
 
     found, _ = _minimise(loss, square_root_series(bands)[1:])
     return (1.0, *found.tolist())
@@ -154,11 +148,11 @@ def _best_of(
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
     """Return (loss, scales, decays) of the best local minimum from several starts."""
 
-    def loss(free: Vector) -> tuple[float, Vector]:
-        return _buffer_loss(free, workload, min_separation)
+    def loss(free: Vector) -> float:
+        return _buffer_loss(*_buffers_from(free), workload, min_separation)
 
     if not buffers:
-        return loss(np.zeros(0))[0], (), ()
+        return _buffer_loss(np.zeros(0), np.zeros(0), workload, min_separation), (), ()
     best: tuple[float, Vector] | None = None
     rounds = len(workload)
     for longest in (rounds, max(2.0, math.sqrt(rounds)), 4.0):
@@ -170,87 +164,36 @@ def _best_of(
         if best is None or value < best[0]:
             best = value, found
     value, found = best if best is not None else (math.inf, np.zeros(0))
-    scales, decays, _ = _buffers_from(found)
+    scales, decays = _buffers_from(found)
     order = np.argsort(-decays)
     return value, tuple(scales[order].tolist()), tuple(decays[order].tolist())
 
 
-def _buffers_from(free: Vector) -> tuple[Vector, Vector, Vector]:
-    """Return scales, decays and the weights of the scales from unbounded numbers.
+def _buffers_from(free: Vector) -> tuple[Vector, Vector]:
+    """Return scales and decays from unbounded numbers.
 
     Args:
         free: (2 d + 1,) logits of the d decays, d logits of weights, the logit of the sum.
     """
     count = len(free) // 2
     decays = _LARGEST_DECAY / (1.0 + np.exp(-free[:count]))
-    weights = np.exp(free[count : 2 * count] - free[count : 2 * count].max(initial=-math.inf))
-    weights = weights / weights.sum()
-    whole = 1.0 / (1.0 + math.exp(-float(free[-1]))) if count else 0.0
+    weights = np.exp(free[count : 2 * count] - free[count : 2 * count].max())
+    whole = 1.0 / (1.0 + math.exp(-float(free[-1])))
     # A hair below, so that the scales never exceed 1 in sum by their rounding.
-    return (1.0 - 1e-12) * whole * weights, decays, weights
+    return (1.0 - 1e-12) * whole * weights / weights.sum(), decays
 
 
-def _buffer_loss(free: Vector, workload: Vector, min_separation: int) -> tuple[float, Vector]:
-    """Return log(mean square noise x squared sensitivity) and its gradient."""
+def _buffer_loss(scales: Vector, decays: Vector, workload: Vector, min_separation: int) -> float:
+    """Return log(mean square noise x squared sensitivity)."""
     rounds = len(workload)
-    if not len(free):
-        scales = decays = weights = np.zeros(0)
-    else:
-        scales, decays, weights = _buffers_from(free)
-    series = buffer_series(rounds, scales, decays)
-    above, below = inverse_of_buffers(scales, decays)
-
-    def divide(numerator: Vector) -> Vector:
-        return filtered(above, below, numerator)
-
-    error, slope = _error_and_slope(workload, divide)
-    firsts = range(0, rounds, min_separation)
-    encoded = np.zeros(rounds)
-    for first in firsts:
+    total = filtered(*inverse_of_buffers(scales, decays), workload)
+    series, encoded = buffer_series(rounds, scales, decays), np.zeros(rounds)
+    for first in range(0, rounds, min_separation):
         encoded[first:] += series[: rounds - first]
-    squared = float(encoded @ encoded)
-    steep = np.zeros(rounds)
-    for first in firsts:
-        steep[: rounds - first] += 2.0 * encoded[first:]
-    slope = slope / error + steep / squared  # by the coefficients, (rounds,)
-    value = math.log(error) + math.log(squared)
-    if not len(free):
-        return value, np.zeros(0)
-    steps = np.arange(rounds - 1)
-    powers = decays[:, None] ** steps
-    by_scale = powers @ slope[1:]
-    by_decay = scales * ((steps[1:] * powers[:, :-1]) @ slope[2:])
-    whole = scales.sum()
-    by_weight = scales * by_scale
-    return value, np.concatenate(
-        (
-            by_decay * decays * (1.0 - decays / _LARGEST_DECAY),
-            by_weight - weights * by_weight.sum(),
-            [by_weight.sum() * (1.0 - whole)],
-        )
-    )
+    return math.log(mean_square(total) * float(encoded @ encoded))
 
 
-def _error_and_slope(workload: Vector, divide: Callable[[Vector], Vector]) -> tuple[float, Vector]:
-    """Return the mean square noise of the total and its gradient by the coefficients of C.
-
-    Args:
-        workload: (T,) the weights of the total.
-        divide: A power series to its quotient by that of C.
-    """
-    from scipy.signal import correlate
-
-    rounds = len(workload)
-    total = divide(workload)
-    # A change of c_j moves the total by -x^j total / c.
-    weighted = np.arange(rounds, 0, -1) * total
-    slope = correlate(weighted, divide(total), mode="full", method="auto")[rounds - 1 :]
-    return mean_square(total), -2.0 / rounds * np.asarray(slope, dtype=np.float64)
-
-
-def _minimise(
-    loss: Callable[[Vector], tuple[float, Vector]], start: Vector
-) -> tuple[Vector, float]:
+def _minimise(loss: Callable[[Vector], float], start: Vector) -> tuple[Vector, float]:
     """Return the place and the value of a local minimum."""
     from scipy.optimize import minimize
 
@@ -258,9 +201,8 @@ def _minimise(
         found = minimize(
             loss,
             start,
-            jac=True,
             method="L-BFGS-B",
             bounds=[(-30.0, 30.0)] * len(start),
-            options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-9},
+            options={"maxiter": 1000, "maxfun": 10**6, "ftol": 1e-13, "gtol": 1e-9},
         )
     return np.asarray(found.x, dtype=np.float64), float(found.fun)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -157,28 +157,19 @@ def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str =
 
 def _with_known_cohorts(releases: Releases) -> Counter[Release]:
     known = Counter[Release]()
-    for release, count in _counted(releases):
+    for release, count in Counter(releases).items():
         everyone = FullParticipation(release.sampling.population)
         known[replace(release, sampling=everyone)] += count
     return known
-
-
-def _counted(releases: Releases) -> Iterator[tuple[Release, int]]:
-    if isinstance(releases, Mapping):
-        for release, count in releases.items():
-            yield release, check_whole("the count of a release", count, ge=0)
-    else:
-        for release in releases:
-            yield release, 1
 
 
 def _grouped(releases: Releases) -> Costs:
     """Return equal costs with their counts, in an order that does not depend on the input's."""
     costs = Counter[Cost]()
     relations = set()
-    for release, count in _counted(releases):
+    for release, count in Counter(releases).items():
         if count:
-            costs[cost(release)] += count
+            costs[cost(release)] += check_whole("the count of a release", count, ge=0)
             relations.add(release.relation.value)
     if len(relations) > 1:
         raise ConfigError(

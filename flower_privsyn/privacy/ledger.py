@@ -6,9 +6,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flower_privsyn.checks import check_choice, check_number, check_whole
@@ -55,7 +55,7 @@ class _NoiseStream:
     released: int | None = None
 
 
-class PrivacyLedger:
+class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
     """An append-only file with one line per release, and the budget it keeps.
 
     A round takes two lines. `begin` writes what is about to be asked, before any user is
@@ -205,16 +205,7 @@ class PrivacyLedger:
         """Release the lock. Further writes raise `LedgerError`; reading still works."""
         self._file.close()
 
-    def __enter__(self) -> PrivacyLedger:
-        """Return the ledger itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the ledger."""
         self.close()
 
