@@ -22,7 +22,6 @@ from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
     NeighboringRelation,
-    Participation,
     PoissonSampling,
 )
 from flower_privsyn.queries import NearestNeighborHistogram
@@ -31,12 +30,8 @@ from tests.support.questions import DATA, ask
 
 TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
 TERMS = Terms(least_nodes=4, colluding=1)
-BANDS = Correlation.create(
-    BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)), Participation(rounds=6)
-)
-LONGER = Correlation.create(
-    BandedToeplitz(rounds=7, coefficients=(1.0, 0.5)), Participation(rounds=7)
-)
+BANDS = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
+LONGER = Correlation.create(BandedToeplitz(rounds=7, coefficients=(1.0, 0.5)))
 
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:

@@ -18,7 +18,6 @@ from flower_privsyn.privacy import (
     Factorisation,
     GaussianMechanism,
     InsecureRandom,
-    Participation,
     SecureRandom,
     TreeAggregation,
 )
@@ -114,7 +113,7 @@ def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None
     present, absent = two_coordinates(query, broadcast)
     present = (present[0][:20_000], present[1][:20_000])
     absent = (absent[0][:20_000], absent[1][:20_000])
-    correlation = Correlation.create(CORRELATIONS[name], Participation(rounds=3))
+    correlation = Correlation.create(CORRELATIONS[name])
     mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=query.clip_norm)
     stream = CorrelatedNoise(correlation, random=SecureRandom())
     for number in (1, 2, 3):
@@ -128,7 +127,7 @@ def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None
 @pytest.mark.parametrize("std", [2.0**28, 3.3 * 2.0**30, 2.0**55])
 def test_the_last_digits_of_correlated_noise_are_fair(name: str, std: float) -> None:
     """In every round, also where a float64 of that size has none."""
-    correlation = Correlation.create(CORRELATIONS[name], Participation(rounds=3))
+    correlation = Correlation.create(CORRELATIONS[name])
     stream = CorrelatedNoise(correlation, random=InsecureRandom(12))
     for number in (1, 2, 3):
         stream.prepare(number, 40_000)
@@ -257,7 +256,7 @@ def test_correlated_noise_is_computed_well_below_its_last_part(
             return drawn
 
     innovations: list[np.ndarray] = []
-    rounds = Correlation.create(factorisation, Participation(rounds=64))
+    rounds = Correlation.create(factorisation)
     stream = CorrelatedNoise(rounds, random=Recorded(11))
     series = factorisation.series.astype(np.longdouble)
     noise: list[np.ndarray] = []

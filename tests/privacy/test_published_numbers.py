@@ -17,7 +17,6 @@ import pytest
 
 from flower_privsyn.privacy import (
     FullParticipation,
-    Participation,
     PoissonSampling,
     Release,
     Sampling,
@@ -153,8 +152,7 @@ def tree_release(
     row: dict[str, Any], *, rounds: int, restart: int | None, turns: int
 ) -> tuple[float, Release]:
     """The squared sensitivity of a tree over users who take turns, and the one release it is."""
-    pattern = Participation(rounds=rounds, min_separation=turns)
-    sensitivity = TreeAggregation(rounds=rounds, restart_every=restart).sensitivity(pattern)
+    sensitivity = TreeAggregation(rounds=rounds, restart_every=restart).sensitivity(turns)
     release = Release(
         noise_multiplier=row["sigma_printed"] / sensitivity, sampling=FullParticipation()
     )
