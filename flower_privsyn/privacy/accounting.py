@@ -69,10 +69,6 @@ class Release:
                 f"{multiplier:g}."
             )
         object.__setattr__(self, "noise_multiplier", multiplier)
-        if not isinstance(self.sampling, Sampling):
-            raise ConfigError(f"sampling must be one of this package's, got {self.sampling!r}.")
-        if not isinstance(self.relation, NeighboringRelation):
-            raise ConfigError(f"relation must be a NeighboringRelation, got {self.relation!r}.")
         if (
             isinstance(self.sampling, FixedSizeSampling)
             and self.relation is NeighboringRelation.ADD_REMOVE

@@ -310,8 +310,8 @@ class CorrelatedNoise:
         finished = self._step == self._correlation.factorisation.rounds
         memory: dict[str, Any] = {}
         if not finished:
-            arrays = self._recurrence.arrays()
-            memory = {f"memory.{key}": array for key, array in arrays.items()}
+            kept = self._recurrence.memory
+            memory = {f"memory.{key}": array for key, array in kept.items()}
         try:
             with replacing(self._path) as temporary:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -341,4 +341,6 @@ class CorrelatedNoise:
             )
         self._step, self._size = int(step), int(size)
         if self._step < self._correlation.factorisation.rounds:
-            self._recurrence.load({key.removeprefix("memory."): arrays[key] for key in arrays})
+            self._recurrence.memory = {
+                key.removeprefix("memory."): array for key, array in arrays.items()
+            }

@@ -29,15 +29,6 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy._toeplitz import (
-    buffer_series,
-    filtered,
-    impulse,
-    inverse_of_buffers,
-    momentum_workload,
-    optimal_bands,
-    optimal_buffers,
-)
 
 Vector: TypeAlias = NDArray[np.float64]
 #: Draws one innovation vector, standard normal in every coordinate.
@@ -45,6 +36,11 @@ Draw: TypeAlias = Callable[[], Vector]
 
 #: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
 _MOST_BUFFERS = 16
+#: Most where their number is free.
+_WORTHWHILE_BUFFERS = 4
+#: A further buffer must gain this much, relative, where their number is free.
+_WORTH_A_BUFFER = 1e-3
+_LARGEST_DECAY = 1.0 - 1e-9
 
 
 class Recurrence(ABC):
@@ -52,6 +48,9 @@ class Recurrence(ABC):
 
     The memory is secret: together with the releases it gives the sums away.
     """
+
+    memory: dict[str, NDArray[Any]]
+    """Named arrays: whatever recurrence they are put into, equal innovations give equal noise."""
 
     @abstractmethod
     def next(self, draw: Draw) -> Vector:
@@ -63,14 +62,6 @@ class Recurrence(ABC):
         Returns:
             (m,) float64, an array of its own.
         """
-
-    @abstractmethod
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The memory as named arrays; what `load` takes back."""
-
-    @abstractmethod
-    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over a memory; equal innovations then give equal noise."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +176,7 @@ class _Toeplitz(Factorisation):
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
-        return np.sqrt(np.cumsum(self._divide(impulse(self.rounds)) ** 2))
+        return np.sqrt(np.cumsum(self._divide(_impulse(self.rounds)) ** 2))
 
     def _squared_sensitivity(self, min_separation: int) -> float:
         # The worst set of rounds starts at once and comes back as soon as it may. Columns that do
@@ -251,7 +242,7 @@ class BandedToeplitz(_Toeplitz):
         """
         bands = check_whole("bands", bands, ge=1, le=check_whole("rounds", rounds, ge=1))
         workload = momentum_workload(rounds, momentum)
-        return cls(rounds=rounds, coefficients=optimal_bands(workload, bands))
+        return cls(rounds=rounds, coefficients=_optimal_bands(workload, bands))
 
     def check(self, min_separation: int) -> None:
         """Refuse a separation whose sensitivity is not known; see `Factorisation.check`."""
@@ -279,7 +270,7 @@ class BandedToeplitz(_Toeplitz):
         return np.pad(np.asarray(self.coefficients), (0, self.rounds - self.bands))
 
     def _divide(self, numerator: Vector) -> Vector:
-        return filtered(np.ones(1), np.asarray(self.coefficients), numerator)
+        return _filtered(np.ones(1), np.asarray(self.coefficients), numerator)
 
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
@@ -291,29 +282,23 @@ class _BandedRecurrence(Recurrence):
 
     def __init__(self, coefficients: Vector) -> None:
         self._coefficients = coefficients  # c_1, c_2, ...
-        self._before = np.zeros((0, 0))  # ring of the noise of earlier rounds
-        self._step = 0
+        # A ring of the noise of earlier rounds, and how many there were.
+        self.memory = {"before": np.zeros((0, 0)), "step": np.array(0)}
 
     def next(self, draw: Draw) -> Vector:
         noise = draw()
-        length = len(self._coefficients)
+        length, step = len(self._coefficients), int(self.memory["step"])
         if not length:
             return noise
-        if not self._step:
-            self._before = np.zeros((length, len(noise)))
+        if not step:
+            self.memory["before"] = np.zeros((length, len(noise)))
+        before = self.memory["before"]
         # Row r holds round t - j with r = t - j mod length; rounds before the first are zero.
-        lags = (self._step - np.arange(length) - 1) % length + 1
-        noise -= self._coefficients[lags - 1] @ self._before
-        self._before[self._step % length] = noise
-        self._step += 1
+        lags = (step - np.arange(length) - 1) % length + 1
+        noise -= self._coefficients[lags - 1] @ before
+        before[step % length] = noise
+        self.memory["step"] += 1
         return noise
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"before": self._before, "step": np.array(self._step)}
-
-    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self._before = np.array(arrays["before"], dtype=np.float64)
-        self._step = int(arrays["step"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +372,7 @@ class BufferedLinearToeplitz(_Toeplitz):
         check_whole("min_separation", min_separation, ge=1)
         if buffers is not None:
             buffers = check_whole("buffers", buffers, ge=0, le=5)
-        scales, decays = optimal_buffers(workload, min_separation, buffers)
+        scales, decays = _optimal_buffers(workload, min_separation, buffers)
         return cls(rounds=rounds, scales=scales, decays=decays)
 
     @property
@@ -398,12 +383,12 @@ class BufferedLinearToeplitz(_Toeplitz):
     @property
     def series(self) -> Vector:
         """(rounds,) the coefficients."""
-        return buffer_series(self.rounds, np.asarray(self.scales), np.asarray(self.decays))
+        return _buffer_series(self.rounds, np.asarray(self.scales), np.asarray(self.decays))
 
     def _divide(self, numerator: Vector) -> Vector:
         # 1 / c is a quotient of polynomials, too.
-        above, below = inverse_of_buffers(np.asarray(self.scales), np.asarray(self.decays))
-        return filtered(above, below, numerator)
+        above, below = _inverse_of_buffers(np.asarray(self.scales), np.asarray(self.decays))
+        return _filtered(above, below, numerator)
 
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
@@ -415,21 +400,208 @@ class _BufferRecurrence(Recurrence):
 
     def __init__(self, scales: Vector, decays: Vector) -> None:
         self._scales, self._decays = scales, decays
-        self._sums = np.zeros((0, 0))
+        self.memory = {"sums": np.zeros((0, 0))}
 
     def next(self, draw: Draw) -> Vector:
         noise = draw()
         if not len(self._scales):
             return noise
-        if not self._sums.size:
-            self._sums = np.zeros((len(self._scales), len(noise)))
-        noise -= self._scales @ self._sums
-        self._sums *= self._decays[:, None]
-        self._sums += noise
+        if not self.memory["sums"].size:
+            self.memory["sums"] = np.zeros((len(self._scales), len(noise)))
+        sums = self.memory["sums"]
+        noise -= self._scales @ sums
+        sums *= self._decays[:, None]
+        sums += noise
         return noise
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"sums": self._sums}
 
-    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self._sums = np.array(arrays["sums"], dtype=np.float64)
+# Power series behind Toeplitz matrices, and the search for the best ones --------------------------
+
+
+def _impulse(length: int) -> Vector:
+    """Return 1, 0, 0, ..."""
+    first = np.zeros(length)
+    first[0] = 1.0
+    return first
+
+
+def _filtered(above: Vector, below: Vector, numerator: Vector) -> Vector:
+    """Return the first coefficients of the power series ``numerator`` ``above`` / ``below``.
+
+    Args:
+        above: Coefficients of a polynomial.
+        below: Coefficients of a polynomial that starts with 1.
+        numerator: (T,) the coefficients of a power series.
+
+    Returns:
+        (T,).
+    """
+    from scipy.signal import lfilter
+
+    return np.asarray(lfilter(above, below, numerator), dtype=np.float64)
+
+
+def momentum_workload(rounds: int, momentum: float) -> Vector:
+    """Return the weights of a round in the model of that round, of the next one, and so on.
+
+    A server that keeps v = momentum v + x and adds v to the model has 1 + momentum + ... +
+    momentum^j of a round's sum in the model j rounds later.
+
+    Args:
+        rounds: At least 1.
+        momentum: In [0, 1); 0 gives the plain running total.
+
+    Returns:
+        (rounds,).
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    rounds = check_whole("rounds", rounds, ge=1)
+    momentum = check_number("momentum", momentum, ge=0, lt=1)
+    return np.cumsum(momentum ** np.arange(rounds))
+
+
+def _square_root_series(length: int) -> Vector:
+    """Return the first coefficients of 1 / sqrt(1 - x)."""
+    steps = np.arange(1, length)
+    return np.concatenate(([1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))))
+
+
+def _mean_square(total: Vector) -> float:
+    """Return the mean over rounds of the variance of a total.
+
+    Args:
+        total: (T,) the weights in a round's total of the innovation of that round, of the one
+            before, and so on.
+    """
+    rounds = len(total)
+    return float(np.arange(rounds, 0, -1) @ total**2) / rounds
+
+
+def _buffer_series(rounds: int, scales: Vector, decays: Vector) -> Vector:
+    """Return 1 and the sums over the buffers of scale x decay^i, (rounds,)."""
+    powers = decays[:, None] ** np.arange(rounds - 1)  # (buffers, rounds - 1)
+    return np.concatenate(([1.0], scales @ powers))
+
+
+def _inverse_of_buffers(scales: Vector, decays: Vector) -> tuple[Vector, Vector]:
+    """Return the polynomials (above, below) of 1 / c, for c the series of the buffers."""
+    above = np.ones(1)
+    for decay in decays:
+        above = np.convolve(above, [1.0, -decay])
+    below = above.copy()
+    for index, scale in enumerate(scales):
+        others = np.ones(1)
+        for decay in np.delete(decays, index):
+            others = np.convolve(others, [1.0, -decay])
+        below[1:] += scale * others
+    return above, below
+
+
+def _optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
+    """Return 1, c_1, ... with the least mean square noise times squared sensitivity.
+
+    Args:
+        workload: (T,) the weights of the running total.
+        bands: Between 1 and T. Columns that many rounds apart do not overlap, so the squared
+            sensitivity is in proportion to the squared norm of a column.
+    """
+    if bands == 1:
+        return (1.0,)
+
+    def loss(free: Vector) -> float:
+        coefficients = np.concatenate(([1.0], free))
+        total = _filtered(np.ones(1), coefficients, workload)
+        return math.log(_mean_square(total) * float(coefficients @ coefficients))
+
+    found, _ = _minimise(loss, _square_root_series(bands)[1:])
+    return (1.0, *found.tolist())
+
+
+def _optimal_buffers(
+    workload: Vector, min_separation: int, buffers: int | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return scales and decays with the least mean square noise times squared sensitivity.
+
+    Args:
+        workload: (T,) the weights of the running total.
+        min_separation: Smallest difference of two rounds of one user.
+        buffers: How many, or None for as many as are worth it, at most four.
+    """
+    if buffers is not None:
+        _, scales, decays = _best_of(workload, min_separation, buffers)
+        return scales, decays
+    value, scales, decays = _best_of(workload, min_separation, 0)
+    for number in range(1, _WORTHWHILE_BUFFERS + 1):
+        further = _best_of(workload, min_separation, number)
+        # The loss is the logarithm of a variance: twice that of a standard deviation.
+        if further[0] > value - 2.0 * _WORTH_A_BUFFER:
+            break
+        value, scales, decays = further
+    return scales, decays
+
+
+def _best_of(
+    workload: Vector, min_separation: int, buffers: int
+) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """Return (loss, scales, decays) of the best local minimum from several starts."""
+
+    def loss(free: Vector) -> float:
+        return _buffer_loss(*_buffers_from(free), workload, min_separation)
+
+    if not buffers:
+        return _buffer_loss(np.zeros(0), np.zeros(0), workload, min_separation), (), ()
+    best: tuple[float, Vector] | None = None
+    rounds = len(workload)
+    for longest in (rounds, max(2.0, math.sqrt(rounds)), 4.0):
+        # Decays over spans between two rounds and the longest, evenly in logarithms.
+        spans = np.geomspace(longest, 2.0, buffers) if buffers > 1 else np.array([longest])
+        decays = 1.0 - 1.0 / np.maximum(spans, 1.5)
+        start = np.concatenate((np.log(decays / (1.0 - decays)), np.zeros(buffers), [0.0]))
+        found, value = _minimise(loss, start)
+        if best is None or value < best[0]:
+            best = value, found
+    value, found = best if best is not None else (math.inf, np.zeros(0))
+    scales, decays = _buffers_from(found)
+    order = np.argsort(-decays)
+    return value, tuple(scales[order].tolist()), tuple(decays[order].tolist())
+
+
+def _buffers_from(free: Vector) -> tuple[Vector, Vector]:
+    """Return scales and decays from unbounded numbers.
+
+    Args:
+        free: (2 d + 1,) logits of the d decays, d logits of weights, the logit of the sum.
+    """
+    count = len(free) // 2
+    decays = _LARGEST_DECAY / (1.0 + np.exp(-free[:count]))
+    weights = np.exp(free[count : 2 * count] - free[count : 2 * count].max())
+    whole = 1.0 / (1.0 + math.exp(-float(free[-1])))
+    # A hair below, so that the scales never exceed 1 in sum by their rounding.
+    return (1.0 - 1e-12) * whole * weights / weights.sum(), decays
+
+
+def _buffer_loss(scales: Vector, decays: Vector, workload: Vector, min_separation: int) -> float:
+    """Return log(mean square noise x squared sensitivity)."""
+    rounds = len(workload)
+    total = _filtered(*_inverse_of_buffers(scales, decays), workload)
+    series, encoded = _buffer_series(rounds, scales, decays), np.zeros(rounds)
+    for first in range(0, rounds, min_separation):
+        encoded[first:] += series[: rounds - first]
+    return math.log(_mean_square(total) * float(encoded @ encoded))
+
+
+def _minimise(loss: Callable[[Vector], float], start: Vector) -> tuple[Vector, float]:
+    """Return the place and the value of a local minimum."""
+    from scipy.optimize import minimize
+
+    with np.errstate(over="ignore"):
+        found = minimize(
+            loss,
+            start,
+            method="L-BFGS-B",
+            bounds=[(-30.0, 30.0)] * len(start),
+            options={"maxiter": 1000, "maxfun": 10**6, "ftol": 1e-13, "gtol": 1e-9},
+        )
+    return np.asarray(found.x, dtype=np.float64), float(found.fun)

@@ -44,7 +44,7 @@ class Phase:
         asks: the questions that may be asked in it, at least one.
         noise_multiplier: standard deviation of a round's noise over the clip norm (times the nodes
             of one user), >= 0; of correlated noise that of the fresh part of every round. None:
-            what the budget of the plan leaves, by `Plan.calibrated`.
+            what the budget of the plan leaves, by `Plan.calibrated_multiplier`.
         factorisation: how the noise of these rounds is correlated; None: each has its own.
 
     Raises:
@@ -233,12 +233,6 @@ class Plan:
             delta=self.delta,
             accountant=self.accountant,
         )
-
-    def calibrated(self, epsilon: float) -> Plan:
-        """The plan with `calibrated_multiplier` in its open phases; itself without any."""
-        if not self.open:
-            return self
-        return self.with_multiplier(self.calibrated_multiplier(epsilon))
 
     def for_population(self, population: int) -> Plan:
         """The same plan for another number of users.

@@ -84,24 +84,10 @@ def spare(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> 
     except ENDING:
         raise
     except BaseException:  # the items' own fault, for the probe has passed
-        pass
-    results: list[R | None] = []
-    # Depth first and from the left: the results come in order.
-    stack = [items[len(items) // 2 :], items[: len(items) // 2]] if len(items) > 1 else []
-    if not stack:
-        return [None] * len(items)
-    while stack:
-        part = stack.pop()
-        try:
-            results.extend(_counted(part, compute))
-        except ENDING:
-            raise
-        except BaseException:
-            if len(part) == 1:
-                results.append(None)
-            else:
-                stack += [part[len(part) // 2 :], part[: len(part) // 2]]
-    return results
+        if len(items) == 1:
+            return [None]
+    half = len(items) // 2
+    return [*spare(items[:half], compute), *spare(items[half:], compute)]
 
 
 def _counted(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.privacy.factorisation import Draw, Factorisation, Recurrence, Vector
@@ -96,28 +95,21 @@ class _TreeRecurrence(Recurrence):
 
     def __init__(self, tree: TreeAggregation) -> None:
         self._tree = tree
-        self._round = 0
-        self._nodes = np.zeros((0, 0))
+        self.memory = {"nodes": np.zeros((0, 0)), "round": np.array(0)}
 
     def next(self, draw: Draw) -> Vector:
-        number = self._round % max(self._tree.trees) + 1
+        number = int(self.memory["round"]) % max(self._tree.trees) + 1
         # The largest node that the round completes; the smaller ones are in no total.
         level = next(_ones(number))
         noise = draw()
-        if not self._nodes.size:
-            self._nodes = np.zeros((self._tree.buffers, len(noise)))
+        if not self.memory["nodes"].size:
+            self.memory["nodes"] = np.zeros((self._tree.buffers, len(noise)))
+        nodes = self.memory["nodes"]
         # The total now holds this node in place of the lower ones.
-        change: Vector = noise - self._nodes[:level].sum(axis=0)
-        self._nodes[level] = noise
-        self._round += 1
+        change: Vector = noise - nodes[:level].sum(axis=0)
+        nodes[level] = noise
+        self.memory["round"] += 1
         return change
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {"nodes": self._nodes, "round": np.array(self._round)}
-
-    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self._nodes = np.array(arrays["nodes"], dtype=np.float64)
-        self._round = int(arrays["round"])
 
 
 def _ones(number: int) -> Iterator[int]:

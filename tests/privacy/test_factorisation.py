@@ -18,7 +18,7 @@ from flower_privsyn.privacy import (
     Factorisation,
     TreeAggregation,
 )
-from flower_privsyn.privacy._toeplitz import momentum_workload
+from flower_privsyn.privacy.factorisation import momentum_workload
 from tests.support.correlated import noise_matrix, prefix_std, strategy_matrix, turns
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
@@ -95,7 +95,7 @@ def check_memory(factorisation: Factorisation) -> None:
     for number in range(factorisation.rounds):
         after = factorisation.recurrence()
         if number:
-            after.load({key: array.copy() for key, array in before.arrays().items()})
+            after.memory = {key: array.copy() for key, array in before.memory.items()}
         assert (after.next(lambda: next(parts).copy()) == expected[number]).all()
         before = after
 

@@ -346,7 +346,7 @@ class TestPlan:
             phases=(self.phase("a", noise_multiplier=6.0), self.phase("b"), self.phase("c")),
             delta=DELTA,
         )
-        settled = plan.calibrated(2.0)
+        settled = plan.with_multiplier(plan.calibrated_multiplier(2.0))
         assert not settled.open
         assert 1.999 < settled.epsilon() <= 2.0
         first, second, third = settled.phases

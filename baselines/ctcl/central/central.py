@@ -94,7 +94,7 @@ def planned(records: int, *, epsilon: float, steps: int, rate: float, histogram:
         phases.insert(0, topics)
     delta = 1.0 / (records * math.log(records))
     plan = Plan(phases=tuple(phases), delta=delta, relation=NeighboringRelation.ZERO_OUT)
-    return plan.calibrated(epsilon)
+    return plan.with_multiplier(plan.calibrated_multiplier(epsilon))
 
 
 def train(
