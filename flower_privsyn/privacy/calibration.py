@@ -116,10 +116,12 @@ def calibrate_open_releases(
             "noise, or choose a larger epsilon."
         )
 
+    def spent_at(multiplier: float) -> float:
+        return spent(Counter(settled) + Counter(released(multiplier)))
+
     def excess(multiplier: float) -> float:
         """The logarithm of what is spent over the budget; far from 0 only its sign matters."""
-        ratio = spent(Counter(settled) + Counter(released(multiplier))) / epsilon
-        return math.log(min(max(ratio, 0.05), 20.0))
+        return math.log(min(max(spent_at(multiplier) / epsilon, 0.05), 20.0))
 
     example = released(1.0)
     count, tolerance = sum(example.values()), _TOLERANCE
@@ -134,7 +136,7 @@ def calibrate_open_releases(
         _refuse_beyond(multiplier, epsilon)
     else:
         multiplier = _root(excess, start=math.sqrt(count), epsilon=epsilon)
-    while excess(multiplier) > 0.0:
+    while spent_at(multiplier) > epsilon:
         multiplier *= 1.0 + tolerance
         tolerance *= 2.0
     return multiplier

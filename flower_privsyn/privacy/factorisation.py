@@ -114,8 +114,11 @@ class Factorisation(ABC):
         if known is None:
             listed = ", ".join(f'"{name}"' for name in Factorisation._by_name)
             raise ConfigError(f"factorisation name must be one of {listed}, got {name!r}.")
-        values = {key: description.get(key) for key in _keys(known)}
-        for key, value in values.items():
+        values: dict[str, Any] = {}
+        for key in _keys(known):
+            if key not in description:
+                raise ConfigError(f"factorisation {name} lacks {key!r}.")
+            value = description[key]
             values[key] = tuple(value) if isinstance(value, list) else value
         found: Factorisation = known(**values)
         return found

@@ -114,7 +114,8 @@ class LedgerFile:
                 raise unwritable(path, error) from error
             raise
         finally:
-            unnamed.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unnamed.unlink()
         return file
 
     @classmethod
