@@ -56,7 +56,6 @@ from benchmarks.other_frameworks import (
 from benchmarks.other_frameworks import batches as padded
 from flower_privsyn.data import public_texts
 from flower_privsyn.models import resolve_model
-from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -81,8 +80,7 @@ def by_cohort(model: LocalModel, users: Sequence[Samples], query: ModelDelta) ->
             batch_size=query.batch_size,
         )
         if update is not None:
-            query.add_answer(Cohort(update[None], alone, 1), broadcast, total)
-    total *= GRID
+            total += query.answer(Cohort(update[None], alone, 1), broadcast)
     return total
 
 

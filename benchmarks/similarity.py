@@ -102,22 +102,15 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         query = MeanSimilarity(answer_space=space)
 
         def send(query: MeanSimilarity = query) -> None:
-            similarity._spans.clear()
             broadcast[query.answer_space] = query.broadcast(candidates, prompt=prompt)
 
         def answer(query: MeanSimilarity = query) -> None:
             answers[query.answer_space] = query.answer(cohort, broadcast[query.answer_space])
 
-        def first(answer: Callable[[], None] = answer) -> None:
-            similarity._spans.clear()
-            answer()
-
         send()
-        first()  # warm-up: threads, pages
-        line(f'answer, answer_space = "{space}"', seconds(first, arguments.repeats))
-        if space == "candidates":
-            line("  candidates factorised before", seconds(answer, arguments.repeats))
-        else:
+        answer()  # warm-up: threads, pages
+        line(f'answer, answer_space = "{space}"', seconds(answer, arguments.repeats))
+        if space == "span":
             line("  the root of the candidates, at the server", seconds(send, arguments.repeats))
     line(
         "expand_scores at the server",
@@ -126,7 +119,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         ),
     )
     few = next(cohort.blocks(arguments.naive_users))
-    centred = similarity._centred(broadcast["candidates"], "prompt")
+    centred = similarity._centred(candidates, prompt, "prompt")
     naive_answer(next(cohort.blocks(500)), centred)  # warm-up
     scale = n / few.num_users
     measured = seconds(lambda: naive_answer(few, centred), arguments.repeats)

@@ -32,7 +32,6 @@ from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_batch_invariance
 from flower_privsyn.host.grid import flower_identity
 from flower_privsyn.messages.parameters import refuse_uncarried
-from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
 __all__ = [
@@ -402,7 +401,7 @@ def check_query(
 
     Its parameters reach the nodes as they are; every contribution is within the clip norm; `answer`
     equals the sum of contributions to `tolerance` (relative to its largest coordinate); cohorts of
-    one user add up to the same by `add_answer`.
+    one user add up to the same.
 
     Raises:
         ConfigError: no message carries one of its parameters.
@@ -422,6 +421,6 @@ def check_query(
         )
     single = np.zeros(query.answer_length(broadcast))
     for one in cohort.blocks(1):
-        query.add_answer(one, broadcast, single)
-    if not np.allclose(answer, single * GRID, rtol=0.0, atol=tolerance * scale):
+        single += query.answer(one, broadcast)
+    if not np.allclose(answer, single, rtol=0.0, atol=tolerance * scale):
         raise AssertionError("the answer depends on how users are dealt to nodes")

@@ -17,7 +17,7 @@ from flower_privsyn.client_apps.records import Records
 from flower_privsyn.files import own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FixedSizeSampling, quarantine
-from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
+from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -81,11 +81,9 @@ def sum_of(
     # A question that cannot be answered, or not in the memory there is, fails here, whoever was
     # drawn and whatever they wrote: no error must say that there was something to fail on.
     for public in records.public_cohorts:
-        ask.query.add_answer(public, ask.broadcast, total)
-    total.fill(0.0)
+        ask.query.answer(public, ask.broadcast)
     for cohort in records.cohorts(ask, chosen):
         add_answer(ask.query, cohort, ask.broadcast, total)
-    total *= GRID
     return total
 
 
@@ -103,7 +101,7 @@ def add_answer(
         query: the question, which answers where there are no records: so what fails is a user's.
         cohort: the users who take part.
         broadcast: public; has passed `query.check`.
-        total: (answer_length,) the sum, in whole steps of the grid; changed in place.
+        total: (answer_length,) the sum, in numbers of the grid; changed in place.
     """
     if _is_added(query, cohort, broadcast, total):
         return
@@ -111,7 +109,7 @@ def add_answer(
     def contribute(users: Sequence[int]) -> list[bool]:
         chosen = np.zeros(cohort.num_users, dtype=np.bool_)
         chosen[users] = True
-        query.add_answer(cohort.select(chosen), broadcast, np.zeros(len(total)))
+        _answer(query, cohort.select(chosen), broadcast)
         return [True] * len(users)
 
     found = quarantine.spare(range(cohort.num_users), contribute)
@@ -131,12 +129,24 @@ def _is_added(
 ) -> bool:
     """Add a cohort's contributions; false, and the sum as it was, where that fails."""
     try:
-        query.add_answer(cohort, broadcast, total)
+        total += _answer(query, cohort, broadcast)
     except quarantine.ENDING:
         raise
     except BaseException:
         return False
     return True
+
+
+def _answer(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:
+    """A cohort's answer.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    answer = query.answer(cohort, broadcast)
+    if not np.isfinite(answer).all():
+        raise ValueError("the sum is not finite")
+    return answer
 
 
 def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:

@@ -6,7 +6,6 @@ run on one machine for one owner, so there they can keep one list.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import sqlite3
@@ -73,47 +72,13 @@ def check_deal(
         )
 
 
-def check_order(directory: Path, *, run_id: int, data: str, order: str) -> None:
-    """Note whom the nodes of a run are dealt from, and refuse others, or the same in other order.
-
-    Every process reads the file for itself, whenever it first meets a node. Dealt from what it had
-    become by then, somebody could be on two nodes.
-
-    Args:
-        directory: as for `check_deal`.
-        run_id: of the run.
-        data: digest of what the users are read from, and of how.
-        order: digest of everybody's ids as they are dealt.
-
-    Raises:
-        ConfigError: Other nodes were dealt from others.
-        DataError: What was noted cannot be kept.
-    """
-    try:
-        path = _looked_at(_swept(directory, run_id) / f"{run_id}-{data}.order")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            noted = file.read()
-            if not noted:
-                file.write(order)
-                file.flush()
-    except (OSError, ValueError) as error:
-        raise _untold(directory, error) from None
-    if noted not in ("", order):
-        raise ConfigError(
-            "the users in the run's data, or their order, have changed since its first node was "
-            "dealt from them, so that somebody could be on two nodes: begin another run."
-        )
-
-
 def _swept(directory: Path, run_id: int) -> Path:
     """The folder of what is noted of runs, without those of long ago."""
     folder = directory / "deals"
     for place in (directory, folder):
         own_folder(place)
-    for old in (*folder.glob("*.sqlite*"), *folder.glob("*.order")):
-        if old.name.startswith((f"{run_id}.", f"{run_id}-")):
+    for old in folder.glob("*.sqlite*"):
+        if old.name.startswith(f"{run_id}."):
             continue  # a run may take longer: without it every deal would be its first
         # A journal ends with the transaction of the node that it belongs to.
         with suppress(FileNotFoundError):

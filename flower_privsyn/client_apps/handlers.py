@@ -46,7 +46,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.privacy.grid import to_grid
 from flower_privsyn.queries import QUERIES, Query
-from flower_privsyn.queries.known import KnownQuery, known_queries
+from flower_privsyn.queries.known import KnownQuery, known_queries, load_query
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -185,6 +185,9 @@ def _guarded(
     except LedgerError as error:
         logger.error("%s", error)
         return wire.error_reply(wire.ClientErrorCode.ACCOUNT, message)
+    except wire.VersionError as error:
+        logger.error("request refused: %s", error)
+        return wire.version_reply(message)
     except wire.WireError as error:
         logger.error("request refused: %s", error)
         return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
@@ -238,7 +241,7 @@ class _Node:
         """The questions of these names; updates of models are asked for where the app trains."""
         unknown = {name for name in names if name not in self.queries}
         try:
-            found = [self.queries[name].load() for name in names if name not in unknown]
+            found = [load_query(self.queries[name]) for name in names if name not in unknown]
         except ConfigError as error:
             logger.error("%s", error)
             raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY) from None

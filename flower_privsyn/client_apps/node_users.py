@@ -18,9 +18,9 @@ from typing import Final, Literal, Protocol
 from flwr.app import Context
 
 from flower_privsyn import environment
-from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.guard import NodeGuard, in_simulation
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, dealt, users_by, users_of_node
+from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
     FixedRecords,
@@ -150,7 +150,6 @@ class NodeUsers:
         self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._runs: tuple[int, ...] = ()  # the last two
-        self._dealt: tuple[object, ...] = ()  # what was last found to be dealt as before
         self._records: RecordStore | None = None
         self._opened = False
         self._lock = threading.Lock()
@@ -182,15 +181,12 @@ class NodeUsers:
 
         Raises:
             ClientError: it does, or the list that tells cannot be kept.
-            ConfigError: the data are no longer what other nodes were dealt from.
         """
         own = context.node_config
         if not in_simulation() or "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
             return
         if self._load is users_of_node and "data" not in own:
-            # Dealt, and each to one, if all are dealt from the same.
-            self._check_order(context.run_id)
-            return
+            return  # dealt, and each to one
         try:
             check_deal(
                 self.cache_directory,
@@ -204,18 +200,6 @@ class NodeUsers:
             several = isinstance(error, ConfigError)
             code = wire.ClientErrorCode
             raise ClientError(code.USER_ON_SEVERAL_NODES if several else code.INTERNAL) from None
-
-    def _check_order(self, run_id: int) -> None:
-        """Refuse to deal from data that have changed since another node was dealt from them."""
-        data, order = dealt.order
-        if self._dealt == (run_id, data, order):
-            return  # of another node in this process
-        try:
-            check_order(self.cache_directory, run_id=run_id, data=data, order=order)
-            self._dealt = (run_id, data, order)
-        except DataError as error:
-            # Like the rest of the cache: each node has users of its own while the data stay.
-            logger.warning("%s Leave the data as they are while this run goes on.", error)
 
     def prepared(
         self,

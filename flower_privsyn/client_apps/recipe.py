@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import hashlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -143,12 +141,6 @@ class _DealtUsers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: tuple[tuple[object, ...], Gathered] | None = None
-        self._order = ("", "")
-
-    @property
-    def order(self) -> tuple[str, str]:
-        """Of what was read last: a digest of what it is called, and one of whom it deals."""
-        return self._order
 
     def read(
         self, run_id: int, own: Mapping[str, Any], run: Mapping[str, Any], *, labels: bool
@@ -181,8 +173,6 @@ class _DealtUsers:
                     *configurations, labels=labels, node=node, nodes=nodes, most_bytes=_KEPT_BYTES
                 )
                 self._last = (key, gathered)
-                called = json.dumps(key[1:]).encode()
-                self._order = (hashlib.blake2b(called, digest_size=8).hexdigest(), gathered.order)
             return self._last[1].users(node)
 
     def forget(self) -> None:

@@ -86,12 +86,15 @@ class SecureRounds:
         state, card = advertise(session, context.node_id, own)
         with store.locked():
             store.begin(state, key=own if in_simulation() else None)
-        return wire.reply(secure_wire.pack_card(context.run_id, card), message)
+        return wire.reply(
+            secure_wire.pack(secure_wire.Shown(run=context.run_id, card=card)), message
+        )
 
     def give_shares(self, message: Message, context: Context) -> Message:
         """Shares of this node's secrets, sealed for each neighbour."""
         store, session = _store(context), _session(message, context)
-        terms, cards = secure_wire.unpack_roster(message)
+        invited = secure_wire.unpack(secure_wire.Invited, message)
+        terms, cards = invited.terms, invited.cards
         guard = guard_of(context)
         guard.check_terms(terms, len(cards))
         with store.locked():
@@ -99,12 +102,12 @@ class SecureRounds:
             allowed = None if in_simulation() else guard.allowed_nodes(_key(context))
             kept, sealed = share(state, Roster(session, terms, cards), allowed=allowed)
             store.keep(kept)
-        return wire.reply(secure_wire.pack_sealed(sealed), message)
+        return wire.reply(secure_wire.pack(sealed), message)
 
     def answer(self, message: Message, context: Context) -> Message:
         """The answer to the round's question, with this node's noise, under all masks."""
         store = _store(context)
-        ask, mail = self._read(message), secure_wire.unpack_mail(message)
+        ask, mail = self._read(message), secure_wire.unpack(secure_wire.Mail, message)
         session = Session(run=context.run_id, round_number=ask.round_number)
         with store.locked():
             state = _expect(Shared, store.state(session))
@@ -135,23 +138,25 @@ class SecureRounds:
     def sign_survivors(self, message: Message, context: Context) -> Message:
         """A signature on the set of nodes that answered."""
         store, session = _store(context), _session(message, context)
-        survivors, answered = secure_wire.unpack_survivors(message)
+        shown = secure_wire.unpack(secure_wire.Answered, message)
         with store.locked():
             state = _expect(Masked, store.state(session))
             key = store.key() or _key(context)
-            kept, signature = agree(state, survivors=survivors, answered=answered, key=key)
+            kept, signature = agree(
+                state, survivors=shown.survivors, answered=shown.answered, key=key
+            )
             store.keep(kept)
-        return wire.reply(secure_wire.pack_signature(signature), message)
+        return wire.reply(secure_wire.pack(secure_wire.Signed(signature=signature)), message)
 
     def unmask(self, message: Message, context: Context) -> Message:
         """Shares that unmask the sum; what was kept of the round is gone before they leave."""
         store, session = _store(context), _session(message, context)
-        signatures = secure_wire.unpack_signatures(message)
+        signatures = secure_wire.unpack(secure_wire.Signatures, message).signatures
         with store.locked():
             state = _expect(Agreed, store.state(session))
             shares = unmask(state, signatures=signatures)
             store.forget()
-        return wire.reply(secure_wire.pack_unmasking(shares), message)
+        return wire.reply(secure_wire.pack(shares), message)
 
 
 def noise_steps(ask: wire.Ask) -> float:

@@ -25,13 +25,22 @@ from flower_privsyn.secure_aggregation import (
     NodeKey,
     Session,
     State,
-    pack_state,
-    session_of,
-    unpack_state,
 )
+from flower_privsyn.secure_aggregation.codec import pack, unpack
+from flower_privsyn.secure_aggregation.node import Advertised, Agreed, Masked, Shared
 
 #: Secrets of a round whose server never came back are kept for so long.
 _FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
+
+
+_STATES: Final[dict[str, Any]] = {
+    kind.__name__: kind for kind in (Advertised, Shared, Masked, Agreed)
+}
+
+
+def _session_of(state: State) -> Session:
+    """The round that a state belongs to."""
+    return state.session if isinstance(state, Advertised) else state.roster.session
 
 
 def secrets_folder() -> Path:
@@ -160,7 +169,7 @@ class RoundStore:
         Raises:
             ProtocolError: A round of this number, or a later one, was begun before.
         """
-        session = session_of(state)
+        session = _session_of(state)
         last = int(self._read().get("last", 0))
         if session.round_number <= last:
             raise ProtocolError(
@@ -183,8 +192,12 @@ class RoundStore:
                 f"this node keeps nothing of round {session.round_number} of run {session.run}: "
                 "it is over, or it was begun elsewhere"
             )
-        state = unpack_state(json.dumps(kept).encode())
-        if session_of(state) != session:
+        try:
+            kind = _STATES[kept.pop("step")]
+            state: State = unpack(kind, {name: bytes.fromhex(one) for name, one in kept.items()})
+        except (KeyError, TypeError, ValueError, ProtocolError) as error:
+            raise ProtocolError("what this node kept of the round is damaged") from error
+        if _session_of(state) != session:
             raise ProtocolError("this node is in another round")
         return state
 
@@ -220,7 +233,8 @@ class RoundStore:
 
     def _write(self, values: dict[str, Any], state: State | None, key: NodeKey | None) -> None:
         if state is not None:
-            values["state"] = json.loads(pack_state(state))
+            held = {name: one.hex() for name, one in pack(state).items()}
+            values["state"] = {"step": type(state).__name__, **held}
         if key is not None:
             values["key"] = key.secret.hex()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -7,7 +7,6 @@ some nodes alone, and reads again for the others.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,12 +90,6 @@ class Gathered:
     def nbytes(self) -> int:
         """Of the documents that are kept."""
         return sum(part.nbytes for part in self._parts)
-
-    @property
-    def order(self) -> str:
-        """Digest of everybody's ids, in the order in which they are dealt."""
-        ids = "\0".join(self._codes).encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(ids, digest_size=16).hexdigest()
 
     def holds(self, node: int) -> bool:
         """Whether a node's documents are kept."""

@@ -13,16 +13,18 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Final
+from typing import Final, TypeAlias
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.model_delta import ModelDelta
 from flower_privsyn.queries.query import READS, Query
 
 logger = logging.getLogger("flower_privsyn.client")
+
+#: A question's class, or where an installed package has it.
+KnownQuery: TypeAlias = type[Query] | metadata.EntryPoint
 
 #: Entry points of this group are queries.
 QUERY_GROUP: Final = "flower_privsyn.queries"
@@ -36,46 +38,28 @@ def is_query_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownQuery:
-    """A question that can be answered; one of another package is loaded when it is asked.
+def load_query(known: KnownQuery) -> type[Query]:
+    """The class of a question; one of another package is imported when it is asked.
 
-    Attributes:
-        name: of the question.
-        place: where its class is, as `module:name`.
-        package: the distribution that offers it; "" for a class that was given.
-        given: the class; None until it is loaded.
+    Raises:
+        ConfigError: It cannot be imported, or is no usable query of this name.
     """
-
-    name: str
-    place: str
-    package: str = ""
-    given: type[Query] | None = None
-
-    def load(self) -> type[Query]:
-        """The query's class.
-
-        Raises:
-            ConfigError: It cannot be imported, or is no usable query of this name.
-        """
-        if self.given is not None:
-            return self.given
-        offered = f'the query "{self.name}" that the package {self.package} offers ({self.place})'
-        entry = metadata.EntryPoint(self.name, self.place, QUERY_GROUP)
-        try:
-            found = entry.load()
-        except Exception as error:
-            raise ConfigError(
-                f"{offered} cannot be loaded ({type(error).__name__}: {error})."
-            ) from error
-        try:
-            check_query_class(found)
-        except ConfigError as error:
-            raise ConfigError(f"{offered} cannot be asked: {error}") from None
-        if found.name != self.name:
-            raise ConfigError(f'{offered} calls itself "{found.name}".')
-        loaded: type[Query] = found
-        return loaded
+    if isinstance(known, type):
+        return known
+    offered = f'the query "{known.name}" that the package {_package(known)} offers ({known.value})'
+    try:
+        found: type[Query] = known.load()
+    except Exception as error:
+        raise ConfigError(
+            f"{offered} cannot be loaded ({type(error).__name__}: {error})."
+        ) from error
+    try:
+        check_query_class(found)
+    except ConfigError as error:
+        raise ConfigError(f"{offered} cannot be asked: {error}") from None
+    if found.name != known.name:
+        raise ConfigError(f'{offered} calls itself "{found.name}".')
+    return found
 
 
 def check_query_class(query: object) -> None:
@@ -127,38 +111,45 @@ def known_queries(
     known: dict[str, KnownQuery] = {}
     for query in (*bundled, *own):
         check_query_class(query)
-        place = f"{query.__module__}:{query.__qualname__}"
-        _add(known, KnownQuery(name=query.name, place=place, given=query))
-    for offered in _offered():
-        _add(known, offered)
+    found: list[KnownQuery] = [*bundled, *own, *_offered()]
+    for one in found:
+        other = known.setdefault(one.name, one)
+        # A package may offer what the app was made with, or what another does.
+        if other is not one and (isinstance(one, type) or _place(other) != _place(one)):
+            by = " and ".join(
+                _place(each) + ("" if isinstance(each, type) else f" of {_package(each)}")
+                for each in (other, one)
+            )
+            raise ConfigError(
+                f'two questions are called "{one.name}": {by}; a name stands for one question, so '
+                "rename one of them or remove its package."
+            )
     return known
 
 
-def _add(known: dict[str, KnownQuery], query: KnownQuery) -> None:
-    """Take a question in; a package may offer what the app was made with, or what another does."""
-    other = known.setdefault(query.name, query)
-    if other is query or (query.package and other.place == query.place):
-        return
-    by = [f"{one.place} of {one.package}" if one.package else one.place for one in (other, query)]
-    raise ConfigError(
-        f'two questions are called "{query.name}": {by[0]} and {by[1]}; a name stands for one '
-        "question, so rename one of them or remove its package."
-    )
+def _place(known: KnownQuery) -> str:
+    """Where the class is, as `module:name`."""
+    if isinstance(known, type):
+        return f"{known.__module__}:{known.__qualname__}"
+    return known.value
+
+
+def _package(entry: metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "unknown"
 
 
 @cache
-def _offered() -> tuple[KnownQuery, ...]:
+def _offered() -> tuple[metadata.EntryPoint, ...]:
     """What installed packages offer, looked up once in a process; nothing is imported."""
     found = []
     for entry in metadata.entry_points(group=QUERY_GROUP):
-        package = entry.dist.name if entry.dist is not None else "unknown"
         if is_query_name(entry.name):
-            found.append(KnownQuery(name=entry.name, place=entry.value, package=package))
+            found.append(entry)
         else:
             logger.warning(
                 'the package %s offers the query "%s", which is no name of a question: small '
                 "letters, digits and underscores",
-                package,
+                _package(entry),
                 entry.name,
             )
-    return tuple(sorted(found, key=lambda query: (query.name, query.package)))
+    return tuple(sorted(found, key=lambda entry: (entry.name, _package(entry))))

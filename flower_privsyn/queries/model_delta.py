@@ -23,8 +23,6 @@ from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 from flower_privsyn.privacy import clip_rows, squared_norms
-from flower_privsyn.privacy.grid import GRID
-from flower_privsyn.privacy.rows import COLUMNS
 from flower_privsyn.queries.once_per_array import all_finite
 from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query, Reads
 
@@ -222,43 +220,6 @@ class ModelDelta(Query):
         rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows
-
-    def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
-        """Sum the contributions, the same to the bit.
-
-        An update is as large as the model: it is read piece by piece, and nothing else of its size
-        is held but the sum. With the bit the update is clipped twice, and a subclass may answer
-        something else: there rows are made whole.
-        """
-        if not self._adds_pieces:
-            return super().answer(cohort, broadcast)
-        # Written at once: memory that is zero by the kernel's word costs a page fault where it is
-        # read and another where it is written.
-        total = np.full(self.answer_length(broadcast), 0.0)
-        work = np.empty(COLUMNS, dtype=np.float64)
-        for update in self._usable(cohort).records:
-            self._add_clipped(update, total, scale=self._scale, work=work)
-        total *= GRID
-        return total
-
-    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
-        """Add the contributions to a sum, the same to the bit.
-
-        One user's update goes into the sum without an array of its own.
-        """
-        if not len(cohort.records) and self._adds_pieces:
-            return  # and no array as large as the model is made
-        alone = len(cohort.records) == cohort.num_users == 1
-        if not alone or not self._adds_pieces or type(self).answer is not ModelDelta.answer:
-            super().add_answer(cohort, broadcast, total)
-            return
-        work = np.empty(COLUMNS, dtype=np.float64)
-        self._add_clipped(cohort.records[0], total, scale=self._scale, work=work)
-
-    @property
-    def _adds_pieces(self) -> bool:
-        """Whether a contribution is an update as `_clip` leaves it."""
-        return not self.bit_share and type(self).statistic is ModelDelta.statistic
 
     @property
     def _scale(self) -> float:

@@ -17,9 +17,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows
-from flower_privsyn.privacy.clipping import clipping_of
-from flower_privsyn.privacy.grid import GRID, STEPS
-from flower_privsyn.privacy.rows import COLUMNS, fold_squares
+from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries.once_per_array import all_finite
 
 Float32Array = npt.NDArray[np.float32]
@@ -167,9 +165,9 @@ class Query(Settings, ABC):
 
     A subclass gives `name`, `clip_norm` and `statistic`, and where its broadcast is not a matrix
     of candidates `check` and `answer_length`. What bounds a user's answer cannot be given: a class
-    that replaces it is refused where it is defined, and so are `answer` and `add_answer`, which
-    nodes sum with. Those of this package that are faster than summing `contribution` are algebraic
-    identities of it, which their tests show (`flower_privsyn.testing.check_query`).
+    that replaces it is refused where it is defined, and so is `answer`, which nodes sum with. Those
+    of this package that are faster than summing `contribution` are algebraic identities of it,
+    which their tests show (`flower_privsyn.testing.check_query`).
     """
 
     name: ClassVar[str]
@@ -200,24 +198,21 @@ class Query(Settings, ABC):
         nothing of another `clip_norm` or `statistic`.
         """
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "_clip", "_add_clipped"):
+        for method in ("contribution", "sensitivity", "_clip"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner is not Query:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"
                 )
-        for method, whole in (("answer", Query.answer), ("add_answer", Query.add_answer)):
-            owner = next(base for base in cls.__mro__ if method in base.__dict__)
-            if owner.__dict__[method] is whole:
-                continue
-            if not _bundled(owner):
-                raise TypeError(
-                    f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
-                    "would clip what it says of a user; give `statistic`, and it is summed"
-                )
-            if not _bundled(cls):
-                setattr(cls, method, whole)
+        owner = next(base for base in cls.__mro__ if "answer" in base.__dict__)
+        if not _bundled(owner):
+            raise TypeError(
+                f"{cls.__name__} must not override answer: nodes sum with it, and nothing would "
+                "clip what it says of a user; give `statistic`, and it is summed"
+            )
+        if not _bundled(cls):
+            cls.answer = Query.answer  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -325,47 +320,6 @@ class Query(Settings, ABC):
         return clipped
 
     @final
-    def _add_clipped(
-        self, row: Float32Array, total: Float64Array, *, scale: float, work: Float64Array
-    ) -> None:
-        """Add a wide row to a sum as `_clip` leaves it, to the bit, with no other array so wide.
-
-        A row that is not finite adds zero, so that a finite sum stays finite.
-
-        Args:
-            row: (k,) times `scale` what is added.
-            total: (k,) float64, whole steps of the grid; changed in place, where nothing fails.
-            scale: by which the row is multiplied in float64, > 0.
-            work: (`COLUMNS`,) float64, whatever it holds is lost.
-        """
-        pieces = [slice(first, first + COLUMNS) for first in range(0, len(row), COLUMNS)]
-        squared = np.zeros(1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for piece in pieces:
-                part = work[: len(row[piece])]
-                np.copyto(part, row[piece])
-                part *= scale
-                squared += fold_squares(part[None])
-        over, near, factors = clipping_of(
-            squared, columns=len(row), norm=self.clip_norm, dtype=np.float64
-        )
-        if near[0] or not np.isfinite(squared[0]):
-            total += self._clip((row * np.float64(scale))[None])[0] * STEPS
-            return
-        # By a power of two, as the division by `GRID`: exact, wherever it is multiplied in.
-        steps = factors * STEPS
-        for piece in pieces:
-            part = work[: len(row[piece])]
-            np.copyto(part, row[piece])
-            if over[0]:
-                part *= scale
-                part *= steps
-            else:
-                part *= scale * STEPS
-            np.trunc(part, out=part)
-            total[piece] += part
-
-    @final
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """L2 sensitivity of the sum under a neighbouring relation."""
         factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
@@ -391,23 +345,6 @@ class Query(Settings, ABC):
             rows = self.contribution(block, broadcast)
             total += rows[0] if len(rows) == 1 else rows.sum(axis=0)
         return total
-
-    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
-        """Add `answer` to a sum, the same to the bit.
-
-        Args:
-            cohort: the users.
-            broadcast: public.
-            total: (answer_length,) float64, whole steps of the grid; changed in place. Where this
-                raises, it is as it was.
-
-        Raises:
-            ValueError: the answer is not finite.
-        """
-        answer = self.answer(cohort, broadcast)
-        if not np.isfinite(answer).all():
-            raise ValueError("the sum is not finite")
-        total += answer * STEPS  # exact: a power of two
 
     def answer_bound(self, num_users: int) -> float:
         """Largest absolute coordinate that `num_users` well-behaved users can sum to."""

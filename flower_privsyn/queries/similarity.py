@@ -19,12 +19,9 @@ computes the same answer to the bit.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +52,6 @@ _NO_PREFERENCE = 1e-4
 #: 1e-4. Some have no length at all: all-MiniLM-L6-v2 has two dimensions that never vary.
 _RELATIVE_CUT = 1e-6
 
-#: Factorisations kept: many nodes of one process are asked about the same candidates.
-_KEPT_SPANS = 4
-
 
 @dataclass(frozen=True)
 class _Span:
@@ -65,12 +59,6 @@ class _Span:
 
     root: Float64Array
     inverse: Float64Array
-
-
-_Key: TypeAlias = tuple[str | tuple[str, bytes], ...]
-_spans: OrderedDict[_Key, _Span] = OrderedDict()
-_factors: dict[_Key, RightFactor] = {}
-_spans_lock = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +144,7 @@ class MeanSimilarity(Query):
         about = _checked(candidates, prompt, self.centre)
         if self.answer_space == "candidates":
             return about
-        root = _span(about, self.centre).root
+        root = _factorise(_centred(candidates, prompt, self.centre)).root
         if self.scale == "unit":
             # Rows of norm 1 do not feel it, and a node sees the root mean square of the cosines.
             root = root / np.sqrt(len(candidates))
@@ -211,7 +199,8 @@ class MeanSimilarity(Query):
         if self.answer_space == "span":
             factor, counted = _received_root(broadcast["root"]), 1
         else:
-            factor, counted = _factor(broadcast, self.centre), len(broadcast["candidates"])
+            candidates, prompt = broadcast["candidates"], broadcast.get("prompt")
+            factor, counted = _factor(candidates, prompt, self.centre), len(candidates)
         users = user_means(cohort, unit_rows, width=len(factor.integers))
         return self._scaled(exact_product(users, factor), counted)
 
@@ -258,13 +247,15 @@ def expand_scores(
     Raises:
         ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
     """
-    broadcast = _checked(candidates, prompt, centre)
+    _checked(candidates, prompt, centre)
     release = np.asarray(release, dtype=np.float64)
     if release.shape != (candidates.shape[1],) or not np.isfinite(release).all():
         raise ValueError(
             f"the release must be ({candidates.shape[1]},) and finite, got {release.shape}"
         )
-    return _expand(release, broadcast, centre)
+    centred = _centred(candidates, prompt, centre)
+    scores: Float64Array = centred @ (_factorise(centred).inverse @ release)
+    return scores
 
 
 def _checked(
@@ -275,12 +266,6 @@ def _checked(
     dimension = candidates.shape[1] if candidates.ndim == 2 else 0
     MeanSimilarity(centre=centre)._check_candidates(broadcast, dimension)
     return broadcast
-
-
-def _expand(total: Float64Array, broadcast: Broadcast, centre: Centre) -> Float64Array:
-    coefficients = _span(broadcast, centre).inverse @ total
-    scores: Float64Array = _centred(broadcast, centre) @ coefficients
-    return scores
 
 
 def _side(numbers: int) -> int:
@@ -313,13 +298,15 @@ def _numbered(prompt: npt.NDArray[Any]) -> IntArray:
     return groups
 
 
-def _centred(broadcast: Broadcast, centre: Centre) -> Float64Array:
+def _centred(
+    candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
+) -> Float64Array:
     """C: unit candidates, centred; (m, d) float64. C u are a user's centred cosines."""
-    rows = unit_rows(broadcast["candidates"])
+    rows = unit_rows(candidates)
     if centre == "all":
         rows -= rows.mean(axis=0)
-    elif centre == "prompt":
-        groups = _groups(broadcast["prompt"], len(rows))
+    elif prompt is not None:
+        groups = _groups(prompt, len(rows))
         order = np.argsort(groups, kind="stable")
         counts = np.bincount(groups)
         first = np.cumsum(counts) - counts
@@ -328,45 +315,12 @@ def _centred(broadcast: Broadcast, centre: Centre) -> Float64Array:
     return rows
 
 
-def _key(broadcast: Broadcast, centre: Centre) -> _Key:
-    """What a factorisation follows from."""
-    return (centre, *((name, _array_digest(broadcast[name])) for name in sorted(broadcast)))
-
-
-def _span(broadcast: Broadcast, centre: Centre) -> _Span:
-    """The root of C'C and its pseudo-inverse, kept for the next call about these candidates."""
-    key = _key(broadcast, centre)
-    with _spans_lock:
-        kept = _spans.get(key)
-        if kept is not None:
-            _spans.move_to_end(key)
-            return kept
-    span = _factorise(_centred(broadcast, centre))
-    with _spans_lock:
-        _spans[key] = span
-        while len(_spans) > _KEPT_SPANS:
-            _spans.popitem(last=False)
-    return span
-
-
-def _factor(broadcast: Broadcast, centre: Centre) -> RightFactor:
-    """The centred candidates for exact products, kept: users are asked in many blocks."""
-    key = _key(broadcast, centre)
-    with _spans_lock:
-        kept = _factors.get(key)
-    if kept is None:
-        kept = RightFactor.of(_centred(broadcast, centre))
-        with _spans_lock:
-            _factors.clear()  # it is twice as large as the candidates
-            _factors[key] = kept
-    return kept
-
-
 @once_per_array
-def _array_digest(array: npt.NDArray[Any]) -> bytes:
-    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).data)
-    return digest.digest()
+def _factor(
+    candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
+) -> RightFactor:
+    """The centred candidates for exact products: users are asked in many blocks."""
+    return RightFactor.of(_centred(candidates, prompt, centre))
 
 
 def _factorise(centred: Float64Array) -> _Span:

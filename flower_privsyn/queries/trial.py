@@ -52,7 +52,6 @@ def try_query(query: Query, broadcast: Broadcast, *, dimension: int) -> None:
     elif query.reads == "tokens" and not query.trains:
         example = np.zeros(1, dtype=np.int64)
     nobody, one = public_cohorts(example, labelled=query.labelled)
-    total = np.zeros(query.answer_length(broadcast), dtype=np.float64)
-    query.add_answer(nobody, broadcast, total)
+    query.answer(nobody, broadcast)
     if not query.trains:  # an update is what only training makes
-        query.add_answer(one, broadcast, total)
+        query.answer(one, broadcast)

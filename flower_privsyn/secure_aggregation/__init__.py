@@ -14,6 +14,7 @@ from flower_privsyn.secure_aggregation.node import (
     Ready,
     Sealed,
     Shared,
+    State,
     Unmasking,
     advertise,
     agree,
@@ -24,7 +25,6 @@ from flower_privsyn.secure_aggregation.node import (
 )
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound
-from flower_privsyn.secure_aggregation.state import State, pack_state, session_of, unpack_state
 from flower_privsyn.secure_aggregation.terms import Graph, Terms, graph_of
 
 __all__ = [
@@ -47,10 +47,7 @@ __all__ = [
     "agree",
     "graph_of",
     "mask",
-    "pack_state",
     "receive",
-    "session_of",
     "share",
     "unmask",
-    "unpack_state",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -25,6 +25,9 @@ KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 SEAL_BYTES: Final = 16
 
+Secret: TypeAlias = Annotated[bytes, KEY_BYTES]
+Signature: TypeAlias = Annotated[bytes, SIGNATURE_BYTES]
+
 _NONCE: Final = bytes(12)  # every key of a seal is used once
 
 
@@ -40,6 +43,11 @@ def digest(label: str, *parts: bytes) -> bytes:
 def whole(*numbers: int) -> bytes:
     """Whole numbers in 0 .. 2^64 - 1 as bytes, 8 each."""
     return b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+def number(data: bytes) -> int:
+    """Read one number of `whole`."""
+    return int.from_bytes(data, "little")
 
 
 class NodeKey:

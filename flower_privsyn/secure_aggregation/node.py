@@ -26,14 +26,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.secure_aggregation import shamir
 from flower_privsyn.secure_aggregation.keys import (
     KEY_BYTES,
+    SEAL_BYTES,
     Agreement,
     NodeKey,
+    Secret,
     derive,
     digest,
     is_signed,
@@ -53,8 +55,12 @@ from flower_privsyn.secure_aggregation.roster import (
     survivors_message,
 )
 
-Shares: TypeAlias = Mapping[int, tuple[bytes, bytes]]
-"""By node, a share of its self mask's seed and one of its mask key."""
+Shares: TypeAlias = Mapping[int, Annotated[bytes, 2 * KEY_BYTES]]
+"""By node, a share of its self mask's seed, and behind it one of its mask key."""
+
+
+Letters: TypeAlias = Mapping[int, Annotated[bytes, 2 * KEY_BYTES + SEAL_BYTES]]
+"""By node, both shares, sealed."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,8 +76,8 @@ class Advertised:
 
     session: Session
     card: KeyCard
-    seal_secret: bytes
-    mask_secret: bytes
+    seal_secret: Secret
+    mask_secret: Secret
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -88,9 +94,9 @@ class Shared:
 
     name: int
     roster: Roster
-    seal_secret: bytes
-    mask_secret: bytes
-    self_seed: bytes
+    seal_secret: Secret
+    mask_secret: Secret
+    self_seed: Secret
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -123,7 +129,7 @@ class Masked:
     name: int
     roster: Roster
     active: frozenset[int]
-    context: bytes
+    context: Secret
     shares: Shares
 
 
@@ -132,12 +138,20 @@ class Agreed:
     """A node that has signed one set of survivors.
 
     Attributes:
-        masked: What it was before.
+        roster: Of the round.
+        context: As before.
+        shares: As before.
         survivors: The set.
     """
 
-    masked: Masked
+    roster: Roster
+    context: Secret
+    shares: Shares
     survivors: frozenset[int]
+
+
+State: TypeAlias = Advertised | Shared | Masked | Agreed
+"""What a node keeps between two messages of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +163,8 @@ class Sealed:
         letters: By neighbour, both shares, sealed.
     """
 
-    commitment: bytes
-    letters: Mapping[int, bytes]
+    commitment: Secret
+    letters: Letters
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -162,8 +176,8 @@ class Unmasking:
         mask_keys: Shares of the mask keys of neighbours that are not.
     """
 
-    seeds: Mapping[int, bytes]
-    mask_keys: Mapping[int, bytes]
+    seeds: Mapping[int, Secret]
+    mask_keys: Mapping[int, Secret]
 
 
 def advertise(session: Session, name: int, key: NodeKey) -> tuple[Advertised, KeyCard]:
@@ -253,7 +267,7 @@ def receive(state: Shared, *, active: Collection[int], letters: Mapping[int, byt
         text = unseal(key, letter, about=about)
         if len(text) != 2 * KEY_BYTES:
             raise ProtocolError("a sealed share has another length than agreed")
-        shares[sender] = (text[:KEY_BYTES], text[KEY_BYTES:])
+        shares[sender] = text
     return Ready(before=state, active=nodes, shares=shares)
 
 
@@ -334,7 +348,8 @@ def agree(
                 f"node {name} has not signed that it answered this question among these nodes"
             )
     signature = key.sign(survivors_message(state.context, nodes))
-    return Agreed(masked=state, survivors=nodes), signature
+    kept = Agreed(roster=state.roster, context=state.context, shares=state.shares, survivors=nodes)
+    return kept, signature
 
 
 def unmask(state: Agreed, *, signatures: Mapping[int, bytes]) -> Unmasking:
@@ -349,23 +364,23 @@ def unmask(state: Agreed, *, signatures: Mapping[int, bytes]) -> Unmasking:
     Raises:
         ProtocolError: One of them is none on that set, or they are too few.
     """
-    masked, roster = state.masked, state.masked.roster
+    roster, shares = state.roster, state.shares
     needed = roster.terms.signatures(len(roster.cards))
     if not signatures.keys() <= state.survivors or len(signatures) < needed:
         raise ProtocolError(
             f"{len(signatures)} nodes are said to have signed the survivors, {needed} of them are "
             "needed"
         )
-    message = survivors_message(masked.context, state.survivors)
+    message = survivors_message(state.context, state.survivors)
     for name, signature in signatures.items():
         if not is_signed(message, signature, by=roster.cards[name].node_key):
             raise ProtocolError(
                 f"node {name} has not signed the set of survivors that this node has signed"
             )
-    inside = {name for name in masked.shares if name in state.survivors}
+    inside = {name for name in shares if name in state.survivors}
     return Unmasking(
-        seeds={name: masked.shares[name][0] for name in sorted(inside)},
-        mask_keys={name: masked.shares[name][1] for name in sorted(masked.shares.keys() - inside)},
+        seeds={name: shares[name][:KEY_BYTES] for name in sorted(inside)},
+        mask_keys={name: shares[name][KEY_BYTES:] for name in sorted(shares.keys() - inside)},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ProtocolError
@@ -16,11 +16,10 @@ from flower_privsyn.secure_aggregation.keys import (
     check_agreement_key,
     digest,
     is_signed,
+    number,
     whole,
 )
 from flower_privsyn.secure_aggregation.terms import Graph, Terms, circle_seed, graph_of
-
-_CARD_BYTES: Final = 8 + 3 * KEY_BYTES + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,13 @@ class Session:
         check_whole("round", self.round_number, ge=0, le=2**32)
 
     def to_bytes(self) -> bytes:
-        """For digests."""
+        """16 bytes."""
         return whole(self.run, self.round_number)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Session:
+        """Read `to_bytes`."""
+        return cls(run=number(data[:8]), round_number=number(data[8:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ class KeyCard:
     seal_key: bytes
     mask_key: bytes
     signature: bytes
+
+    BYTES: ClassVar = 8 + 3 * KEY_BYTES + SIGNATURE_BYTES
 
     @classmethod
     def signed(
@@ -114,11 +120,11 @@ class KeyCard:
         Raises:
             ProtocolError: It has another length.
         """
-        if len(data) != _CARD_BYTES:
+        if len(data) != cls.BYTES:
             raise ProtocolError("a node's keys have another length than agreed")
         end = [8 + KEY_BYTES * count for count in range(4)]
         return cls(
-            name=int.from_bytes(data[:8], "little"),
+            name=number(data[:8]),
             node_key=data[end[0] : end[1]],
             seal_key=data[end[1] : end[2]],
             mask_key=data[end[2] : end[3]],
@@ -159,6 +165,25 @@ class Roster:
             session.to_bytes(),
             terms.to_bytes(),
             *(card.to_bytes() for card in self.cards.values()),
+        )
+
+    def to_bytes(self) -> bytes:
+        """32 bytes, and 168 for each node."""
+        cards = (card.to_bytes() for card in self.cards.values())
+        return self.session.to_bytes() + self.terms.to_bytes() + b"".join(cards)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Roster:
+        """Read `to_bytes`.
+
+        Raises:
+            ProtocolError: It is no roster.
+        """
+        starts = range(32, len(data), KeyCard.BYTES)
+        return cls(
+            Session.from_bytes(data[:16]),
+            Terms.from_bytes(data[16:32]),
+            [KeyCard.from_bytes(data[start : start + KeyCard.BYTES]) for start in starts],
         )
 
     @cached_property

@@ -33,8 +33,8 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="a node gives both shares of a node that answered",
             guards="nobody uncovers the answer of one node",
             where="secure_aggregation/node.py::unmask",
-            before="for name in sorted(masked.shares.keys() - inside)",
-            after="for name in sorted(masked.shares)",
+            before="for name in sorted(shares.keys() - inside)",
+            after="for name in sorted(shares)",
             tests=("tests/secure_aggregation/test_protocol.py::TestWhatTheServerSees",),
         ),
         Mutation(

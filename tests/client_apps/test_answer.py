@@ -27,7 +27,7 @@ from flower_privsyn.privacy import (
     Sampling,
     quarantine,
 )
-from flower_privsyn.privacy.grid import GRID, LARGEST_SUM
+from flower_privsyn.privacy.grid import LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -275,10 +275,10 @@ def fussy(monkeypatch: pytest.MonkeyPatch) -> Query:
 
 
 def sum_of(query: Query, cohort: Cohort, broadcast: Broadcast) -> Any:
-    """What is added to a sum of ones, the ones taken off again: all are whole steps."""
+    """What is added to a sum of ones, the ones taken off again: all are on the grid."""
     total = np.ones(query.answer_length(broadcast))
     add_answer(query, cohort, broadcast, total)
-    return (total - 1) * GRID
+    return total - 1
 
 
 class TestAddAnswer:

@@ -14,9 +14,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
-from flower_privsyn.client_apps.deal import check_deal, check_order
+from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.guard import simulated
-from flower_privsyn.client_apps.recipe import dealt
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
@@ -128,36 +127,6 @@ def ask_about_text(app: ClientApp, context: Context) -> Message:
     return app(message, context)
 
 
-def test_a_process_that_meets_a_node_later_is_not_dealt_other_users(tmp_path: Path) -> None:
-    """Who stands elsewhere in the file by then would answer for two nodes in one round."""
-    path = tmp_path / "users.jsonl"
-    rows = [f'{{"client_id": "user-{n}", "text": "a court"}}\n' for n in range(6)]
-    path.write_text("".join(rows))
-
-    def process() -> ClientApp:
-        dealt.forget()
-        return create_client_app(
-            embedder=hash_embedder, cache_directory=tmp_path / "cache", queries=[TextLengths]
-        )
-
-    def told(node: int, *, run: int = RUN) -> Context:
-        context = where(node, run=run, nodes=2)
-        context.run_config["data"] = str(path)
-        return context
-
-    first = process()
-    for node in (1, 2):
-        message = Message(wire.pack_prepare(TEXT), node, wire.PREPARE)
-        assert not first(message, told(node)).has_error()
-    assert not ask_about_text(process(), told(1)).has_error()
-    path.write_text("".join([rows[5], *rows[:5]]))
-    assert not ask_about_text(first, told(2)).has_error()  # with whom it was dealt at first
-    late = ask_about_text(process(), told(1))
-    assert late.has_error()
-    assert late.error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
-    assert not ask_about_text(process(), told(1, run=RUN + 1)).has_error()
-
-
 def test_a_recipe_that_deals_otherwise_in_another_process_is_refused(tmp_path: Path) -> None:
     def process(deals: dict[int, list[str]]) -> ClientApp:
         def load(context: Context) -> Users:
@@ -194,12 +163,9 @@ def test_what_is_noted_of_a_run_that_takes_longer_stays(tmp_path: Path) -> None:
             os.utime(path, (then, then))
 
     check_deal(tmp_path, run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
-    check_order(tmp_path, run_id=RUN, data="d", order="first")
     a_week_later()
     with pytest.raises(ConfigError, match="puts 1 users of this node on 2 nodes"):
         check_deal(tmp_path, run_id=RUN, node_id=2, user_ids=["a"], max_nodes=1)
-    with pytest.raises(ConfigError, match="have changed since"):
-        check_order(tmp_path, run_id=RUN, data="d", order="second")
     # Nor does another run sweep what was looked at since.
     check_deal(tmp_path, run_id=RUN + 1, node_id=1, user_ids=["a"], max_nodes=1)
-    assert len(list((tmp_path / "deals").iterdir())) == 3
+    assert len(list((tmp_path / "deals").iterdir())) == 2

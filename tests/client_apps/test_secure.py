@@ -27,6 +27,7 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
 from flower_privsyn.secure_aggregation import Session, advertise
+from flower_privsyn.secure_aggregation.keys import whole
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
 from tests.support.probe import Probe
@@ -236,16 +237,17 @@ class TestMaliciousServers:
         return made
 
     def test_a_threshold_below_the_policys(self, refused: Callable[..., str]) -> None:
-        said = refused(secure_wire.SHARES, lambda c: self.secured(c, terms=[3, 0]))
+        said = refused(secure_wire.SHARES, lambda c: self.secured(c, terms=whole(3, 0)))
         assert "assumes that 0 nodes collude with the server; the owner allows at least 1" in said
 
     def test_a_swapped_key(self, refused: Callable[..., str]) -> None:
         def swap(content: RecordDict) -> RecordDict:
-            cards = [bytes(card) for card in content["privsyn.secure"]["cards"]]
+            shown = bytes(content["privsyn.secure"]["cards"])
+            cards = [shown[start : start + 168] for start in range(0, len(shown), 168)]
             other = advertise(Session(run=2**40 + 77, round_number=1), 2, node_key(2))[1]
             mine = secure_wire.KeyCard.from_bytes(cards[1])
             cards[1] = replace(mine, mask_key=other.mask_key).to_bytes()
-            return self.secured(content, cards=cards)
+            return self.secured(content, cards=b"".join(cards))
 
         assert "the keys of node 2 are not signed by it" in refused(secure_wire.SHARES, swap)
 
@@ -259,7 +261,7 @@ class TestMaliciousServers:
     def test_a_roster_of_numbers(self, refused: Callable[..., str]) -> None:
         """A number for a card would be as many zeros."""
         said = refused(secure_wire.SHARES, lambda c: self.secured(c, cards=[2**62] * NODES))
-        assert "the request holds no roster" in said
+        assert "cards has another form than agreed" in said
 
     def test_other_terms_than_the_rosters(self, refused: Callable[..., str]) -> None:
         said = refused(secure_wire.INPUT, lambda c: self.asked(c, secure=[4, 1]))
@@ -267,8 +269,8 @@ class TestMaliciousServers:
 
     def test_an_answer_that_nobody_has_signed_for(self, refused: Callable[..., str]) -> None:
         def unsigned(content: RecordDict) -> RecordDict:
-            signatures = list(content["privsyn.secure"]["signatures"])
-            return self.secured(content, signatures=[bytes(64), *signatures[1:]])
+            answered = bytes(content["privsyn.secure"]["answered"])
+            return self.secured(content, answered=answered[:8] + bytes(64) + answered[72:])
 
         said = refused(secure_wire.AGREE, unsigned)
         assert "node 2 has not signed that it answered this question among these nodes" in said
@@ -279,8 +281,7 @@ class TestMaliciousServers:
         return self.secured(
             content,
             survivors=bytes(record["survivors"])[: 3 * 8],
-            neighbours=bytes(record["neighbours"])[: 2 * 8],
-            signatures=list(record["signatures"])[:2],
+            answered=bytes(record["answered"])[: 2 * 72],
         )
 
     def test_one_node_alone_is_shown_other_survivors(

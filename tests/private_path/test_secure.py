@@ -76,9 +76,10 @@ def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Messa
     def lose(request: Message, reply: Message) -> list[Message]:
         kind = request.metadata.message_type
         late = kind in order and order.index(kind) >= order.index(step)
-        records = request.content.config_records
-        asked = records.get("privsyn.request" if kind == secure_wire.INPUT else "privsyn.secure")
-        late = late and asked is not None and int(asked["round"]) <= rounds
+        if late and kind == secure_wire.INPUT:
+            late = request.content["privsyn.request"]["round"] <= rounds
+        elif late:
+            late = secure_wire.round_of(request) <= rounds
         return [] if late and reply.metadata.src_node_id in nodes else [reply]
 
     return lose
@@ -152,7 +153,7 @@ class TestSums:
             kind = _kind_of(grid, reply)
             if kind == wire.PREPARE:
                 continue
-            nobody_was_lost = {"lost", "mask-keys"}
+            nobody_was_lost = {"mask_keys"}
             held = set(reply.content["privsyn.secure"])
             assert held == secure_wire.REPLY_KEYS[kind] - nobody_was_lost
             numbers = {"privsyn.masked"} if kind == secure_wire.INPUT else set()
@@ -347,12 +348,13 @@ class TestLosses:
         def forge(request: Message, reply: Message) -> list[Message]:
             asked = request.metadata.message_type
             if (asked, reply.metadata.src_node_id) == (secure_wire.KEYS, 2):
-                run, card = secure_wire.unpack_card(reply)
+                shown = secure_wire.unpack_shown(reply)
+                run, card = shown.run, shown.card
                 forged = KeyCard.signed(
                     Session(run=run, round_number=1), 2, key=NodeKey.generate(),
                     seal_key=card.seal_key, mask_key=bytes(32),
                 )  # fmt: skip
-                reply.content = secure_wire.pack_card(run, forged)
+                reply.content = secure_wire.pack(secure_wire.Shown(run=run, card=forged))
             return [reply]
 
         strategy = probe(num_rounds=1)
@@ -389,10 +391,9 @@ class TestLosses:
         def copy(request: Message, reply: Message) -> list[Message]:
             asked = request.metadata.message_type
             if (asked, reply.metadata.src_node_id) == (secure_wire.KEYS, 1):
-                run, card = secure_wire.unpack_card(reply)
-                reply.content = secure_wire.pack_card(
-                    run, replace(card, node_key=node_keys[1].public)
-                )
+                shown = secure_wire.unpack_shown(reply)
+                copied = replace(shown.card, node_key=node_keys[1].public)
+                reply.content = secure_wire.pack(replace(shown, card=copied))
             return [reply]
 
         strategy = probe(num_rounds=1)
@@ -416,9 +417,13 @@ class TestLosses:
                     if key == "card":
                         card = KeyCard.from_bytes(bytes(value))
                         kept += [card.seal_key, card.mask_key]
-                    elif key in ("commitment", "letters", "seeds", "mask-keys"):
+                    elif key == "commitment":
+                        kept.append(bytes(value))
+                    elif key in ("letters", "seeds", "mask_keys"):
+                        length = 8 + (80 if key == "letters" else 32)  # behind a node's number
                         kept += [
-                            bytes(one) for one in (value if isinstance(value, list) else [value])
+                            bytes(value[start + 8 : start + length])
+                            for start in range(0, len(value), length)
                         ]
                 if "privsyn.masked" in reply.content:
                     kept.append(reply.content["privsyn.masked"]["masked"].numpy().tobytes())

@@ -18,12 +18,11 @@ from flower_privsyn.secure_aggregation import (
     advertise,
     agree,
     mask,
-    pack_state,
     receive,
     share,
     unmask,
-    unpack_state,
 )
+from flower_privsyn.secure_aggregation.codec import pack, unpack
 from tests.support.simulated_sum import Step
 
 SESSION = Session(run=2**63 + 5, round_number=3)
@@ -39,7 +38,7 @@ def node_key(name: int) -> NodeKey:
 
 def stored(state: Any) -> Any:
     """A state after a journey over the disk."""
-    return unpack_state(pack_state(state))
+    return unpack(type(state), pack(state))
 
 
 def answers(count: int, length: int = 5, *, seed: int = 0) -> dict[int, np.ndarray]:

@@ -23,7 +23,15 @@ from flower_privsyn.private_path.aggregation.aggregation import (
     first_replies,
 )
 from flower_privsyn.runs.directory import FOR_THE_OWNER
-from flower_privsyn.secure_aggregation import KeyCard, Roster, ServerRound, Session, Terms
+from flower_privsyn.secure_aggregation import (
+    KeyCard,
+    Roster,
+    Sealed,
+    ServerRound,
+    Session,
+    Terms,
+    Unmasking,
+)
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -88,7 +96,7 @@ class Secure(Aggregation):
         self._begun = _Begun(ask=ask, protocol=protocol)
         return (
             Message(
-                secure_wire.pack_input(
+                secure_wire.with_mail(
                     content,
                     secure_wire.Mail(active=active, letters=protocol.letters_for(node)),
                 ),
@@ -121,22 +129,28 @@ class Secure(Aggregation):
                 grid,
                 secure_wire.AGREE,
                 {
-                    node: secure_wire.pack_survivors(
-                        number, survivors, protocol.answered_around(node)
+                    node: secure_wire.pack(
+                        secure_wire.Answered(
+                            round=number,
+                            survivors=survivors,
+                            answered=protocol.answered_around(node),
+                        )
                     )
                     for node in survivors
                 },
                 lambda node, reply: protocol.add_signature(
-                    node, secure_wire.unpack_signature(reply)
+                    node, secure_wire.unpack_reply(secure_wire.Signed, reply).signature
                 ),
             )
-            signatures = secure_wire.pack_signatures(number, protocol.signatures)
+            signatures = secure_wire.pack(
+                secure_wire.Signatures(round=number, signatures=protocol.signatures)
+            )
             self._exchange(
                 grid,
                 secure_wire.UNMASK,
                 dict.fromkeys(sorted(protocol.signers), signatures),
                 lambda node, reply: protocol.add_unmasking(
-                    node, secure_wire.unpack_unmasking(reply)
+                    node, secure_wire.unpack_reply(Unmasking, reply)
                 ),
             )
             total = protocol.total()
@@ -173,7 +187,8 @@ class Secure(Aggregation):
         holders: dict[bytes, int] = {}
 
         def take_card(node: int, reply: Message) -> None:
-            run, card = secure_wire.unpack_card(reply)
+            found = secure_wire.unpack_shown(reply)
+            run, card = found.run, found.card
             # First: whoever copies a public key, and cannot sign by it, does not hold it.
             card.check(Session(run=run, round_number=number))
             if card.node_key in holders:
@@ -183,7 +198,7 @@ class Secure(Aggregation):
             holders.update(dict.fromkeys((card.node_key, card.seal_key, card.mask_key), node))
             shown[node] = run, card
 
-        request = secure_wire.pack_keys_request(number)
+        request = secure_wire.pack(secure_wire.Asked(round=number))
         self._exchange(grid, secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
         roster = _roster(shown, terms, number)
         protocol = ServerRound(
@@ -191,12 +206,14 @@ class Secure(Aggregation):
             ask.query.answer_length(ask.broadcast),
             secure_wire.question_digest(content),
         )
-        show = secure_wire.pack_roster(number, terms, roster.cards.values())
+        show = secure_wire.pack(
+            secure_wire.Invited(round=number, terms=terms, cards=tuple(roster.cards.values()))
+        )
         self._exchange(
             grid,
             secure_wire.SHARES,
             dict.fromkeys(roster.cards, show),
-            lambda node, reply: protocol.add_shares(node, secure_wire.unpack_sealed(reply)),
+            lambda node, reply: protocol.add_shares(node, secure_wire.unpack_reply(Sealed, reply)),
         )
         return protocol
 
