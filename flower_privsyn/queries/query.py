@@ -206,7 +206,7 @@ class Query(Settings, ABC):
                     "contributes is the same code for every query"
                 )
         owner = next(base for base in cls.__mro__ if "answer" in base.__dict__)
-        if not _bundled(owner):
+        if owner.__dict__["answer"] is not Query.answer and not _bundled(owner):
             raise TypeError(
                 f"{cls.__name__} must not override answer: nodes sum with it, and nothing would "
                 "clip what it says of a user; give `statistic`, and it is summed"

@@ -272,7 +272,7 @@ class TestRefusals:
         for value in ("updates", ""):
             content = wire.pack_prepare(REQUEST)
             content.config_records["privsyn.request"]["reads"] = value
-            with pytest.raises(wire.WireError, match="does not say what is read"):
+            with pytest.raises(wire.WireError, match="reads"):
                 wire.unpack_prepare(Message(content, 1, wire.PREPARE))
 
 
