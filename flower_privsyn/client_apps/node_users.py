@@ -58,6 +58,8 @@ EmbedderLoader = Callable[[str, str], Embedder]
 
 #: Memory of one process for users kept between messages, so that a round costs only the vote.
 _KEPT_BYTES = 4 * 2**30
+#: Runs whose users are kept: two may be under way at once.
+_MOST_RUNS = 2
 #: ClientApps of other processes whose users are kept: a process of a simulation meets one.
 _MOST_ARRIVED = 4
 #: Embedders that are kept: a server says which, run after run, and a node lives for months.
@@ -148,8 +150,8 @@ class NodeUsers:
         self._trainer = trainer
         self._name = uuid.uuid4().hex
         self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
-        self._kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
-        self._runs: tuple[int, ...] = ()  # the last two
+        self._kept: OrderedDict[int, dict[tuple[object, ...], Prepared]] = OrderedDict()  # by run
+        self._bytes = 0
         self._records: RecordStore | None = None
         self._opened = False
         self._lock = threading.Lock()
@@ -227,7 +229,6 @@ class NodeUsers:
         # files compared.
         owner = (guard.dataset, *digests)
         key = (
-            context.run_id,
             context.node_id,
             tuple(sorted((k, v) for k, v in context.node_config.items())),
             # A run id that somebody wrote down comes again, with other settings.
@@ -236,33 +237,32 @@ class NodeUsers:
             owner,
         )
         with self._lock:
-            if begins and context.run_id < DRAWN_RUN_IDS:
-                self._kept.pop(key, None)
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
+            kept = self._kept.get(context.run_id, {}).get(key)
+            again = begins and context.run_id < DRAWN_RUN_IDS
+            if kept is not None and not again:
                 return kept
         prepared = self._prepare(request, context, guard, owner)
         with self._lock:
-            self._kept[key] = prepared
-            self._forget_runs_before(context.run_id)
-            while (
-                len(self._kept) > 1
-                and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES
-            ):
-                self._kept.popitem(last=False)
+            self._keep(context.run_id, key, prepared)
         return prepared
 
-    def _forget_runs_before(self, run_id: int) -> None:
-        """Let go of what was made for runs before the last two, and of their models with it.
+    def _keep(self, run_id: int, key: tuple[object, ...], prepared: Prepared) -> None:
+        """Keep what was made for a node, and let go of the first ones where memory is short.
 
-        A node answers one run after another for months, and what is kept refers to its model.
+        A node answers one run after another for months, and what is kept refers to its model: what
+        was made for runs before the last two goes.
         """
-        if run_id in self._runs:
-            return
-        self._runs = (*self._runs[-1:], run_id)
-        for key in [key for key in self._kept if key[0] not in self._runs]:
-            del self._kept[key]
+        of_run = self._kept.setdefault(run_id, {})
+        self._kept.move_to_end(run_id)
+        if key in of_run:
+            self._bytes -= of_run.pop(key).nbytes
+        of_run[key] = prepared
+        self._bytes += prepared.nbytes
+        while len(self._kept) > _MOST_RUNS or (len(self._kept) > 1 and self._bytes > _KEPT_BYTES):
+            _, others = self._kept.popitem(last=False)
+            self._bytes -= sum(one.nbytes for one in others.values())
+        while self._bytes > _KEPT_BYTES and len(of_run) > 1:
+            self._bytes -= of_run.pop(next(iter(of_run))).nbytes
 
     def _prepare(
         self, request: wire.DataRequest, context: Context, guard: NodeGuard, owner: Sequence[str]

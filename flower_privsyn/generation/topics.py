@@ -25,7 +25,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, replacing
-from flower_privsyn.queries.nearest_neighbor import nearest_candidates
+from flower_privsyn.queries import nearest_candidates
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

@@ -14,11 +14,8 @@ from flower_privsyn.queries.model_delta import (
     next_clip_norm,
 )
 from flower_privsyn.queries.moments import Moments
-from flower_privsyn.queries.nearest_neighbor import (
-    LabelledHistogram,
-    NearestNeighborHistogram,
-    nearest_candidates,
-)
+from flower_privsyn.queries.nearest import nearest_candidates
+from flower_privsyn.queries.nearest_neighbor import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.queries.query import (
     READS,
     TEXT_DIMENSION,

@@ -446,7 +446,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="nearly equal candidates are told apart by a float32 product",
             guards="near ties are decided in float64",
-            where="queries/nearest_neighbor.py::_best_with_ties",
+            where="queries/nearest.py::_best_with_ties",
             before="    doubtful = ~(top - second > tolerance)",
             after="    doubtful = (top - second > tolerance) & False",
             tests=("tests/queries/test_nearest_neighbor.py",),
