@@ -1,7 +1,6 @@
-"""Every benchmark in one go: one table of ratios against floors and peers, and a picture of it.
+"""Every benchmark in one go: one table of ratios against floors and peers.
 
-    python -m benchmarks.all [--only nearest_neighbor embedding] [--picture docs/speed.png]
-        [--details]
+    python -m benchmarks.all [--only nearest_neighbor embedding] [--details]
 
 Each benchmark runs in a process of its own, one after the other, at a size of a minute or two, and
 its own output is shown with `--details` alone: `python -m benchmarks.NAME` gives it at any size.
@@ -17,14 +16,12 @@ import argparse
 import contextlib
 import importlib
 import io
-import math
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 from benchmarks import Ratio
 from flower_privsyn.embedding.machine import processor
@@ -89,36 +86,10 @@ def table(ratios: Sequence[Ratio]) -> str:
     return "\n".join(lines)
 
 
-def draw(ratios: Sequence[Ratio], path: Path) -> None:
-    """A dot for each ratio, on a logarithmic axis.
-
-    Args:
-        ratios: those that are there.
-        path: the picture, PNG or SVG.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.2 + 0.24 * len(ratios)), layout="constrained")
-    axes = figure.add_subplot()
-    for kind, colour in (("floor", "C0"), ("peer", "C1")):
-        places = [place for place, one in enumerate(ratios) if one.kind == kind]
-        values = [ratios[place].ratio or math.nan for place in places]
-        axes.plot(values, places, "o", color=colour, label=f"against a {kind}", markersize=5)
-    axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(ratios)), [f"{one.part} / {one.other}" for one in ratios], fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(axis="x", which="both", linewidth=0.3)
-    axes.set_xlabel("times as long as a floor or a peer")
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
-
-
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
-    """Run them, print the table, draw it."""
+    """Run them and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
-    parser.add_argument("--picture", type=Path, help="PNG or SVG to draw the table to")
     parser.add_argument("--details", action="store_true", help="show what each of them prints")
     arguments = parser.parse_args(given)
     about, found, failed = machine(), list[Ratio](), list[str]()
@@ -130,9 +101,6 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         found += ratios
         failed += [f"\nFailed: {name} ({why})."] if why else []
     print(f"{about}\n\n{table(found)}", *failed, sep="\n")
-    there = [one for one in found if one.theirs is not None]
-    if arguments.picture and there:
-        draw(there, arguments.picture)
     if failed:
         raise SystemExit(1)
     return found

@@ -345,7 +345,7 @@ def ours_in_flower(
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-    from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
+    from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig, State
 
     app = ServerApp()
     watches: list[Watch] = []
@@ -367,9 +367,9 @@ def ours_in_flower(
             strategy = DPFedAvg(config)
             finish = strategy.method.finish
 
-            def finished() -> dict[str, Any]:
+            def finished(state: State) -> dict[str, Any]:
                 watches[0].note()
-                return finish()
+                return finish(state)
 
             strategy.method.finish = finished  # type: ignore[method-assign]
             strategy.start(grid)

@@ -112,7 +112,6 @@ def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None
     from flower_privsyn.host.app import strategies_of
     from flower_privsyn.private_path.changes import changes_of_run
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.by_name import built
 
     app, values = launch.resumed_settings(path, settings, app=app)
     if not (path / "config.json").is_file():
@@ -120,8 +119,7 @@ def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None
     run = RunDirectory.open(path)
     for config, strategy in strategies_of(app, values):
         if strategy.__name__ == run.document.get("strategy"):
-            method = built(strategy, config).method
-            changes_of_run(run, config, method, strategy=strategy.__name__)
+            changes_of_run(run, config, strategy=strategy.__name__)
 
 
 @contextlib.contextmanager

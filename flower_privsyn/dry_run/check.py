@@ -470,7 +470,7 @@ def _try_noise(
         report.say("noise", f"not tried on the model: {error}", level="warning")
         return
     with report.refusals("noise"):
-        found = method.check_plan(plan.plan, spent="nothing was spent")
+        found = method.check(plan.plan, spent="nothing was spent")
         if found is None:
             report.say("noise", "there is no model under noise that could be tried")
         else:

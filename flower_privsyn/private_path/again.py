@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.private_path.resume import all_released
+from flower_privsyn.private_path.resume import all_asked
 from flower_privsyn.runs.directory import RunDirectory
 from flower_privsyn.runs.run_format import how_to_resume
 
@@ -57,7 +57,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
     changes = run.document.get("changes", [])
     if any("num-rounds" in entry["settings"] for entry in changes):
         raise ConfigError(f"{run.path} ended early, by another num-rounds than it was begun with")
-    if not all_released(run, num_rounds=int(run.document["config"]["num-rounds"])):
+    if not all_asked(run, num_rounds=int(run.document["config"]["num-rounds"])):
         raise ConfigError(
             f"{run.path} has a round that would be asked again, by every copy: its last one was "
             "answered by too few"
@@ -75,7 +75,8 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
     unfinished = output.with_name(f".{output.name}.partial")
     for left in (unfinished, unfinished.with_name(f"{unfinished.name}.owner")):
         shutil.rmtree(left, ignore_errors=True)
-    for name in _RELEASED:
+    kept = (path.name for path in run.path.glob("checkpoint-*.npz"))
+    for name in (*_RELEASED, *kept):
         source, target = run.path / name, unfinished / name
         if source.is_dir():
             shutil.copytree(source, target)

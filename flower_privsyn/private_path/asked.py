@@ -35,7 +35,7 @@ class AskedRound:
         most_users: by node that is asked, the most users that may be in its answer.
         roster_users: by node that is asked, the users that it announced.
         always_asked: nodes that are asked whoever is drawn.
-        started: when, for the owner.
+        begun: when, for the owner.
         traffic: what one exchange carries.
         secure: whether answers are aggregated securely.
     """
@@ -47,7 +47,7 @@ class AskedRound:
     most_users: dict[int, int]
     roster_users: dict[int, int]
     always_asked: frozenset[int]
-    started: float
+    begun: float
     traffic: wire.Traffic
     secure: bool = False
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from flower_privsyn.errors import FederationError
-from flower_privsyn.privacy import RandomSource, Sampling
+from flower_privsyn.privacy import RandomSource
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 
 logger = logging.getLogger("flwr.privsyn")
@@ -19,22 +18,6 @@ LOST_IN_A_ROW = 2
 
 #: Connected nodes of one user that are asked in every round of a secret cohort, drawn or not.
 ROLL_CALL = 64
-
-
-def default_least_users(sampling: Sampling) -> int:
-    """Users whose answers a round needs where nothing was set: half of those expected, at least 1.
-
-    Groups that take turns are dealt by a hash, so their sizes vary: four standard deviations
-    below the average are still a whole group.
-
-    Args:
-        sampling: of a public cohort, with its population.
-    """
-    expected = sampling.expected_users
-    least = expected / 2
-    if sampling.takes_turns:
-        least = min(least, expected - 4 * math.sqrt(expected))
-    return max(1, math.ceil(least))
 
 
 def roll_call(
@@ -123,6 +106,10 @@ class Attendance:
         if len(self._lost) < LOST_IN_A_ROW:
             return
         reasons = "; ".join(dict.fromkeys(reason for _, reason in self._lost))
-        rounds = " and ".join(str(number) for number, _ in self._lost)
-        which = "two rounds in a row" if self._secret else f"rounds {rounds}"
-        raise FederationError(f"{which} were lost: {reasons}; {consequence}")
+        numbers = list(dict.fromkeys(number for number, _ in self._lost))
+        which = f"rounds {' and '.join(map(str, numbers))} were lost"
+        if self._secret:
+            which = "two rounds in a row were lost"
+        elif len(numbers) == 1:
+            which = f"round {numbers[0]} was asked {len(self._lost)} times and lost"
+        raise FederationError(f"{which}: {reasons}; {consequence}")

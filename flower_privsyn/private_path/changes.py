@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.messages.window import is_of_a_simulation
-from flower_privsyn.private_path.method import Method
-from flower_privsyn.private_path.resume import all_released, earliest_end
+from flower_privsyn.private_path.resume import all_asked, earliest_end
 from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, history
 from flower_privsyn.runs.run_format import was_launched
@@ -23,14 +23,18 @@ logger = logging.getLogger("flwr.privsyn")
 #: Where a run is, not what it is.
 _PLACE = frozenset({"resume", "run-dir"})
 
-#: Settings of every method that a resumed run may change: no release depends on them.
-_ALWAYS_FREE = _PLACE | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
+#: Settings that a resumed run may change at any time: timeouts, places and memory.
+_ALWAYS_FREE = (
+    _PLACE
+    | SERVER_SETTINGS
+    | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
+    | {"training-micro-batch-size", "gradient-checkpointing"}
+)
 
 
 def changes_of_run(
     run: RunDirectory,
     settings: PrivateSumConfig,
-    method: Method,
     *,
     strategy: str,
     grid: Grid | None = None,
@@ -40,7 +44,6 @@ def changes_of_run(
     Args:
         run: its directory.
         settings: that it is resumed with.
-        method: knows which of its settings are free.
         strategy: that it is resumed by.
         grid: Flower's connection to the nodes; None where nobody will be asked.
 
@@ -53,10 +56,9 @@ def changes_of_run(
             f"the run in {run.path} was started by {started_by} and is resumed by {strategy}: a "
             "resumed run keeps its strategy"
         )
-    released = all_released(run, num_rounds=settings.num_rounds)
-    free = _ALWAYS_FREE | method.free_settings(run, all_released=released)
-    if released:
-        free |= CLIENT_KEYS
+    free = _ALWAYS_FREE
+    if all_asked(run, num_rounds=settings.num_rounds):
+        free |= CLIENT_KEYS | settings.afterwards
     if settings.num_rounds == earliest_end(run):
         free |= {"num-rounds"}
     before, known = {**run.owner.stated.get("settings", {}), **run.config}, settings.defaults()
@@ -91,9 +93,7 @@ def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Gri
     return not was_launched(run.document)
 
 
-def record_changes(
-    run: RunDirectory, changes: Mapping[str, tuple[Any, Any]], *, num_rounds: int
-) -> None:
+def record_changes(run: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Keep what is changed, and since when: the run directory says what made its texts.
 
     So of the libraries: another version is no reason to refuse, but it may write and train
@@ -111,9 +111,6 @@ def record_changes(
         logger.warning("the run goes on with other libraries: %s", ", ".join(told))
     for key, (before, now) in changes.items():
         logger.warning("%s = %r from now on, in place of %r", key, now, before)
-    if "num-rounds" in changes and num_rounds in run.rounds_with_outcome("released"):
-        # Before the change is recorded: until then the round is done as one among others.
-        run.reopen_round(num_rounds)
     history.record_changes(run, changes, libraries)
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import clock
-from flower_privsyn.errors import LedgerError
+from flower_privsyn.checks import check_number
+from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import leftovers
+from flower_privsyn.host.progress import ShownProgress
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.models import stamped
@@ -35,12 +37,10 @@ from flower_privsyn.privacy import (
     SecureRandom,
 )
 from flower_privsyn.privacy.grid import from_grid
-from flower_privsyn.private_path import flower_loop
-from flower_privsyn.private_path.aggregation import Central, Expected, Secure
+from flower_privsyn.private_path.aggregation import Aggregation, Central, Expected, Secure
 from flower_privsyn.private_path.asked import AskedRound, refuse_unfit
-from flower_privsyn.private_path.asking import Asking
-from flower_privsyn.private_path.finished import result_of
-from flower_privsyn.private_path.method import Method, need
+from flower_privsyn.private_path.changes import changes_of_run
+from flower_privsyn.private_path.method import Method, Question, RunContext, need
 from flower_privsyn.private_path.outline import (
     ask_of,
     broadcast_of,
@@ -57,8 +57,10 @@ from flower_privsyn.private_path.release import (
     leave_room,
     make_room,
 )
-from flower_privsyn.private_path.rounds import Next, RoundEnds
+from flower_privsyn.private_path.resume import Releases
+from flower_privsyn.private_path.rounds import KeptRounds
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.state import last_state
 from flower_privsyn.runs import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.runs.directory import FOR_THE_OWNER
 from flower_privsyn.runs.opened import OpenedRun
@@ -72,6 +74,33 @@ logger = logging.getLogger("flwr.privsyn")
 #: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
 #: the releases it reveals the sums without noise.
 NOISE_FILE = "noise.npz"
+
+
+@dataclass(kw_only=True)
+class Started:
+    """What one start asks its rounds with, from the first of them to the last.
+
+    A start makes its own: another process may have gone on with the run since an earlier one, and
+    noise that takes up other noise than that of the rounds which are out is not what was accounted
+    for.
+
+    Attributes:
+        grid: Flower's connection to the nodes.
+        aggregation: what makes a sum of answers.
+        ledger: open.
+        federation: the nodes and their noise.
+        rounds: the method's state, and what is over.
+        asked: the round under way, or the one that was last; None before the first.
+        noise: the stream of the phase under way; None where its rounds draw their own.
+    """
+
+    grid: WindowedGrid
+    aggregation: Aggregation
+    ledger: PrivacyLedger
+    federation: Federation
+    rounds: KeptRounds
+    asked: AskedRound | None = None
+    noise: CorrelatedNoise | None = None
 
 
 class PrivateSumStrategy(Strategy):
@@ -102,6 +131,9 @@ class PrivateSumStrategy(Strategy):
         tracker: one of your own, told in place of the setting's; set it before `start`.
     """
 
+    #: Its settings.
+    config_class: ClassVar[type[PrivateSumConfig]] = PrivateSumConfig
+
     #: Messages to nodes that are built and not yet answered, at most.
     messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
 
@@ -124,7 +156,25 @@ class PrivateSumStrategy(Strategy):
         self.tracker: Tracker | None = None
         self._random: RandomSource = random or SecureRandom()
         self._run: RunDirectory | None = None
-        self._asking: Asking | None = None
+        self._started: Started | None = None
+
+    @classmethod
+    def from_run_config(
+        cls, run_config: Mapping[str, Any], *, other_keys: Collection[str] = (), **parts: Any
+    ) -> Self:
+        """The strategy with the settings of a run configuration.
+
+        Args:
+            run_config: `context.run_config`: flat hyphenated keys, as in `[tool.flwr.app.config]`.
+            other_keys: keys that belong to the rest of your app.
+            parts: what the strategy takes beside its settings, such as `generator`.
+
+        Raises:
+            ConfigError: a key is unknown, or its value has the wrong type or is out of range.
+        """
+        made: Any = cls
+        config = cls.config_class.from_run_config(run_config, other_keys=other_keys)
+        return cast("Self", made(config, **parts))
 
     # ------------------------------------------------------------------ Flower's interface
 
@@ -136,7 +186,7 @@ class PrivateSumStrategy(Strategy):
     @property
     def plan(self) -> Plan:
         """The phases of the run with their noise; available from the first question on."""
-        return need(self._asking).federation.settled.plan
+        return need(self._started).federation.settled.plan
 
     def start(
         self,
@@ -146,7 +196,7 @@ class PrivateSumStrategy(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: flower_loop.Evaluate | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the method from the first round, or from where an earlier run stopped.
 
@@ -174,38 +224,50 @@ class PrivateSumStrategy(Strategy):
                 directory keeps everything finished so far.
         """
         settings = self.config
-        own = (initial_arrays, train_config, evaluate_config)
-        flower_loop.refuse_own_messages(type(self).__name__, *own)
-        flower_loop.refuse_other_rounds(num_rounds, settings)
-        timeout = flower_loop.seconds_per_round(timeout, settings)
+        _refuse_own_messages(type(self).__name__, initial_arrays, train_config, evaluate_config)
+        if num_rounds not in (None, settings.num_rounds):
+            raise ConfigError(
+                f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
+                "which the noise is computed: set it in the configuration"
+            )
+        # At 0 a round would be charged without waiting for anybody.
+        timeout = settings.round_timeout if timeout is None else timeout
+        timeout = check_number("timeout", timeout, gt=0)
         tracker = Following.of(settings.tracker, self.tracker)
-        secure = settings.secure_aggregation
         run = self._open_run()
         if run.status == "finished":  # which resume = "auto" allows
-            return result_of(run, settings, self.method, type(self).__name__, tracker)
+            return self._result_again(tracker)
         with run.session():
             window = WindowedGrid(grid, window=self.messages_under_way)
-            rounds = RoundEnds(
+            rounds = KeptRounds(
                 run=run, method=self.method, total=settings.num_rounds, tracker=tracker
             )
             federation = self._prepare(window, timeout)
             with self._open_ledger(run) as ledger:
-                following = self._following(rounds, ledger, federation)
-                if federation is not None and following.question is not None:
-                    self._asking = Asking(
+                plan = None if federation is None else federation.settled.plan
+                with self._timed("begin"):
+                    rounds.go_on(ledger, plan)
+                result = Result()
+                if federation is not None:
+                    secure = settings.secure_aggregation
+                    self._started = Started(
                         grid=window,
                         aggregation=Secure(timeout=timeout) if secure else Central(),
                         ledger=ledger,
                         federation=federation,
                         rounds=rounds,
-                        behind=following.behind,
-                        question=following.question,
                     )
-                result = self._ask_all(timeout, evaluate_fn)
+                    self._ask_all(result, timeout, evaluate_fn)
+                give_room_back(run)  # what a process has left that was killed in the last round
+                self._forget_noise()
                 rounds.close(ledger, go_on=self._go_on)
-                result = flower_loop.completed(result, following.behind, self.method, settings)
+                result.arrays = result.arrays or self._arrays(rounds) or result.arrays
                 with self._timed("finish"):
-                    summary = {**self.method.finish(), **ledger.spent, **self._stamped()}
+                    summary = {
+                        **self.method.finish(rounds.state),
+                        **ledger.spent,
+                        **self._stamped(),
+                    }
                     stamped.mark_all(run.path / "models", self.method.stamp)
                 run.settle_metrics()  # what may fail comes before the word that all is done
                 run.mark_finished(summary)
@@ -218,6 +280,81 @@ class PrivateSumStrategy(Strategy):
             )
             logger.info("the run is in %s", run.path)
         return result
+
+    def _ask_all(
+        self,
+        result: Result,
+        timeout: float,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Ask every round that is left, as Flower's own loop does; a discarded one again."""
+        started = need(self._started)
+        grid, rounds = started.grid, started.rounds
+        arrays = self._arrays(rounds)
+        try:
+            number = rounds.over
+            while True:
+                if evaluate_fn is not None and arrays is not None and number == rounds.over:
+                    evaluated = evaluate_fn(number, arrays)
+                    if evaluated is not None:
+                        result.evaluate_metrics_serverapp[number] = evaluated
+                if rounds.over >= rounds.total:
+                    break
+                number = rounds.over + 1
+                messages = self.configure_train(number, need(arrays), ConfigRecord(), grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                arrays, metrics = self.aggregate_train(number, replies)
+                if arrays is not None:
+                    result.arrays = arrays
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+        finally:
+            give_room_back(self.run)  # also what a killed process had taken
+
+    def _arrays(self, rounds: KeptRounds) -> ArrayRecord | None:
+        """What the next round is asked of; after the last one what the method has learnt."""
+        question = rounds.question
+        if question is None and (learnt := self.method.arrays(rounds.state)) is not None:
+            question = Question(self.method.queries[-1], learnt)
+        return None if question is None else broadcast_of(question, self.config)
+
+    def _result_again(self, tracker: Following | None) -> Result:
+        """Flower's result of a finished run, from its directory; nobody is asked.
+
+        Of every round the numbers of its line, and the arrays that the run ended with, for which
+        the method loads its model. What `evaluate_fn` gave is not in the run directory.
+        """
+        run, name = self.run, type(self).__name__
+        try:
+            run.ledger_lines()  # a cut ledger is refused, as wherever a run is opened
+            changes = changes_of_run(run, self.config, strategy=name)
+            for key, (made, now) in changes.items():
+                logger.warning("%s = %r changes nothing: the run finished with %r", key, now, made)
+            logger.info(
+                "the run in %s has finished: this is its result; nobody is asked, nothing is spent",
+                run.path,
+            )
+            result = Result()
+            kept = last_state(run)
+            if type(self.method).arrays is not Method.arrays and kept is not None:
+                unseen = ShownProgress(lambda _: None)  # the run's own file stays as it is
+                self.method.setup(RunContext(run=run, progress=unseen, released=Releases(run).of))
+                total = self.config.num_rounds
+                result.arrays = (
+                    self._arrays(
+                        KeptRounds(
+                            run=run, method=self.method, total=total, state=kept[1], over=total
+                        )
+                    )
+                    or result.arrays
+                )
+            for line in run.metrics():
+                result.train_metrics_clientapp[int(line["round"])] = _numbers_of(line)
+            if tracker is not None:
+                tracker.tell(run)
+            return result
+        finally:
+            run.unlock()
 
     def summary(self) -> None:
         """Log what the run will spend."""
@@ -242,20 +379,16 @@ class PrivateSumStrategy(Strategy):
         The ledger records that the round has begun before anything is sent, so a run that dies
         inside the round finds it there and charges it. The messages can be read once.
         """
-        asking = need(self._asking)
-        if asking.question is None:
-            # Flower's loop goes on to the number of rounds it was given; nobody is asked in them.
-            return []
-        number = asking.behind + server_round
+        started = need(self._started)
+        number, begun = started.rounds.over + 1, clock.seconds()
         # As nodes see it after the journey.
-        question = replace(asking.question, broadcast=wire.read_broadcast(arrays))
-        started = clock.seconds()
+        question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
         phase = self.plan.at(number)
-        roster, source = asking.federation.roster, asking.federation.source_of(question.query)
+        roster, source = started.federation.roster, started.federation.source_of(question.query)
         refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
-            connected=set(asking.grid.get_node_ids()),
+            connected=set(started.grid.get_node_ids()),
             random=self._random,
             everybody=self.config.secure_aggregation,
         )
@@ -264,11 +397,11 @@ class PrivateSumStrategy(Strategy):
         ask = ask_of(
             question,
             self.config,
-            asking.federation.settled,
+            started.federation.settled,
             number=number,
             mechanism=mechanism,
             source=source,
-            secure=asking.federation.terms,
+            secure=started.federation.terms,
         )
         asked = AskedRound(
             number=number,
@@ -278,7 +411,7 @@ class PrivateSumStrategy(Strategy):
             most_users={node: one.most_users for node, one in recipients.items()},
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
-            started=started,
+            begun=begun,
             # Packed before it is paid for: what cannot be packed is not asked.
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
             secure=self.config.secure_aggregation,
@@ -300,12 +433,12 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return asking.aggregation.messages(asks(), arrays, grid=asking.grid)
+        return started.aggregation.messages(asks(), arrays, grid=started.grid)
 
     def _begin(self, asked: AskedRound) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
-        asking, settings = need(self._asking), self.config
-        asking.rounds.refuse_where_stopped(asked.number)
+        started, settings = need(self._started), self.config
+        started.rounds.refuse_where_stopped(asked.number)
         numbers = asked.question.query.answer_length(asked.question.broadcast)
         correlation = self._open_noise(asked.number)
         memory = numbers * correlation.factorisation.buffers if correlation else 0
@@ -320,48 +453,45 @@ class PrivateSumStrategy(Strategy):
             correlation=correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         )
-        asking.ledger.begin(
+        started.ledger.begin(
             spec,
             planned_users=max(1, round(asked.sampling.expected_users)),
             secure_randomness=self._random.secure,
         )
-        asking.asked = asked
+        started.asked = asked
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Release the noisy sum of a round and hand it to the method."""
-        asking = need(self._asking)
-        if asking.question is None:
-            return None, None
-        asked, rounds = need(asking.asked), asking.rounds
+        started = need(self._started)
+        asked, rounds = need(started.asked), started.rounds
         released, counts = self._release(asked, replies)
-        if late := asking.grid.take_late():
+        if late := started.grid.take_late():
             counts["rejected: late reply"] = late
         answered = clock.seconds()
-        spent = {**asking.ledger.spent, **self._stamped()}
+        spent = {**started.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
         # On the disk before anything is made of the release: a round that is killed from here on
         # keeps its line.
         self.run.hold_metrics(asked.number, metrics)
-        if released is None:
-            rounds.lose(asked.number, asking.ledger)
-            asking.question = rounds.after_skipped(asked.number)
-        else:
-            asking.question = rounds.finish(released)
+        if released is not None:
+            rounds.release(released)
+        elif asked.number in started.ledger.rounds_charged:
+            rounds.leave_out(asked.number, "lost")
+        elif asked.secure or not self.plan.at(asked.number).makes_up:
+            # A node begins a round of secure aggregation once in a run of Flower's.
+            rounds.leave_out(asked.number, "discarded")
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(
             "round",
             round=asked.number,
-            seconds_feedback=answered - asked.started,
+            seconds_feedback=answered - asked.begun,
             seconds_server=clock.seconds() - answered,
         )
         rounds.settle()
-        asking.federation.attendance.check(consequence=self._after_silence(asked))
-        return (
-            flower_loop.arrays_of(asking.question, self.method, self.config),
-            flower_loop.numbers_of(metrics),
-        )
+        started.federation.attendance.check(consequence=self._after_silence(asked))
+        return self._arrays(rounds), _numbers_of(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -390,14 +520,14 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        asking, query = need(self._asking), asked.question.query
+        started, query = need(self._started), asked.question.query
         expected = Expected(
             query=query,
             length=query.answer_length(asked.question.broadcast),
             most_users=asked.most_users,
             roster_users=asked.roster_users,
         )
-        collected = asking.aggregation.collect(replies, expected=expected, grid=asking.grid)
+        collected = started.aggregation.collect(replies, expected=expected, grid=started.grid)
         leave_room(self.run, numbers=expected.length)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
@@ -413,13 +543,13 @@ class PrivateSumStrategy(Strategy):
         self._note_attendance(asked, collected.answering, counts)
         random: RandomSource = self._random
         noise_std = asked.mechanism.standard_deviation
-        if asking.noise is not None:
+        if started.noise is not None:
             # On the disk before the ledger says that the sum is out: what is out, later rounds
             # must take up. The round's noise then comes from there in place of fresh noise.
-            asking.noise.prepare(asked.number, expected.length)
-            noise_std *= asking.noise.deviation(asked.number)
-            random = asking.noise
-        asking.ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
+            started.noise.prepare(asked.number, expected.length)
+            noise_std *= started.noise.deviation(asked.number)
+            random = started.noise
+        started.ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
         if collected.noise_std:
             # The nodes have added it.
             values, noise_std = from_grid(collected.total), collected.noise_std
@@ -442,19 +572,19 @@ class PrivateSumStrategy(Strategy):
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        asking, told = need(self._asking), asked.why_lost(reason)
-        asking.federation.attendance.lost(asked.number, told)
+        started, told = need(self._started), asked.why_lost(reason)
+        started.federation.attendance.lost(asked.number, told)
         if charged or asked.sampling.hides_cohort:
-            asking.ledger.charge(round=asked.number, num_users=num_users)
+            started.ledger.charge(round=asked.number, num_users=num_users)
         else:
-            asking.ledger.discard(round=asked.number, num_users=num_users, reason=reason)
+            started.ledger.discard(round=asked.number, num_users=num_users, reason=reason)
         logger.warning("round %d is left out: %s", asked.number, told)
 
     def _note_attendance(
         self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
     ) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
-        attendance = need(self._asking).federation.attendance
+        attendance = need(self._started).federation.attendance
         if not asked.sampling.hides_cohort or answering & asked.always_asked:
             attendance.answered()
         else:
@@ -471,18 +601,18 @@ class PrivateSumStrategy(Strategy):
 
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
-        asking = need(self._asking)
-        settled = asking.federation.settled
+        started = need(self._started)
+        settled = started.federation.settled
         correlation = settled.correlation_at(number)
         if number == settled.plan.first_round(settled.plan.at(number)):
             # That of the phase before, which no round takes up, also of a process that is gone.
             self._forget_noise()
-        if correlation is None or asking.noise is not None:
+        if correlation is None or started.noise is not None:
             return correlation
         path = self.run.path / NOISE_FILE
-        asking.noise = CorrelatedNoise(correlation, random=self._random, path=path)
-        released = asking.ledger.last_released(correlation)
-        if released is not None and released > asking.noise.last_round:
+        started.noise = CorrelatedNoise(correlation, random=self._random, path=path)
+        released = started.ledger.last_released(correlation)
+        if released is not None and released > started.noise.last_round:
             raise LedgerError(
                 f"{path} does not reach round {released}, which was released: the noise of the "
                 "rounds to come must take that round's noise up, and the run cannot continue"
@@ -495,8 +625,8 @@ class PrivateSumStrategy(Strategy):
         Not only after a last round that was released. One that was lost leaves the memory of the
         round before on the disk, and a process killed while writing leaves a file of its own.
         """
-        if self._asking is not None:
-            self._asking.noise = None
+        if self._started is not None:
+            self._started.noise = None
         for file in (self.run.path / NOISE_FILE, *leftovers(self.run.path / NOISE_FILE)):
             file.unlink(missing_ok=True)
 
@@ -516,7 +646,7 @@ class PrivateSumStrategy(Strategy):
             strategy=type(self).__name__,
             resume=resume,
         )
-        self._asking = None  # of an earlier start
+        self._started = None  # of an earlier start
         return self._run
 
     def _prepare(self, grid: Grid, timeout: float) -> Federation | None:
@@ -544,38 +674,6 @@ class PrivateSumStrategy(Strategy):
         run.follow_ledger(lambda: ledger.digest)
         return ledger
 
-    # ------------------------------------------------------------------ the rounds
-
-    def _following(
-        self, rounds: RoundEnds, ledger: PrivacyLedger, federation: Federation | None
-    ) -> Next:
-        """What is asked first, or after the rounds that are over."""
-        plan = None if federation is None else federation.settled.plan
-        if self.run.goes_on:
-            return rounds.go_on(ledger, plan)
-        with self._timed("begin"):
-            return rounds.begin(plan)
-
-    def _ask_all(self, timeout: float, evaluate_fn: flower_loop.Evaluate | None) -> Result:
-        """Ask every round that is left, in Flower's own loop."""
-        result, asking = Result(), self._asking
-        try:
-            if asking is not None:
-                evaluate = evaluate_fn and flower_loop.evaluated_by(
-                    evaluate_fn, asking.behind, lambda: asking.last_asked
-                )
-                result = super().start(
-                    asking.grid,
-                    initial_arrays=broadcast_of(need(asking.question), self.config),
-                    num_rounds=self.config.num_rounds - asking.behind,
-                    timeout=timeout,
-                    evaluate_fn=evaluate,
-                )
-        finally:
-            give_room_back(self.run)  # also what a killed process had taken
-        self._forget_noise()
-        return result
-
     @contextlib.contextmanager
     def _timed(self, event: str) -> Iterator[None]:
         """Record for the owner how long the server works on something."""
@@ -596,9 +694,34 @@ class PrivateSumStrategy(Strategy):
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}
 
 
+def _refuse_own_messages(strategy: str, *given: object) -> None:
+    """Refuse what Flower's strategies take to make messages of; a private round makes its own.
+
+    Raises:
+        ConfigError: `initial_arrays`, `train_config` or `evaluate_config` is not None.
+    """
+    if any(one is not None for one in given):
+        raise ConfigError(
+            f"{strategy}.start makes its own messages: leave initial_arrays, train_config and "
+            "evaluate_config out"
+        )
+
+
+def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:
+    """What of a round's line is a number, as Flower keeps it."""
+    return MetricRecord(
+        {
+            key: value
+            for key, value in metrics.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    )
+
+
 #: What a subclass may not replace: everything but how it is made.
 _PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
     "__init__",
+    "config_class",
     "messages_under_way",
     "__module__",
     "__doc__",

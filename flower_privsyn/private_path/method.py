@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.private_path.needs import Look, Needs
-from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 
@@ -99,7 +101,7 @@ class Outline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
+class RunContext:
     """Where a method works.
 
     Attributes:
@@ -112,6 +114,11 @@ class Workplace:
     progress: Progress
     released: Callable[[int], ReleasedSum | None]
 
+    def releases(self) -> list[SumOfUsers]:
+        """All releases of the run, as `ReleasedSum.of_users` has each of them."""
+        found = (self.released(number) for number in self.run.rounds_with_outcome("released"))
+        return [one.of_users for one in found if one is not None]
+
 
 class Method(ABC):
     """A method: what is asked, and what becomes of what was released.
@@ -119,27 +126,44 @@ class Method(ABC):
     It sees public text, released sums and the run directory. Nodes, sums, noise and ledger are the
     private path's (`PrivateSumStrategy`) and the same for every method.
 
-    All it returns are values. `first`, `following` and `restore` store in the run directory what
-    `restore` needs for later rounds before they return, and may be called again for the same round
-    when a run is resumed.
+    What a method knows between two rounds is its state, a mapping that the engine keeps
+    (`flower_privsyn.private_path.state`): after any kill it loads the last one and steps it through
+    the releases that were charged since. So `init`, `ask` and `step` give the same from the same,
+    in whatever process, and a method restores nothing itself. Files that they write for readers of
+    the run, such as a round's texts, are written again alike.
+
+    Long work within `init` or `step` may keep what it has done in `scratch`, a folder that a killed
+    run finds again and that is emptied once the state is on the disk.
     """
-
-    #: Settings that a resumed run may change: no release, made or to come, depends on them.
-    changeable: ClassVar[frozenset[str]] = frozenset()
-
-    #: The same once all releases are made.
-    changeable_once_released: ClassVar[frozenset[str]] = frozenset()
 
     #: What an app gave to write in place of the setting `generator`; None where the setting says.
     given_writer: TextGenerator | None = None
+
+    #: Where the method works, from `setup` on: `setup` sets it.
+    place: RunContext
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; from `setup` on."""
+        return self.place.run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; from `setup` on."""
+        return self.place.progress
 
     @property
     def stamp(self) -> str | None:
         """What marks every figure of a run whose result the ledger does not cover; else None."""
         return None
 
+    @property
     @abstractmethod
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def queries(self) -> tuple[Query, ...]:
+        """Every question the run may ask, as it is first asked; settled by `setup`."""
+
+    @abstractmethod
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load and check everything the server needs, before any budget is spent.
 
         Every start calls it. The one before may have failed, also in here, have had another run
@@ -156,10 +180,45 @@ class Method(ABC):
             PrivsynError: something is missing or unusable.
         """
 
-    @property
+    def init(self, scratch: Path) -> State:
+        """What is known before round 1; here nothing.
+
+        Args:
+            scratch: a folder for what long work keeps of itself.
+        """
+        return {}
+
     @abstractmethod
-    def queries(self) -> tuple[Query, ...]:
-        """Every question the run may ask, as it is first asked; settled by `prepare`."""
+    def ask(self, state: State, number: int) -> Question:
+        """What a round asks.
+
+        Args:
+            state: what is known.
+            number: of the round, 1-based.
+        """
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        """Post-process a release; here nothing is made of it before all are there.
+
+        A round that was lost has no step: the state stays as it was.
+
+        Args:
+            state: what was known when the round was asked; stays as it is.
+            release: the noisy sum.
+            scratch: a folder for what long work keeps of itself.
+
+        Returns:
+            What is known after it.
+        """
+        return state
+
+    @abstractmethod
+    def finish(self, state: State) -> dict[str, Any]:
+        """Make and write the result, which a killed run may have begun; figures for its end.
+
+        Args:
+            state: what is known after the last round.
+        """
 
     def phases(self, population: int) -> tuple[Phase, ...] | None:
         """The rounds of the run, in groups that share noise, sampling and correlation.
@@ -171,60 +230,35 @@ class Method(ABC):
         """
         return None
 
-    @abstractmethod
-    def first(self) -> Question:
-        """What round 1 asks."""
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
+        """Refuse a plan whose releases could not be used; asked before the next round is.
 
-    @abstractmethod
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """Post-process a release into the next question.
+        What it reads is public. `privsyn check` asks before `setup` as well.
 
         Args:
-            release: the noisy sum.
-            last: no further round follows; return None.
+            plan: its phases, with the population there is and their noise settled.
+            spent: words for what the run has cost.
+            state: what is known, of a run that goes on.
 
         Returns:
-            What the next round asks. None after the last round, and before it to end the run
-            early: the rounds that are left are neither asked nor charged.
+            What the noise leaves; None where there is nothing to say.
+
+        Raises:
+            ConfigError: the result would say nothing.
         """
 
-    @abstractmethod
-    def restore(self, round_number: int) -> Question:
-        """What a round asks whose predecessor is over, from the run directory."""
+    def arrays(self, state: State) -> Broadcast | None:
+        """What has been learnt, as arrays: for `evaluate_fn` and Flower's `Result`.
 
-    @abstractmethod
-    def carry_over(self, round_number: int) -> None:
-        """Keep what a round asked whose release was lost, so that the next one can ask it."""
+        None, as here: there is nothing but the next round's broadcast.
 
-    def closing(self) -> Broadcast | None:
-        """What a round after the last would be asked of; None where that is made of nothing more.
-
-        For `evaluate_fn` and the arrays of Flower's `Result`, where the next question would say
-        what the last release has changed, as the parameters of a trained model.
+        Args:
+            state: what is known.
         """
         return None
 
-    def take_back(self, round_number: int) -> None:
-        """Undo what `carry_over` did for a round that is asked again after all.
-
-        Called before `restore`, for the last round first.
-        """
-
-    @abstractmethod
-    def finish(self) -> dict[str, Any]:
-        """Make and write the result; return figures for the end of the run."""
-
-    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
-        """Settings that a resumed run may change now.
-
-        Args:
-            run: the run directory.
-            all_released: whether no round is left to ask.
-        """
-        return self.changeable | (self.changeable_once_released if all_released else frozenset())
-
     def needs(self) -> Needs:
-        """What `prepare` and `finish` will use; nothing of it is loaded, and nothing by default."""
+        """What `setup` and `finish` will use; nothing of it is loaded, and nothing by default."""
         return Needs()
 
     def outline(self, look: Look) -> Outline | None:
@@ -238,22 +272,6 @@ class Method(ABC):
         """
         return None
 
-    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
-        """Refuse a plan whose releases could not be used; asked before the next round is.
-
-        What it reads is public. `privsyn check` asks before `prepare` as well.
-
-        Args:
-            plan: its phases, with the population there is and their noise settled.
-            spent: words for what the run has cost.
-
-        Returns:
-            What the noise leaves; None where there is nothing to say.
-
-        Raises:
-            ConfigError: the result would say nothing.
-        """
-
     def describe(self, plan: Plan) -> Sequence[str]:
         """Further sentences for the log, on what the run is about to spend.
 
@@ -264,7 +282,7 @@ class Method(ABC):
 
 
 def need(value: T | None) -> T:
-    """What `prepare` has set.
+    """What `setup` has set.
 
     Raises:
         RuntimeError: it has not been called.

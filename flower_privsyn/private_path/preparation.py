@@ -13,16 +13,17 @@ from flower_privsyn.models import stamped
 from flower_privsyn.private_path.attendance import Attendance
 from flower_privsyn.private_path.changes import changes_of_run, record_changes
 from flower_privsyn.private_path.meeting import Meeting, Roster
-from flower_privsyn.private_path.method import Method, RecordSource, Workplace
+from flower_privsyn.private_path.method import Method, RecordSource, RunContext
 from flower_privsyn.private_path.noise_check import check_noise, refuse_unfit_noise
 from flower_privsyn.private_path.resume import (
     Releases,
-    all_released,
+    all_asked,
     nothing_spent,
     rounds_behind,
 )
 from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.private_path.settling import SettledPlan, announcement, plan_of, settle
+from flower_privsyn.private_path.state import last_state
 from flower_privsyn.private_path.writers import record_generators, refuse_another_writer
 from flower_privsyn.queries import Query
 from flower_privsyn.runs import RunDirectory
@@ -97,11 +98,11 @@ class Preparation:
             logger.warning("%s", method.stamp)
         for needed in method.needs().models:
             stamped.refuse(needed.setting, needed.name)
-        sources = method.prepare(Workplace(run=run, progress=progress, released=Releases(run).of))
+        sources = method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
         if resume:
-            record_changes(run, changes, num_rounds=settings.num_rounds)
+            record_changes(run, changes)
         record_generators(run, method)
-        if resume and all_released(run, num_rounds=settings.num_rounds):
+        if resume and all_asked(run, num_rounds=settings.num_rounds):
             logger.info("every round has been asked: the result is made without the nodes")
             return None
         # The noise of a fixed-size cohort depends on the roster.
@@ -137,7 +138,8 @@ class Preparation:
                 terms.noise_share,
             )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
-        if (found := method.check_plan(settled.plan, spent=spent)) is not None:
+        known = (last_state(run) or (0, None))[1]
+        if (found := method.check(settled.plan, spent=spent, state=known)) is not None:
             if found.warning:  # the session's warnings are noted
                 logger.warning("%s", found.sentence)
             else:
@@ -168,9 +170,7 @@ class Preparation:
     def _changes(self) -> dict[str, tuple[Any, Any]]:
         """What a run that is resumed does otherwise; refused where it may not."""
         self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
-        changes = changes_of_run(
-            self.run, self.settings, self.method, strategy=self.strategy, grid=self.grid
-        )
+        changes = changes_of_run(self.run, self.settings, strategy=self.strategy, grid=self.grid)
         refuse_another_writer(self.run, self.method, named="generator" in changes)
         return changes
 

@@ -11,35 +11,35 @@ from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.runs import RunDirectory, how_to_resume
 
 
+def rounds_over(ledger: PrivacyLedger) -> int:
+    """Rounds that no node will be asked again.
+
+    Those that were charged, or begun and are about to be; and where the noise of rounds is
+    correlated, whatever was begun of them: the second answer of a user would be one more than the
+    sensitivity allows for. Others that were discarded are asked again.
+    """
+    correlated = (ledger.last_started(one) or 0 for one in ledger.correlations)
+    return max((0, *ledger.rounds_charged, *ledger.rounds_started, *correlated))
+
+
 def rounds_behind(run: RunDirectory) -> int:
-    """Rounds of a resumed run that no node will be asked again; 0 of a run without a ledger."""
+    """Rounds of a resumed run that are paid for, or about to be; 0 of a run without a ledger."""
     if not run.ledger_file.exists():
         return 0
     ledger = PrivacyLedger.read(run.ledger_file)
-    # A round that was discarded last is asked again.
     return max((0, *ledger.rounds_charged, *ledger.rounds_started))
 
 
-def all_released(run: RunDirectory, *, num_rounds: int) -> bool:
+def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:
     """Whether a run that is resumed has no round left to ask.
 
     Args:
         run: its directory.
         num_rounds: rounds that it is resumed for.
     """
-    finished = run.finished_rounds()
-    if not run.ledger_file.exists() or not finished:
+    if not run.ledger_file.exists():
         return False
-    ledger = PrivacyLedger.read(run.ledger_file)
-    charged = {*ledger.rounds_charged, *ledger.rounds_started}
-    reached = max((*charged, *finished))
-    if not ledger.correlations:
-        # Those that were discarded last are asked again.
-        again = set(run.rounds_with_outcome("discarded")) - charged
-        while reached in again:
-            reached -= 1
-    state = run.round_state(reached) or {}
-    return reached >= num_rounds or bool(state.get("ended"))
+    return rounds_over(PrivacyLedger.read(run.ledger_file)) >= num_rounds
 
 
 def earliest_end(run: RunDirectory) -> int | None:

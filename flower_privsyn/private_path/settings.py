@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -25,10 +26,11 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
 from flower_privsyn.privacy.plan import BoundedQuestion
-from flower_privsyn.private_path.attendance import default_least_users
 from flower_privsyn.secure_aggregation import Terms
 
 logger = logging.getLogger("flwr.privsyn")
+
+T = TypeVar("T")
 
 #: Settings of which every method may have another default: an app that runs several leaves it.
 _EMPTY_IS_DEFAULT = frozenset({"sampling", "selection"})
@@ -46,16 +48,29 @@ CLIENT_KEYS = frozenset(
 )
 
 
-def _unknown(keys: Sequence[str], known: Collection[str]) -> str:
+def _unknown(keys: Sequence[str], known: Collection[str], where: str) -> str:
     """What is said of keys that no setting has, each with the one that may have been meant."""
     told = []
     for key in keys:
         close = difflib.get_close_matches(key, known, n=1)
         told.append(f'"{key}"' + (f' (did you mean "{close[0]}"?)' if close else ""))
-    return (
-        f"unknown key{'s' if len(keys) > 1 else ''} {', '.join(told)} in the run configuration; "
-        "an app names keys of its own in other_keys"
-    )
+    return f"unknown key{'s' if len(keys) > 1 else ''} {', '.join(told)} in {where}"
+
+
+def default_least_users(sampling: Sampling) -> int:
+    """Users whose answers a round needs where nothing was set: half of those expected, at least 1.
+
+    Groups that take turns are dealt by a hash, so their sizes vary: four standard deviations
+    below the average are still a whole group.
+
+    Args:
+        sampling: of a public cohort, with its population.
+    """
+    expected = sampling.expected_users
+    least = expected / 2
+    if sampling.takes_turns:
+        least = min(least, expected - 4 * math.sqrt(expected))
+    return max(1, math.ceil(least))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +83,10 @@ class PrivateSumConfig(Settings):
     everybody in every round for all others; the best rows for `JointSketch`, and candidates drawn
     by their votes for `PrivateEvolution`.
     """
+
+    #: Keys that the result alone is made by: once every round has been asked, a resumed run may
+    #: change them.
+    afterwards: ClassVar[frozenset[str]] = frozenset()
 
     epsilon: Annotated[
         float | None,
@@ -228,21 +247,27 @@ class PrivateSumConfig(Settings):
             raise ConfigError(f"resume = {said} needs run-dir, the folder of the run to continue")
 
     @classmethod
-    def refuse_other(cls, config: object, *, strategy: str) -> None:
-        """Refuse what is given to a strategy in place of settings of this class.
+    def given(cls, config: object, settings: Mapping[str, Any], *, strategy: str) -> Self:
+        """The settings that a strategy is made with: an object of this class, or keywords.
 
         Args:
-            config: what was given.
+            config: an object of this class; None where keywords are given.
+            settings: the keywords, by the names of the fields.
             strategy: its name.
 
         Raises:
-            ConfigError: it is something else, or of another strategy.
+            ConfigError: it is something else, or of another strategy; or there is no such keyword.
         """
-        if not isinstance(config, cls):
-            given = f"a {type(config).__name__}"
-            if isinstance(config, type):
-                given = f"the class {config.__name__}"
-            raise ConfigError(f"{strategy} takes a {cls.__name__}(...), got {given}")
+        if unknown := [name for name in settings if name not in cls.declared]:
+            raise ConfigError(_unknown(unknown, cls.declared, f"{strategy}(...)"))
+        if config is None:
+            return cls(**settings)
+        if isinstance(config, cls):
+            return replace(config, **settings)
+        given = f"a {type(config).__name__}"
+        if isinstance(config, type):
+            given = f"the class {config.__name__}"
+        raise ConfigError(f"{strategy} takes a {cls.__name__}(...) or its keywords, got {given}")
 
     def _check_accounting(self) -> None:
         """Refuse combinations for which there is no bound."""
@@ -345,7 +370,10 @@ class PrivateSumConfig(Settings):
         }
         own = [key for key in run_config if key not in CLIENT_KEYS and key not in other_keys]
         if unknown := [key for key in own if key not in known]:
-            raise ConfigError(_unknown(unknown, known))
+            raise ConfigError(
+                _unknown(unknown, known, "the run configuration")
+                + "; an app names keys of its own in other_keys"
+            )
         for key in own:
             value = run_config[key]
             name = known[key]
@@ -450,3 +478,23 @@ class PrivateSumConfig(Settings):
                 population,
                 1 / population,
             )
+
+
+class Preset:
+    """A paper's settings as a constructor: `PrivateEvolution.pre_text(epsilon=1.29)`.
+
+    Args:
+        settings: the class method of the settings that states them.
+    """
+
+    def __init__(self, settings: Callable[..., PrivateSumConfig]) -> None:
+        self._settings = settings
+
+    def __get__(self, strategy: object, owner: Callable[..., T]) -> Callable[..., T]:
+        """What makes the strategy of these settings; it takes the keywords of the settings."""
+
+        @functools.wraps(self._settings)
+        def made(**changed: Any) -> T:
+            return owner(self._settings(**changed))
+
+        return made

@@ -10,6 +10,7 @@
           rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
                            generator candidates.parquet, adapter/, training.json in place of the
                            population; metrics.json until its line is in metrics.jsonl
+          checkpoint-*.npz what the method knew after its last round
           noise.npz        of DP-FTRL, while rounds are left: the memory of its noise, secret
           models/
 ```

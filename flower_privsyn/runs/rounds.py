@@ -13,8 +13,6 @@ from flower_privsyn.errors import RunDirectoryError
 ROUNDS: Final = "rounds"
 """Folder of the rounds in a run directory."""
 
-"""Folder of rounds that follow one release."""
-
 TRAINING: Final = "training.json"
 """What a round's training of the generator reported."""
 
@@ -95,26 +93,6 @@ class RoundFiles:
         return self.folder / "candidates.parquet"
 
     @property
-    def selected(self) -> Path:
-        """Public texts that the round's release chose for the rounds after it."""
-        return self.folder / "selected.jsonl"
-
-    @property
-    def judged(self) -> Path:
-        """How far the round's survivors are from what was released to judge rounds by."""
-        return self.folder / "judged.json"
-
-    @property
-    def responses(self) -> Path:
-        """What the generator wrote so far, while a round is being made."""
-        return self.folder / "responses.jsonl"
-
-    @property
-    def bias(self) -> Path:
-        """What the round's release adds to the logits of the rounds after it."""
-        return self.folder / "bias.safetensors"
-
-    @property
     def adapter(self) -> Path:
         """Folder of the adapter that the round trained."""
         return self.folder / "adapter"
@@ -123,16 +101,6 @@ class RoundFiles:
     def training(self) -> Path:
         """What the round's training of the generator reported."""
         return self.folder / TRAINING
-
-    @property
-    def model(self) -> Path:
-        """The trained model after the round."""
-        return self.folder / "model.safetensors"
-
-    @property
-    def server_state(self) -> Path:
-        """The server's optimiser after the round."""
-        return self.folder / "server.safetensors"
 
     @property
     def server(self) -> Path:
@@ -144,9 +112,7 @@ class RoundFiles:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
 
-    def record(
-        self, kind: Literal["state", "metrics", "training", "server", "judged"]
-    ) -> dict[str, Any]:
+    def record(self, kind: Literal["state", "metrics", "training", "server"]) -> dict[str, Any]:
         """The object in one of the small JSON files; empty where it is missing or damaged."""
         file: Path = getattr(self, kind)
         try:

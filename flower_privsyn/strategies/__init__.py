@@ -17,11 +17,12 @@ if TYPE_CHECKING:
         Outline,
         Question,
         RecordSource,
-        Workplace,
+        RunContext,
     )
     from flower_privsyn.private_path.needs import Look, NeededModel, Needs
     from flower_privsyn.private_path.release import ReleasedSum
     from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
+    from flower_privsyn.private_path.state import State
     from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
@@ -82,7 +83,8 @@ _HOMES = {
     "Question": "private_path.method",
     "RecordSource": "private_path.method",
     "ReleasedSum": "private_path.release",
-    "Workplace": "private_path.method",
+    "State": "private_path.state",
+    "RunContext": "private_path.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
     "Finding": "private_path.method",
@@ -133,7 +135,8 @@ __all__ = [
     "Question",
     "RecordSource",
     "ReleasedSum",
-    "Workplace",
+    "RunContext",
+    "State",
     "configuration_of",
     "strategy_of",
 ]

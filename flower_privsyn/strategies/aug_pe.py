@@ -10,7 +10,7 @@ The algorithm, step by step:
     private texts vote for the nearest candidate of their class                 `LabelledHistogram`
     Gaussian noise                                                             `PrivateSumStrategy`
     of every class the N / L candidates with most votes survive                              `Rank`
-    they and L - 1 variations of each are the next population                `Evolution.following`
+    they and L - 1 variations of each are the next population                `Evolution.step`
     the last survivors, with their labels, are the result                                  `finish`
 
 The paper is central and its unit is a text; here users vote, and a user is the unit.
@@ -28,11 +28,12 @@ import numpy as np
 from flower_privsyn.checks import IN_PYTHON, PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import RecordSource, Workplace, need
+from flower_privsyn.private_path.method import RecordSource, RunContext, need
 from flower_privsyn.private_path.needs import Needs
+from flower_privsyn.private_path.settings import Preset
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.strategies.parts.evolution import (
     Evolution,
@@ -187,7 +188,7 @@ class AugPE(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            AugPE(AugPEConfig.from_run_config(context.run_config)).start(grid)
+            AugPE.from_run_config(context.run_config).start(grid)
         ```
 
     Formal guarantee:
@@ -198,26 +199,35 @@ class AugPE(PrivateSumStrategy):
         private text. All else is post-processing.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of `config.variation`.
-        generator: in place of `config.generator`.
+        variation: in place of `config.variation`; a name is the setting.
+        generator: in place of `config.generator`; a name is the setting.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `AugPEConfig`.
 
     References:
         Xie et al. 2024 (Aug-PE).
     """
 
+    config_class = AugPEConfig
+    as_printed = Preset(AugPEConfig.as_printed)
+
     def __init__(
         self,
-        config: AugPEConfig,
+        config: AugPEConfig | None = None,
         *,
         embedder: Embedder | None = None,
-        variation: Variation | None = None,
-        generator: TextGenerator | None = None,
+        variation: Variation | str | None = None,
+        generator: TextGenerator | str | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        AugPEConfig.refuse_other(config, strategy="AugPE")
+        if isinstance(variation, str):
+            settings, variation = {**settings, "variation": variation}, None
+        if isinstance(generator, str):
+            settings, generator = {**settings, "generator": generator}, None
+        config = AugPEConfig.given(config, settings, strategy="AugPE")
         method = EvolutionByClass(
             config, embedder=embedder, variation=variation, generator=generator
         )
@@ -233,8 +243,6 @@ class EvolutionByClass(Evolution):
         variation: in place of `config.variation`.
         generator: in place of `config.generator`.
     """
-
-    changeable = SERVER_SETTINGS
 
     config: AugPEConfig
 
@@ -268,10 +276,10 @@ class EvolutionByClass(Evolution):
         config = self.config
         return not self.writes or config.likelihood_quantile > 0
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
         self._writer = None  # and what it writes with, of an earlier start
-        return super().prepare(place)
+        return super().setup(place)
 
     def _prepare_seeds(self) -> None:
         """Read the public text where it is needed, by class where texts have classes."""
@@ -397,7 +405,7 @@ class EvolutionByClass(Evolution):
 
     # ------------------------------------------------------------------ the result
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the survivors of the last released round, with their labels."""
         released = self.run.rounds_with_outcome("released")
         found = survivors(self.run, rounds=released[-1:])

@@ -17,7 +17,6 @@ as settings name the method, that loads a `CatalogueEntry`:
         title="histogram of text lengths",
         kind="synthetic text",
         queries=("text_lengths",),
-        config="text_lengths:TextLengthsConfig",
         strategy="text_lengths:TextLengths",
     )
 
@@ -55,12 +54,6 @@ OF_MODELS: Final[frozenset[Kind]] = frozenset({"chosen text", "on-device trainin
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-#: What every outside class must be: the settings, the strategy.
-_BASES = (
-    "flower_privsyn.private_path.settings:PrivateSumConfig",
-    "flower_privsyn.private_path.engine:PrivateSumStrategy",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +131,12 @@ class CatalogueEntry(ComparedMethod):
     Its name is of lower-case words joined by hyphens.
 
     Attributes:
-        config: reference to its settings, a `PrivateSumConfig`.
-        strategy: reference to the strategy, a `PrivateSumStrategy` made from those settings.
+        strategy: reference to the strategy, a `PrivateSumStrategy`.
         queries: names of the queries it asks, the first in every run, unless settings have
             another one asked in its place.
         papers: where it was published, the first above all; none for a method of this package.
     """
 
-    config: str
     strategy: str
     queries: tuple[str, ...]
     papers: tuple[Paper, ...] = ()
@@ -158,22 +149,22 @@ class CatalogueEntry(ComparedMethod):
                 "the name of a method must be lower-case words joined by hyphens, "
                 f"got {self.name!r}"
             )
-        for reference in (self.config, self.strategy):
-            if not _REFERENCE.fullmatch(reference):
-                raise ConfigError(
-                    f'the references of {self.name} must be "module:name", got {reference!r}'
-                )
+        if not _REFERENCE.fullmatch(self.strategy):
+            raise ConfigError(
+                f'the strategy of {self.name} must be "module:name", got {self.strategy!r}'
+            )
 
     @property
     def paper(self) -> str:
         """Its papers in one line; where there is none, whose method it is."""
-        home = re.split("[.:]", self.config)[0]
+        home = re.split("[.:]", self.strategy)[0]
         whose = "of this package" if home == "flower_privsyn" else f"of {home}"
         return "; ".join(map(str, self.papers)) or whose
 
     def classes(self) -> tuple[type[Any], type[Any]]:
         """Load its settings and its strategy."""
-        return resolved(self.config), resolved(self.strategy)
+        strategy = resolved(self.strategy)
+        return strategy.config_class, strategy
 
     def to_dict(self) -> dict[str, str]:
         """What `privsyn methods --json` prints of it."""
@@ -214,7 +205,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="private-evolution",
         title="private evolution",
         kind="synthetic text",
-        config=f"{_STRATEGIES}.private_evolution:PrivateEvolutionConfig",
         strategy=f"{_STRATEGIES}.private_evolution:PrivateEvolution",
         queries=("nearest_neighbor_histogram",),
         papers=(
@@ -232,7 +222,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="aug-pe",
         title="Aug-PE",
         kind="synthetic text",
-        config=f"{_STRATEGIES}.aug_pe:AugPEConfig",
         strategy=f"{_STRATEGIES}.aug_pe:AugPE",
         queries=("nearest_neighbor_histogram", "labelled_histogram"),
         papers=(Paper(authors="Xie et al.", venue="ICML", year=2024),),
@@ -247,7 +236,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="popri",
         title="POPri",
         kind="synthetic text",
-        config=f"{_STRATEGIES}.popri:POPriConfig",
         strategy=f"{_STRATEGIES}.popri:POPri",
         queries=("mean_similarity",),
         papers=(Paper(authors="Hou et al.", venue="ICML", year=2025),),
@@ -256,7 +244,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="joint-sketch",
         title="joint sketch",
         kind="chosen text",
-        config=f"{_STRATEGIES}.joint_sketch:JointSketchConfig",
         strategy=f"{_STRATEGIES}.joint_sketch:JointSketch",
         queries=("joint_sketch",),
     ),
@@ -264,7 +251,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="ctcl",
         title="CTCL",
         kind="synthetic text",
-        config=f"{_STRATEGIES}.ctcl:CTCLConfig",
         strategy=f"{_STRATEGIES}.ctcl:CTCL",
         queries=("nearest_neighbor_histogram", "conditional_delta"),
         papers=(Paper(authors="Tan et al.", year=2025),),
@@ -273,7 +259,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",
-        config=f"{_STRATEGIES}.dp_fedavg:DPFedAvgConfig",
         strategy=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
         queries=("model_delta",),
         papers=(
@@ -285,7 +270,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="dp-ftrl",
         title="DP-FTRL",
         kind="on-device training",
-        config=f"{_STRATEGIES}.dp_ftrl:DPFTRLConfig",
         strategy=f"{_STRATEGIES}.dp_ftrl:DPFTRL",
         queries=("model_delta",),
         papers=(
@@ -297,7 +281,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="hybrid",
         title="hybrid",
         kind="on-device training",
-        config=f"{_STRATEGIES}.hybrid:HybridConfig",
         strategy=f"{_STRATEGIES}.hybrid:Hybrid",
         queries=("joint_sketch", "model_delta"),
     ),
@@ -305,7 +288,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",
-        config=f"{_STRATEGIES}.parts.mid_training_settings:PublicMidTrainingConfig",
         strategy=f"{_STRATEGIES}.public_mid_training:PublicMidTraining",
         queries=("model_delta",),
         papers=(Paper(authors="Wang et al.", venue="NAACL", year=2024),),
@@ -315,7 +297,6 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="fred",
         title="FreD",
         kind="distances",
-        config=f"{_STRATEGIES}.fred:FreDConfig",
         strategy=f"{_STRATEGIES}.fred:FreD",
         queries=("moments",),
         papers=(Paper(authors="Hou et al.", year=2023),),
@@ -399,8 +380,10 @@ def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
         raise ConfigError(f"{point.value} is a {type(entry).__name__} and no CatalogueEntry")
     if entry.name != point.name:
         raise ConfigError(f'its entry calls itself "{entry.name}"')
-    for reference, base in zip((entry.config, entry.strategy), map(resolved, _BASES), strict=True):
-        cls = resolved(reference)
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise ConfigError(f"{reference} is no {base.__name__}")
+    cls, base = (
+        resolved(entry.strategy),
+        resolved("flower_privsyn.private_path.engine:PrivateSumStrategy"),
+    )
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(f"{entry.strategy} is no {base.__name__}")
     return entry

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +37,13 @@ from flower_privsyn.files import located, write_json
 from flower_privsyn.generation.topics import check_document_type
 from flower_privsyn.privacy import Phase, RandomSource, Sampling
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, RunContext, need
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import (
+    Broadcast,
     ConditionalDelta,
     NearestNeighborHistogram,
     Query,
@@ -72,18 +75,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: What is made of the releases, of which no release knows.
-_USES: Final = frozenset(
-    {
-        "synthetic-samples",
-        "temperature",
-        "top-p",
-        "max-new-tokens",
-        "repetition-penalty",
-        "word-filter",
-    }
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CTCLConfig(CorrelatedTrainingConfig):
@@ -95,6 +86,17 @@ class CTCLConfig(CorrelatedTrainingConfig):
     References:
         Tan et al. 2025, sections 3 and 4.1.3.
     """
+
+    afterwards = frozenset(
+        {
+            "synthetic-samples",
+            "temperature",
+            "top-p",
+            "max-new-tokens",
+            "repetition-penalty",
+            "word-filter",
+        }
+    )
 
     num_rounds: Annotated[
         int, Ge(2), "rounds of the run: one for the histogram, and all others train."
@@ -246,8 +248,7 @@ class CTCL(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = CTCLConfig(epsilon=4.0, num_users=3000, num_nodes=50)
-            CTCL(config).start(grid)
+            CTCL(epsilon=4.0, num_users=3000, num_nodes=50).start(grid)
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`. The generator is in
     `<run-dir>/models/final`, the texts in `<run-dir>/synthetic.jsonl`.
@@ -262,22 +263,26 @@ class CTCL(PrivateSumStrategy):
         protected by any of this.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `CTCLConfig`.
 
     References:
         Tan et al. 2025 (CTCL), section 3.
     """
 
+    config_class = CTCLConfig
+
     def __init__(
         self,
-        config: CTCLConfig,
+        config: CTCLConfig | None = None,
         *,
         embedder: Embedder | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        CTCLConfig.refuse_other(config, strategy="CTCL")
+        config = CTCLConfig.given(config, settings, strategy="CTCL")
         super().__init__(config, TopicsAndTraining(config, embedder=embedder), random=random)
 
 
@@ -289,7 +294,6 @@ class TopicsAndTraining(FederatedTraining):
         embedder: in place of `config.embedding_model`.
     """
 
-    changeable_once_released = _USES
     has_conditions = True
 
     config: CTCLConfig
@@ -345,13 +349,13 @@ class TopicsAndTraining(FederatedTraining):
 
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load topics, the model that finds them, and the generator."""
         config = self.config
         self._topics = self._load_topics()
         embedder = self._embedder = embedder_of(config, self._embedder)
         self._hierarchy().check_embedder(embedder, setting=f'topics = "{config.topics}"')
-        (training,) = super().prepare(place)
+        (training,) = super().setup(place)
         if self.model.encoder_decoder and not config.keywords:
             raise ConfigError(
                 f"keywords = false leaves the encoder of model {config.model!r} nothing to read: "
@@ -390,44 +394,39 @@ class TopicsAndTraining(FederatedTraining):
             conditions=tuple(self._texts_before(topics)),
         )
 
-    def first(self) -> Question:
-        """The centres of the topics, which are public."""
-        super().first()
+    def init(self, scratch: Path) -> State:
+        """The public parameters; the run directory says what the topics are."""
         self._described().write(self.run)
-        return self._voting()
+        return super().init(scratch)
 
     # ------------------------------------------------------------------ a round
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """The public parameters after the histogram; after every other round a step."""
+    def ask(self, state: State, number: int) -> Question:
+        """The centres of the topics, which are public; then updates."""
+        if number == FIRST_ROUND:
+            return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
+        return super().ask(state, number)
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        """The histogram of topics; after every other round a step."""
         number = release.round_number
         if number != FIRST_ROUND:
-            return super().following(release, last=last)
-        state = self._read(number - 1)
-        self._write(state, number)
-        topics = self._need_topics()
+            return super().step(state, release, scratch)
         write_json(
             RoundFiles(self.run.round_dir(number)).server,
             {
                 "noise_std": release.noise_std,
-                "topics": len(topics),
+                "topics": len(self._need_topics()),
                 "topics_above_noise": int((release.values > 2.0 * release.noise_std).sum()),
                 "topics_below_zero": int((release.values < 0.0).sum()),
                 "total": float(release.values.sum()),
             },
         )
-        return self._question(state, number + 1)
+        return {**state, "histogram": release.values}
 
-    def restore(self, round_number: int) -> Question:
-        """What a round asks whose predecessor is over."""
-        return self._voting() if round_number == FIRST_ROUND else super().restore(round_number)
-
-    def _voting(self) -> Question:
-        return Question(self.config.histogram(), {"candidates": self._need_topics().centres})
-
-    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """The centres of the topics too, and what stands before a document of each."""
-        return {**super().beside(number), **self._conditions(self._need_topics())}
+    def arrays(self, state: State) -> Broadcast:
+        """The parameters, the centres of the topics, and what stands before a document of each."""
+        return {**super().arrays(state), **self._conditions(self._need_topics())}
 
     def _conditions(self, topics: Topics) -> dict[str, npt.NDArray[Any]]:
         return {
@@ -442,15 +441,15 @@ class TopicsAndTraining(FederatedTraining):
 
     # ------------------------------------------------------------------ the result
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         """Write the generator, and have it write texts by the histogram."""
-        figures = super().finish()
-        return {**figures, **self._write_texts(str(figures["model"]))}
+        figures = super().finish(state)
+        return {**figures, **self._write_texts(str(figures["model"]), state.get("histogram"))}
 
-    def _write_texts(self, model: str) -> dict[str, Any]:
+    def _write_texts(self, model: str, histogram: npt.NDArray[np.float64] | None) -> dict[str, Any]:
         from flower_privsyn.generation import SamplingParameters, load_trained_generator
 
-        config, place = self.config, self._need_place()
+        config = self.config
         writer = TopicWriter(
             generator=load_trained_generator(self.run.path / model),
             conditions=self._texts_before(self._need_topics()),
@@ -464,13 +463,13 @@ class TopicsAndTraining(FederatedTraining):
             word_filter=config.word_filter,
             round_number=max(self.run.finished_rounds(), default=0),
         )
-        weights, figures = self._weights()
+        weights, figures = self._weights(histogram)
         replace(self._described(), weights=tuple(weights.tolist())).write(self.run)
         records, dropped = writer.write(
             weights,
             config.synthetic_samples,
             kept=self.run.path / WRITTEN,
-            progress=place.progress,
+            progress=self.progress,
         )
         return {
             **figures,
@@ -479,16 +478,22 @@ class TopicsAndTraining(FederatedTraining):
             "dropped": dropped,
         }
 
-    def _weights(self) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    def _weights(
+        self, histogram: npt.NDArray[np.float64] | None
+    ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
         """What texts are dealt to topics by: the histogram, or public shares where it says nothing.
+
+        Args:
+            histogram: (k,) as released; None where it was lost.
 
         Returns:
             (k,) weights, and figures that say which.
         """
-        release = self._need_place().released(FIRST_ROUND)
-        if release is not None and (release.values > 0).any():
-            return np.maximum(release.values, 0.0), {"topics_by": "histogram"}
-        reason = "the histogram was lost" if release is None else "no topic has a count above zero"
+        if histogram is not None and (histogram > 0).any():
+            return np.maximum(histogram, 0.0), {"topics_by": "histogram"}
+        reason = (
+            "the histogram was lost" if histogram is None else "no topic has a count above zero"
+        )
         logger.warning("%s: texts are dealt to topics as public text is", reason)
         return self._need_topics().shares, {"topics_by": f"public text, as {reason}"}
 

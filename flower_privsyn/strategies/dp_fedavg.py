@@ -30,6 +30,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import Preset
 from flower_privsyn.queries import ModelDelta, next_clip_norm
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
 from flower_privsyn.strategies.parts.federated_training import (
@@ -155,8 +156,7 @@ class DPFedAvg(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = DPFedAvgConfig(model="privsyn-tiny", epsilon=7.0, num_users=1250, num_nodes=50)
-            DPFedAvg(config).start(grid)
+            DPFedAvg(model="privsyn-tiny", epsilon=7.0, num_users=1250, num_nodes=50).start(grid)
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`. The trained model is in
     `<run-dir>/models/final`.
@@ -169,15 +169,26 @@ class DPFedAvg(PrivateSumStrategy):
         accounted; the clip norm of the next round is post-processing.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `DPFedAvgConfig`.
 
     References:
         McMahan et al. 2018, Algorithm 1; Andrew et al. 2021, Algorithm 1.
     """
 
-    def __init__(self, config: DPFedAvgConfig, *, random: RandomSource | None = None) -> None:
-        DPFedAvgConfig.refuse_other(config, strategy="DPFedAvg")
+    config_class = DPFedAvgConfig
+    pre_text = Preset(DPFedAvgConfig.pre_text)
+    popri = Preset(DPFedAvgConfig.popri)
+
+    def __init__(
+        self,
+        config: DPFedAvgConfig | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
+    ) -> None:
+        config = DPFedAvgConfig.given(config, settings, strategy="DPFedAvg")
         super().__init__(config, AveragedTraining(config), random=random)
 
 

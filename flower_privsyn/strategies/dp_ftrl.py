@@ -27,6 +27,7 @@ from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.private_path.settings import Preset
 from flower_privsyn.strategies.parts.correlated_training import (
     CorrelatedTrainingConfig,
     wang_federation,
@@ -142,8 +143,7 @@ class DPFTRL(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = DPFTRLConfig(epsilon=7.0, num_users=1250, min_separation=10, num_nodes=50)
-            DPFTRL(config).start(grid)
+            DPFTRL(epsilon=7.0, num_users=1250, min_separation=10, num_nodes=50).start(grid)
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`. The trained model is in
     `<run-dir>/models/final`.
@@ -161,15 +161,26 @@ class DPFTRL(PrivateSumStrategy):
         secret as the sums of the last rounds.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         random: source of noise; only tests pass one.
+        settings: by the names of the fields of `DPFTRLConfig`.
 
     References:
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024.
     """
 
-    def __init__(self, config: DPFTRLConfig, *, random: RandomSource | None = None) -> None:
-        DPFTRLConfig.refuse_other(config, strategy="DPFTRL")
+    config_class = DPFTRLConfig
+    popri = Preset(DPFTRLConfig.popri)
+    public_llm = Preset(DPFTRLConfig.public_llm)
+
+    def __init__(
+        self,
+        config: DPFTRLConfig | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
+    ) -> None:
+        config = DPFTRLConfig.given(config, settings, strategy="DPFTRL")
         super().__init__(config, CorrelatedTraining(config), random=random)
 
 

@@ -29,7 +29,7 @@ from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import replacing, write_json
+from flower_privsyn.files import write_json
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
@@ -42,20 +42,21 @@ from flower_privsyn.privacy import (
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import (
     Finding,
+    Method,
     Outline,
     Question,
     RecordSource,
-    Workplace,
+    RunContext,
     need,
 )
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
-from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.settings import Preset, PrivateSumConfig
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.runs import RESEARCH_STAMP
 from flower_privsyn.runs.run_format import TOO_LITTLE
-from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
 from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies.parts.moment_settings import (
@@ -92,6 +93,9 @@ class FreDConfig(PrivateSumConfig):
     References:
         Hou et al. 2023, Algorithm 1 and section 4.
     """
+
+    # Nothing that users are asked depends on what is compared with their answers.
+    afterwards = frozenset({"candidates", "candidate-texts"})
 
     delta: float = 3e-6
     num_rounds: int = 1
@@ -271,7 +275,7 @@ class FreD(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            FreD(FreDConfig(epsilon=1.0, candidates="a.jsonl; b.jsonl")).start(grid)
+            FreD(epsilon=1.0, candidates="a.jsonl; b.jsonl").start(grid)
         ```
 
     The release stays in the run directory; `privsyn inspect RUN --rank SET` ranks more sets by
@@ -284,35 +288,37 @@ class FreD(PrivateSumStrategy):
         those releases.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `FreDConfig`.
 
     References:
         Hou et al. 2023 (FreD), Algorithm 1.
     """
 
+    config_class = FreDConfig
+    fred_as_printed = Preset(FreDConfig.fred_as_printed)
+
     def __init__(
         self,
-        config: FreDConfig,
+        config: FreDConfig | None = None,
         *,
         embedder: Embedder | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        FreDConfig.refuse_other(config, strategy="FreD")
+        config = FreDConfig.given(config, settings, strategy="FreD")
         super().__init__(config, ReleasedMoments(config, embedder=embedder), random=random)
 
 
-class ReleasedMoments(AskedAgain):
+class ReleasedMoments(Method):
     """The server's half of `FreD`: what is made of released moments.
 
     Args:
         config: the settings.
         embedder: in place of `config.embedding_model`.
     """
-
-    # Nothing that users are asked depends on what is compared with their answers.
-    changeable = frozenset({"candidates", "candidate-texts"})
 
     def __init__(self, config: FreDConfig, *, embedder: Embedder | None = None) -> None:
         self.config = config
@@ -323,7 +329,7 @@ class ReleasedMoments(AskedAgain):
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """The moments; the radius is settled by `prepare`."""
+        """The moments; the radius is settled by `setup`."""
         return self._questions
 
     @property
@@ -373,9 +379,9 @@ class ReleasedMoments(AskedAgain):
 
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the embedding model, read the candidates, and settle the coordinates."""
-        config, self._place = self.config, place
+        config, self.place = self.config, place
         embedder = self._embedder = embedder_of(config, self._embedder)
         self._sets = read_sets(
             candidate_names(config.candidates),
@@ -390,7 +396,7 @@ class ReleasedMoments(AskedAgain):
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)
 
-    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:  # noqa: ARG002
         """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
         if self._space is None:
             return None
@@ -412,38 +418,32 @@ class ReleasedMoments(AskedAgain):
 
     # ------------------------------------------------------------------ the rounds
 
-    def first(self) -> Question:
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
         """The moments; with two rounds the mean, and after it the covariance about it."""
-        query, shift = self._questions[0], None
-        if len(self._questions) > 1 and self._shift_file.exists():
-            query, shift = self._questions[1], np.load(self._shift_file)
+        shift = state.get("shift")
+        query = self._questions[0 if shift is None else 1]
         return Question(query, self._need_space().broadcast(query, shift=shift))
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """The same again; after the mean of two rounds, the covariance about it."""
-        if len(self._questions) > 1 and not self._shift_file.exists():
-            space, query = self._need_space(), self._questions[0]
-            # A covariance of nothing stands in for the one that is to come.
-            none = np.zeros(self._questions[1].num_moments(space.dimensions))
-            read = MomentSketch.of_two_rounds(
-                space,
-                (query, self._questions[1]),
-                [release.of_users, SumOfUsers(none, 1.0, 0.0)],
-                count=float(self.config.num_records),
-            )
-            if read is not None:
-                with (
-                    replacing(self._shift_file, for_the_owner=True) as temporary,
-                    temporary.open("wb") as file,
-                ):
-                    np.save(file, shift_of(read.mean, space.radius))
-        return super().following(release, last=last)
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
+        """After the mean of two rounds, what the covariance is asked about: it, as it travels."""
+        if len(self._questions) == 1 or "shift" in state:
+            return state
+        space, query = self._need_space(), self._questions[0]
+        # A covariance of nothing stands in for the one that is to come.
+        none = np.zeros(self._questions[1].num_moments(space.dimensions))
+        read = MomentSketch.of_two_rounds(
+            space,
+            (query, self._questions[1]),
+            [release.of_users, SumOfUsers(none, 1.0, 0.0)],
+            count=float(self.config.num_records),
+        )
+        return state if read is None else {"shift": shift_of(read.mean, space.radius)}
 
     # ------------------------------------------------------------------ what is made of it
 
     def sketch(self) -> MomentSketch | None:
         """All releases of the run together; None where one that is needed was lost."""
-        count, releases = float(self.config.num_records), self.releases()
+        count, releases = float(self.config.num_records), self.place.releases()
         if len(self._questions) == 1:
             return MomentSketch.of_joint(
                 self._need_space(), self._questions[0], releases, count=count
@@ -452,7 +452,7 @@ class ReleasedMoments(AskedAgain):
             self._need_space(), (self._questions[0], self._questions[1]), releases, count=count
         )
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the release and, where sets of text were named, their ranking."""
         sketch = self.sketch()
         if sketch is None:
@@ -502,11 +502,6 @@ class ReleasedMoments(AskedAgain):
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
-
-    @property
-    def _shift_file(self) -> Path:
-        """What the rounds after the first subtract, as it travels."""
-        return self.run.path / "moments_shift.npy"
 
     def _need_space(self) -> MomentSpace:
         return need(self._space)

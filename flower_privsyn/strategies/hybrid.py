@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.files import replacing, write_json
+from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
+from flower_privsyn.private_path.method import Outline, Question, RecordSource, RunContext, need
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.queries import Query
+from flower_privsyn.private_path.state import State
+from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
-from flower_privsyn.strategies.parts.federated_training import ServerState
 from flower_privsyn.strategies.parts.first_release import (
     FIRST_ROUND,
     check_stated_noise,
@@ -48,6 +49,9 @@ logger = logging.getLogger("flwr.privsyn")
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
+
+#: Begins the names of the arrays of a bias, in the state.
+_BIAS: Final = "bias: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +119,7 @@ class Hybrid(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = HybridConfig(epsilon=1.0, num_users=3000, min_separation=4, num_nodes=50)
-            Hybrid(config).start(grid)
+            Hybrid(epsilon=1.0, num_users=3000, min_separation=4, num_nodes=50).start(grid)
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`. In the run directory:
     `models/student`, made of the release; `models/plain`, as the last round left it;
@@ -129,12 +132,21 @@ class Hybrid(PrivateSumStrategy):
         for both. Choosing public text, training the student and its bias are post-processing.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         random: source of noise; only tests pass one.
+        settings: by the names of the fields of `HybridConfig`.
     """
 
-    def __init__(self, config: HybridConfig, *, random: RandomSource | None = None) -> None:
-        HybridConfig.refuse_other(config, strategy="Hybrid")
+    config_class = HybridConfig
+
+    def __init__(
+        self,
+        config: HybridConfig | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
+    ) -> None:
+        config = HybridConfig.given(config, settings, strategy="Hybrid")
         super().__init__(config, SketchThenTraining(config), random=random)
 
 
@@ -151,8 +163,6 @@ class SketchThenTraining(CorrelatedTraining):
         super().__init__(config)
         self._text: SketchedText | None = None
         self._made: SketchedStudent | None = None
-        self._begun: LocalModel | None = None
-        self._bias: LogitBias | None = None
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -225,102 +235,79 @@ class SketchThenTraining(CorrelatedTraining):
 
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
         check_student(self.config, self.config.initial_model or self.config.model)
-        sources = super().prepare(place)
-        # Of an earlier start, whose release may be that of another run.
-        self._made = self._begun = self._bias = None
+        sources = super().setup(place)
+        self._made = None  # of an earlier start, whose release may be that of another run
         self._text = SketchedText(self.config, place)
         self._text.refuse_short_rows()
         return (self._text.source, *sources)
 
-    def first(self) -> Question:
-        """The tables of tokens and bigrams, which are public."""
-        super().first()
-        return self._need_text().question
-
-    # ------------------------------------------------------------------ the student
-
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """The student's parameters after the sketch; after every other round a step."""
-        number = release.round_number
-        if number != FIRST_ROUND:
-            return super().following(release, last=last)
-        self.carry_over(number)
-        write_json(RoundFiles(self.run.round_dir(number)).server, self._student().figures)
-        return self.restore(number + 1)
-
-    def restore(self, round_number: int) -> Question:
-        """What a round asks whose predecessor is over."""
-        if round_number == FIRST_ROUND:
-            return self._need_text().question
-        return super().restore(round_number)
-
-    def next_start(self, state: ServerState, number: int) -> ServerState:
-        """The student behind the sketch; where that was lost, the public model as it is."""
-        if number != FIRST_ROUND:
-            return state
-        if not self._is_released:
-            logger.warning("the sketch was lost: the rounds that train begin with the public model")
-            return state
-        config = self.config
-        begins = config.initial_model or config.model
-        self._student().train(begins, self.run.path / _STUDENT)
-        return replace(state, parameters=self.base_of(number + 1).parameters)
+    def ask(self, state: State, number: int) -> Question:
+        """The tables of tokens and bigrams, which are public; then updates, under the bias."""
+        if number == FIRST_ROUND:
+            return need(self._text).question
+        return super().ask(state, number)
 
     def base_moved(self, number: int) -> bool:
         """Whether nodes train on a base that public text made: in every round that trains."""
         return number > FIRST_ROUND
 
-    def base_of(self, number: int) -> LocalModel:
-        """The student, in the rounds that train."""
-        if number <= FIRST_ROUND or not self._is_released:
-            return super().base_of(number)
-        if self._begun is None:
-            self._begun = self.loaded(self.run.path / _STUDENT)
-        return self._begun
+    # ------------------------------------------------------------------ the student
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        """The student's parameters after the sketch; after every other round a step.
+
+        Where the sketch was lost, the rounds that train begin with the public model.
+        """
+        number = release.round_number
+        if number != FIRST_ROUND:
+            return super().step(state, release, scratch)
+        config, student = self.config, self._student(release)
+        student.train(config.initial_model or config.model, self.run.path / _STUDENT)
+        write_json(RoundFiles(self.run.round_dir(number)).server, student.figures)
+        begun = self.begun_from(state, _STUDENT)
+        if not self._trains_biased:
+            return begun
+        # Read once: rounds and result have the same.
+        from flower_privsyn.training.tokens import first_token
+
+        bias = student.bias_of(self.run.path / _STUDENT).for_model(
+            self.model.predicted, first_token=first_token(self.model.tokenizer)
+        )
+        return {**begun, **{_BIAS + name: array for name, array in bias.arrays().items()}}
+
+    def arrays(self, state: State) -> Broadcast:
+        """The parameters, the student where not all of it is trained, and what it lacks."""
+        return {**super().arrays(state), **_bias_in(state)}
 
     @property
     def _trains_biased(self) -> bool:
         """Whether nodes train with a bias of the logits, once there is a release."""
         return bool(self.config.token_bias or self.config.bigram_bias)
 
-    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """The student, where not all of it is trained, and what it lacks of the release."""
-        found = super().beside(number)
-        if number <= FIRST_ROUND or not self._is_released or not self._trains_biased:
-            return found
-        return {**found, **self._lacking().arrays()}
+    def _student(self, release: ReleasedSum) -> SketchedStudent:
+        """What the release chose; chosen again where a run is resumed, which is free."""
+        if self._made is None:
+            self._made = SketchedStudent(self.config, need(self._text), [release.of_users])
+        return self._made
 
-    def _lacking(self) -> LogitBias:
-        """What the student lacks of the release, read once: rounds and result have the same."""
-        from safetensors.numpy import load_file, save_file
-
-        from flower_privsyn.training.tokens import first_token
-
-        if self._bias is None:
-            file, model = RoundFiles(self.run.round_dir(FIRST_ROUND)).bias, self.model
-            if not file.exists():
-                bias = self._student().bias_of(self.run.path / _STUDENT)
-                bias = bias.for_model(model.predicted, first_token=first_token(model.tokenizer))
-                with replacing(file) as temporary:
-                    save_file(bias.arrays(), temporary)
-            self._bias = need(LogitBias.of_arrays(load_file(file)))
-        return self._bias
-
-    def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
+    def written(
+        self, model: LocalModel, parameters: npt.NDArray[np.float32], state: State
+    ) -> dict[str, Any]:
         """Write the model, and with it the bias under which it was trained, or which it lacks."""
-        if not self._is_released:
-            return super().written(model, parameters)
+        release = self.place.released(FIRST_ROUND)
+        if release is None:
+            return super().written(model, parameters, state)
         plain = self.run.path / PLAIN_MODEL
-        with self._need_place().progress.stage("Write the model", total=None):
+        with self.progress.stage("Write the model", total=None):
             model.save(plain, parameters)
-        student, final = self._student(), self.run.path / TRAINED_MODEL
-        if self._trains_biased:
+        student, final = self._student(release), self.run.path / TRAINED_MODEL
+        if (bias := LogitBias.of_arrays(_bias_in(state))) is not None:
             from flower_privsyn.training.bias import save_biased
 
-            save_biased(plain, final, self._lacking())
+            save_biased(plain, final, bias)
         else:
             student.add_bias(plain, final)
         return {
@@ -330,18 +317,7 @@ class SketchThenTraining(CorrelatedTraining):
             "student_model": _STUDENT,
         }
 
-    @property
-    def _is_released(self) -> bool:
-        return self._made is not None or self._need_place().released(FIRST_ROUND) is not None
 
-    def _student(self) -> SketchedStudent:
-        """What the release chose; chosen again where a run is resumed, which is free."""
-        if self._made is None:
-            release = self._need_place().released(FIRST_ROUND)
-            if release is None:
-                raise RuntimeError("there is no release to make a student of")
-            self._made = SketchedStudent(self.config, self._need_text(), [release.of_users])
-        return self._made
-
-    def _need_text(self) -> SketchedText:
-        return need(self._text)
+def _bias_in(state: State) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of the bias of the logits, by the names that they travel under."""
+    return {name[len(_BIAS) :]: state[name] for name in state if name.startswith(_BIAS)}

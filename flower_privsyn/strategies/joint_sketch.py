@@ -25,15 +25,21 @@ from typing import TYPE_CHECKING, Any, final
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, Workplace, need
+from flower_privsyn.private_path.method import (
+    Method,
+    Outline,
+    Question,
+    RecordSource,
+    RunContext,
+    need,
+)
 from flower_privsyn.private_path.needs import Look, Needs
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import Query
 from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.runs.sketch_file import SELECTED
-from flower_privsyn.strategies.parts.asked_again import AskedAgain
 from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
 from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
 from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_student
@@ -43,42 +49,6 @@ from flower_privsyn.strategies.parts.token_sketch import text_scorer
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.privacy import RandomSource
-    from flower_privsyn.runs import RunDirectory
-
-#: How public text is chosen and the student made of it, of which no release knows.
-_OF_THE_STUDENT = frozenset(
-    {
-        "select-share",
-        "least-selected",
-        "least-row-tokens",
-        "most-overlap",
-        "student-steps",
-        "student-batch-size",
-        "student-learning-rate",
-        "teacher",
-        "teacher-steps",
-        "token-bias",
-        "bigram-bias",
-    }
-)
-
-#: What `synthetic.jsonl` is to hold.
-_OF_TEXTS = frozenset(
-    {
-        "synthesis",
-        "synthetic-samples",
-        "generator",
-        "generator-interface",
-        "generator-parameters",
-        "best-of",
-        "generator-steps",
-        "generator-bias",
-        "prompt",
-        "temperature",
-        "top-p",
-        "max-new-tokens",
-    }
-)
 
 
 @final
@@ -89,7 +59,7 @@ class JointSketch(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            JointSketch(JointSketchConfig(epsilon=1.0)).start(grid)
+            JointSketch(epsilon=1.0).start(grid)
         ```
 
     The student is in `<run-dir>/models/final`, with the bias inside; without it in
@@ -101,31 +71,35 @@ class JointSketch(PrivateSumStrategy):
         writing are post-processing of public text and those releases.
 
     Args:
-        config: the settings.
-        generator: in place of `config.generator`.
+        config: the settings, where they are not given as keywords.
+        generator: in place of `config.generator`; a name is the setting.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `JointSketchConfig`.
     """
+
+    config_class = JointSketchConfig
 
     def __init__(
         self,
-        config: JointSketchConfig,
+        config: JointSketchConfig | None = None,
         *,
-        generator: TextGenerator | None = None,
+        generator: TextGenerator | str | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        JointSketchConfig.refuse_other(config, strategy="JointSketch")
+        if isinstance(generator, str):
+            settings, generator = {**settings, "generator": generator}, None
+        config = JointSketchConfig.given(config, settings, strategy="JointSketch")
         super().__init__(config, AskedOnce(config, generator=generator), random=random)
 
 
-class AskedOnce(AskedAgain):
+class AskedOnce(Method):
     """The server's half of `JointSketch`: what is made of a release of token counts.
 
     Args:
         config: the settings.
         generator: in place of `config.generator`.
     """
-
-    changeable = SERVER_SETTINGS
 
     def __init__(
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
@@ -158,20 +132,11 @@ class AskedOnce(AskedAgain):
             config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
         )
 
-    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
-        """With the releases made, what is made of them is free until it has begun."""
-        free = super().free_settings(run, all_released=all_released)
-        if all_released and not (run.path / "models").exists():
-            free |= _OF_THE_STUDENT
-        if all_released and not (run.path / WRITTEN).exists():
-            free |= _OF_TEXTS
-        return free
-
     # ------------------------------------------------------------------ the release
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load tokenizers, check models and read the public text."""
-        config, self._place = self.config, place
+        config, self.place = self.config, place
         check_student(config, config.model)
         self._generator = self.given_writer  # and not what an earlier start was to write with
         expand: Expand | None = None
@@ -186,16 +151,16 @@ class AskedOnce(AskedAgain):
                 expand.rehearse(self._text.longest(expand.num_examples))
         return (self._text.source,)
 
-    def first(self) -> Question:
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
         """The tables of tokens and bigrams, which are public."""
         return self._need_text().question
 
     # ------------------------------------------------------------------ what is made of it
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Read the releases, choose public text, train the student and write the texts."""
         config, plain = self.config, self.run.path / PLAIN_MODEL
-        student = SketchedStudent(config, self._need_text(), self.releases())
+        student = SketchedStudent(config, self._need_text(), self.place.releases())
         figures = student.figures | {"model": TRAINED_MODEL, "plain_model": PLAIN_MODEL}
         figures |= student.train(config.model, plain)
         student.add_bias(plain, self.run.path / TRAINED_MODEL)

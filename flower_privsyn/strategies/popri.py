@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
@@ -37,24 +38,25 @@ from flower_privsyn.private_path.method import (
     Outline,
     Question,
     RecordSource,
-    Workplace,
+    RunContext,
     need,
 )
 from flower_privsyn.private_path.needs import Look, Needs
 from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import Preset
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import MeanSimilarity, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
+from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.judge import MomentsJudge, best
 from flower_privsyn.strategies.parts.moment_settings import (
     DIMENSIONS,
     MomentDimensions,
     SpaceChoice,
 )
+from flower_privsyn.strategies.parts.moments import MomentSketch
 from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
 from flower_privsyn.strategies.parts.preferences import (
-    FREE_SETTINGS,
-    MEMORY_SETTINGS,
-    WRITING_SETTINGS,
     PreferenceConfig,
     PreferenceTrainer,
 )
@@ -63,7 +65,6 @@ from flower_privsyn.strategies.parts.public_side import PublicSide
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -245,8 +246,7 @@ class POPri(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = POPriConfig.popri(epsilon=1.0, num_prompts=60, responses_per_prompt=6)
-            POPri(config).start(grid)
+            POPri.popri(epsilon=1.0, num_prompts=60, responses_per_prompt=6).start(grid)
         ```
 
     Formal guarantee:
@@ -256,26 +256,35 @@ class POPri(PrivateSumStrategy):
         post-processing of public text and releases.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
-        generator: in place of `config.generator`.
+        generator: in place of `config.generator`; a name is the setting.
         trainer: in place of `flower_privsyn.training.train_preferences`.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `POPriConfig`.
 
     References:
         Hou et al. 2025 (POPri), Algorithm 1.
     """
 
+    config_class = POPriConfig
+    popri = Preset(POPriConfig.popri)
+    popri_as_printed = Preset(POPriConfig.popri_as_printed)
+    popri_as_coded = Preset(POPriConfig.popri_as_coded)
+
     def __init__(
         self,
-        config: POPriConfig,
+        config: POPriConfig | None = None,
         *,
         embedder: Embedder | None = None,
-        generator: TextGenerator | None = None,
+        generator: TextGenerator | str | None = None,
         trainer: PreferenceTrainer | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        POPriConfig.refuse_other(config, strategy="POPri")
+        if isinstance(generator, str):
+            settings, generator = {**settings, "generator": generator}, None
+        config = POPriConfig.given(config, settings, strategy="POPri")
         method = PreferencesByScores(
             config, embedder=embedder, generator=generator, trainer=trainer
         )
@@ -292,9 +301,6 @@ class PreferencesByScores(Method):
         trainer: in place of `flower_privsyn.training.train_preferences`.
     """
 
-    changeable = MEMORY_SETTINGS | FREE_SETTINGS
-    changeable_once_released = WRITING_SETTINGS
-
     def __init__(
         self,
         config: POPriConfig,
@@ -304,7 +310,6 @@ class PreferencesByScores(Method):
         trainer: PreferenceTrainer | None = None,
     ) -> None:
         self.config = config
-        self._place: Workplace | None = None
         self._embedder = embedder
         self.given_writer = generator
         self._trainer = trainer
@@ -312,11 +317,6 @@ class PreferencesByScores(Method):
         self._rounds: PreferenceRounds | None = None
         self._similarity = config.similarity()
         self._judge = config.released_judge()
-
-    @property
-    def run(self) -> RunDirectory:
-        """The run directory; available from `prepare` on."""
-        return self._need_place().run
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -349,16 +349,11 @@ class PreferencesByScores(Method):
             at_most=True,
         )
 
-    @property
-    def rounds(self) -> PreferenceRounds:
-        """Candidates and adapters; available from `start` on."""
-        return need(self._rounds)
-
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle what rounds are to be judged by."""
-        config, self._place = self.config, place
+        config, self.place = self.config, place
         self._public = self._rounds = None  # of an earlier start, before other models take memory
         self._public = PublicSide.load(
             config,
@@ -369,23 +364,36 @@ class PreferencesByScores(Method):
         self._rounds = PreferenceRounds(
             config,
             self._public,
-            rounds=place.run.rounds,
+            run=place.run,
             progress=place.progress,
             trainer=self._trainer,
         )
-        self._rounds.rehearse(training=True)
+        self._rounds.rehearse()
         if self._judge is not None:
-            self._judge.prepare(place, self._public.embedder)
+            self._judge.setup(place, self._public.embedder)
         return (self._public.source,)
 
-    def first(self) -> Question:
-        """What rounds are judged by where it is released, else the first candidates."""
-        return self._preferences(1) if self._judge is None else self._judge.question()
+    def init(self, scratch: Path) -> State:
+        """The first candidates; where moments are released first, none yet."""
+        state = {"adapter": 0, "learned": [], "pairs": 0, "distances": {}}
+        return state if self._judge is not None else self._written(state, 1, scratch)
 
-    def _preferences(self, number: int) -> Question:
-        """A round of preferences: its candidates, and which prompt each answers."""
-        candidates = self.rounds.candidates(number)
-        return self._about(candidates.embeddings, candidates.group)
+    def _written(self, state: State, number: int, scratch: Path) -> State:
+        """The same with the candidates of a round, by the last adapter, and how near they are."""
+        adapter, distances = state["adapter"], state["distances"]
+        candidates = need(self._rounds).candidates(number, by=adapter, scratch=scratch)
+        judge = None if self._judge is None else self._judge.judge()
+        if judge is not None:
+            distances = {**distances, str(number): [judge.distance(candidates.embeddings), adapter]}
+        return {**state, **candidates.state(), "distances": distances}
+
+    # ------------------------------------------------------------------ a round
+
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
+        """What rounds are judged by, until it is released; then how near the candidates are."""
+        if "group" not in state:
+            return need(self._judge).question()
+        return self._about(state["embeddings"], state["group"])
 
     def _about(self, embeddings: npt.NDArray[np.float32], group: npt.NDArray[np.int64]) -> Question:
         """The question about responses.
@@ -397,20 +405,30 @@ class PreferencesByScores(Method):
         prompt = group if self.config.centre == "prompt" else None
         return Question(self._similarity, self._similarity.broadcast(embeddings, prompt=prompt))
 
-    # ------------------------------------------------------------------ a round
-
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
         """Rank, train, and write the next candidates; or keep the moments."""
         number = release.round_number
-        if self.rounds.has_candidates(number):
-            self.rounds.learn(number, self._scores(release))
-        else:
+        if "group" not in state:
             need(self._judge).keep(release)
-        return None if last else self._preferences(number + 1)
+            return self._written(state, number + 1, scratch)
+        candidates = Candidates.of_state(state)
+        record = need(self._rounds).learn(
+            number, candidates, self._scores(release, candidates), by=state["adapter"]
+        )
+        learnt = {
+            **state,
+            "adapter": number if record["pairs"] else state["adapter"],
+            "learned": [*state["learned"], number],
+            "pairs": state["pairs"] + record["pairs"],
+        }
+        # The last adapter answers no prompt, unless it is to be judged.
+        if number == self.config.num_rounds and self._judge is None:
+            return learnt
+        return self._written(learnt, number + 1, scratch)
 
-    def _scores(self, release: ReleasedSum) -> npt.NDArray[np.float64]:
+    def _scores(self, release: ReleasedSum, candidates: Candidates) -> npt.NDArray[np.float64]:
         """One score per candidate, up to a positive factor."""
-        config, candidates = self.config, self.rounds.candidates(release.round_number)
+        config = self.config
         prompt = candidates.group if config.centre == "prompt" else None
         if config.answer_space == "span":
             return expand_scores(
@@ -418,49 +436,25 @@ class PreferencesByScores(Method):
             )
         return release.values
 
-    # ------------------------------------------------------------------ resuming
-
-    def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round; moments that were lost are asked for again."""
-        if self.rounds.has_candidates(round_number):
-            return self._preferences(round_number)
-        return need(self._judge).question()
-
-    def carry_over(self, round_number: int) -> None:
-        """The candidates of a lost round stand again in the next one, under their old ids."""
-        if self.rounds.has_candidates(round_number):
-            self.rounds.carry_over(round_number)
-
-    def take_back(self, round_number: int) -> None:
-        """The round after gets candidates of its own, by the generator as it then is."""
-        self.rounds.take_back(round_number)
-
     # ------------------------------------------------------------------ the result
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         """Choose the adapter, and write the synthetic texts with it."""
-        rounds = self.rounds
-        learned = [n for n in range(1, self.config.num_rounds + 1) if rounds.learned(n)]
+        learned, by, distances = state["learned"], state["adapter"], state["distances"]
         if not learned:
             logger.warning("no round of preferences was released: the public model writes")
         chosen = max(learned, default=0) + 1
         figures: dict[str, Any] = {}
-        judge = None if self._judge is None else self._judge.judge()
-        if judge is not None and learned:
-            # The last adapter has answered no prompt yet, and may be the best.
-            rounds.candidates(chosen)
-            distances = rounds.distances(judge, chosen)
-            chosen = best(distances)
-            figures[judge.figure] = {str(n): value for n, value in distances.items()}
-        elif self._judge is not None and learned:
+        if learned and distances:
+            chosen = best({int(number): one for number, (one, _) in distances.items()})
+            by = distances[str(chosen)][1]
+            figures[MomentSketch.figure] = {number: one for number, (one, _) in distances.items()}
+        elif learned and self._judge is not None:
             logger.warning("mean and covariance were lost: the last adapter is taken")
-        figures |= rounds.corpus(self.run, round_number=chosen)
         return {
             **figures,
+            **need(self._rounds).corpus(round_number=chosen, by=by),
             "rounds_learned": learned,
-            "pairs": sum((rounds.learned(n) or {}).get("pairs", 0) for n in learned),
+            "pairs": state["pairs"],
             "writer": f"the adapter that wrote in round {chosen}",
         }
-
-    def _need_place(self) -> Workplace:
-        return need(self._place)

@@ -7,10 +7,10 @@ Papers:
     Model APIs 1: Images" (2023), Algorithm 1.
 
 Algorithm 1 of PrE-Text, line by line:
-    2      S_1 <- N_syn random public samples                          `Evolution.first`
+    2      S_1 <- N_syn random public samples                          `Evolution.init`
     6      Histogram: Algorithm 2
     7, 8   draw N_syn survivors with replacement, P ~ histogram        `Resample`
-    9      S_{t+1} <- Variation(survivors)                             `Evolution.following`
+    9      S_{t+1} <- Variation(survivors)                             `Evolution.step`
     11     Expand(the union of the survivors of all rounds)            `finish`
 Algorithm 2:
     8-13   users vote for the nearest sample; the distance is to the
@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
 from flower_privsyn.private_path.method import need
 from flower_privsyn.private_path.needs import Needs
+from flower_privsyn.private_path.settings import Preset
+from flower_privsyn.private_path.state import State
 from flower_privsyn.runs.rounds import EXPANDED
 from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.strategies.parts.evolution import (
@@ -62,6 +63,23 @@ class PrivateEvolutionConfig(EvolutionConfig):
     References:
         Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
+
+    afterwards = frozenset(
+        {
+            "generator",
+            "generator-interface",
+            "generator-parameters",
+            "prompt",
+            "expand-samples",
+            "max-new-tokens",
+            "opening-words",
+            "refuse-repetition",
+            "output",
+            "survivor-weights",
+            "temperature",
+            "top-p",
+        }
+    )
 
     num_rounds: int = 11
     delta: float = 3e-6
@@ -142,8 +160,7 @@ class PrivateEvolution(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = PrivateEvolutionConfig.pre_text(epsilon=1.29, num_users=1250, num_nodes=50)
-            PrivateEvolution(config).start(grid)
+            PrivateEvolution.pre_text(epsilon=1.29, num_users=1250, num_nodes=50).start(grid)
         ```
 
     Formal guarantee:
@@ -152,26 +169,36 @@ class PrivateEvolution(PrivateSumStrategy):
         use. All else is post-processing of public text and releases.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of mask-filling with `config.variation_model`.
-        generator: in place of `config.generator`.
+        variation: in place of mask-filling with `config.variation_model`; a name is the setting.
+        generator: in place of `config.generator`; a name is the setting.
         random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `PrivateEvolutionConfig`.
 
     References:
         Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
     """
 
+    config_class = PrivateEvolutionConfig
+    pre_text = Preset(PrivateEvolutionConfig.pre_text)
+    pre_text_as_printed = Preset(PrivateEvolutionConfig.pre_text_as_printed)
+
     def __init__(
         self,
-        config: PrivateEvolutionConfig,
+        config: PrivateEvolutionConfig | None = None,
         *,
         embedder: Embedder | None = None,
-        variation: Variation | None = None,
-        generator: TextGenerator | None = None,
+        variation: Variation | str | None = None,
+        generator: TextGenerator | str | None = None,
         random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        PrivateEvolutionConfig.refuse_other(config, strategy="PrivateEvolution")
+        if isinstance(variation, str):
+            settings, variation = {**settings, "variation": variation}, None
+        if isinstance(generator, str):
+            settings, generator = {**settings, "generator": generator}, None
+        config = PrivateEvolutionConfig.given(config, settings, strategy="PrivateEvolution")
         method = EvolutionByVotes(
             config, embedder=embedder, variation=variation, generator=generator
         )
@@ -187,21 +214,6 @@ class EvolutionByVotes(Evolution):
         variation: in place of mask-filling with `config.variation_model`.
         generator: in place of `config.generator`.
     """
-
-    # Nothing but the expansion after the last release reads these, or no text depends on them.
-    changeable = SERVER_SETTINGS | {
-        "generator",
-        "generator-interface",
-        "generator-parameters",
-        "prompt",
-        "expand-samples",
-        "max-new-tokens",
-        "opening-words",
-        "refuse-repetition",
-        "output",
-        "survivor-weights",
-    }
-    changeable_once_released = frozenset({"temperature", "top-p"})
 
     config: PrivateEvolutionConfig
 
@@ -223,7 +235,7 @@ class EvolutionByVotes(Evolution):
 
     # ------------------------------------------------------------------ the result
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Algorithm 1, line 11: expand the survivors of all rounds into the synthetic corpus.
 
         Expanded texts are written down batch by batch, so that a generator that fails, or a run

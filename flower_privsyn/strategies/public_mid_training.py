@@ -8,23 +8,26 @@ Paper:
     DP-FTRL for T' rounds                                         rounds up to `rounds_before`
     score public rows by log p_private + log p_public, keep q     `PublicStep`, public-rows
     train on them by cross-entropy + beta x distillation          `PublicStep`, teacher
-    DP-FTRL for the other T - T' rounds from there                `next_start`; the same mechanism
+    DP-FTRL for the other T - T' rounds from there                `step`; the same mechanism
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import RecordSource, Workplace, need
+from flower_privsyn.private_path.method import RecordSource, RunContext, need
 from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
+from flower_privsyn.private_path.release import ReleasedSum
+from flower_privsyn.private_path.settings import Preset
+from flower_privsyn.private_path.state import State
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
-from flower_privsyn.strategies.parts.federated_training import ServerState
 from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
 from flower_privsyn.strategies.parts.public_step import AFTER, PublicStep
 
@@ -45,10 +48,9 @@ class PublicMidTraining(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            config = PublicMidTrainingConfig(
+            PublicMidTraining(
                 epsilon=1.0, num_rounds=40, min_separation=40, num_users=1250, num_nodes=50
-            )
-            PublicMidTraining(config).start(grid)
+            ).start(grid)
         ```
     with `clientapp = "flower_privsyn.client_apps.training:app"`.
 
@@ -64,17 +66,25 @@ class PublicMidTraining(PrivateSumStrategy):
         looking costs.
 
     Args:
-        config: the settings.
+        config: the settings, where they are not given as keywords.
         random: source of noise; only tests pass one.
+        settings: by the names of the fields of `PublicMidTrainingConfig`.
 
     References:
         Wang et al. 2023, Algorithm 1.
     """
 
+    config_class = PublicMidTrainingConfig
+    wang = Preset(PublicMidTrainingConfig.wang)
+
     def __init__(
-        self, config: PublicMidTrainingConfig, *, random: RandomSource | None = None
+        self,
+        config: PublicMidTrainingConfig | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        PublicMidTrainingConfig.refuse_other(config, strategy="PublicMidTraining")
+        config = PublicMidTrainingConfig.given(config, settings, strategy="PublicMidTraining")
         super().__init__(config, TrainingInHalves(config), random=random)
 
 
@@ -89,8 +99,7 @@ class TrainingInHalves(CorrelatedTraining):
 
     def __init__(self, config: PublicMidTrainingConfig) -> None:
         super().__init__(config)
-        self._step: PublicStep | None = None
-        self._taught: LocalModel | None = None
+        self._public: PublicStep | None = None
 
     def base_moved(self, number: int) -> bool:
         """Whether nodes train on a base of public text in a round, or began with another one."""
@@ -102,15 +111,6 @@ class TrainingInHalves(CorrelatedTraining):
         """Where the public text stands, an optimiser begins anew."""
         before = self.config.rounds_before
         return super().momentum_restarts if before is None else frozenset({before})
-
-    def base_of(self, number: int) -> LocalModel:
-        """The model that public text made, in the rounds after it."""
-        before = self.config.rounds_before
-        if before is None or number <= before:
-            return super().base_of(number)
-        if self._taught is None:
-            self._taught = self.loaded(self.run.path / "models" / AFTER)
-        return self._taught
 
     def needs(self) -> Needs:
         """The model that is trained, its teacher, what scores, and public text."""
@@ -140,32 +140,38 @@ class TrainingInHalves(CorrelatedTraining):
             ),
         )
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
-        sources = super().prepare(place)
-        self._taught = None  # of an earlier start, whose result may have been written with it
+        sources = super().setup(place)
         if self.config.position != "none":
-            self._step = PublicStep(self.config, run=place.run.path, progress=place.progress)
-            self._step.check()
+            self._public = PublicStep(self.config, run=place.run.path, progress=place.progress)
+            self._public.check()
         return sources
 
-    def next_start(self, state: ServerState, number: int) -> ServerState:
-        """Where the public text stands here, the model it makes, and an optimiser that begins."""
-        if number != self.config.rounds_before:
-            return state
-        self._taught = self.loaded(self._need_step().take(state.parameters))
-        return replace(
-            state,
-            parameters=self._taught.parameters,
-            momentum=np.zeros_like(state.momentum),
-        )
+    def init(self, scratch: Path) -> State:
+        """The public parameters; where the public text stands first, those that it makes."""
+        return self._taught(super().init(scratch), 0)
 
-    def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        """The server's step; after T' rounds the model that public text makes of theirs, as well.
+
+        Where the last of these was lost, after the first that is released.
+        """
+        return self._taught(super().step(state, release, scratch), release.round_number)
+
+    def _taught(self, state: State, number: int) -> State:
+        before = self.config.rounds_before
+        if before is None or number < before or state.get("base"):
+            return state
+        need(self._public).take(state["parameters"])
+        # The optimiser begins anew.
+        momentum = np.zeros_like(state["momentum"])
+        return {**self.begun_from(state, f"models/{AFTER}"), "momentum": momentum}
+
+    def trained(self, state: State) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The last model, on the base that public text made; or what public text makes of it."""
         if self.config.position == "after":
-            model = self.loaded(self._need_step().take(state.parameters))
+            need(self._public).take(state["parameters"])
+            model = self.base_of({"base": f"models/{AFTER}"})
             return model, model.parameters
         return super().trained(state)
-
-    def _need_step(self) -> PublicStep:
-        return need(self._step)

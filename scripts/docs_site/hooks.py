@@ -9,10 +9,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mkdocs.exceptions import PluginError  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from scripts.docs_site import navigation, offline, reference, repository  # noqa: E402
+from scripts.docs_site import navigation, reference, repository  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -60,15 +59,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.generated_by is not None:
         return markdown
     return repository.for_site(markdown, f"docs/{page.file.src_uri}", ROOT)
-
-
-def on_post_build(config: Any) -> None:
-    """Refuse a site whose pages fetch anything from elsewhere: scripts, styles, fonts, pictures.
-
-    Raises:
-        PluginError: a page does.
-    """
-    for file in sorted(Path(config.site_dir).rglob("*")):
-        if file.suffix in (".html", ".css"):
-            for found in offline.fetched(file.read_text(encoding="utf-8")):
-                raise PluginError(f"{file} fetches from elsewhere: {found}")

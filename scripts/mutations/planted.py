@@ -190,7 +190,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="correlated rounds are released with independent noise",
             guards="correlated noise as its matrix has it",
             where="private_path/engine.py::PrivateSumStrategy._release",
-            before="        random = asking.noise\n",
+            before="        random = started.noise\n",
             after="",
             tests=("tests/strategies/test_dp_ftrl.py::TestNoise",),
         ),
@@ -217,7 +217,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             guards="what is spent is written down before it is used",
             where="private_path/engine.py::PrivateSumStrategy._release",
             before=(
-                "    asking.ledger.charge(round=asked.number, num_users=num_users, "
+                "    started.ledger.charge(round=asked.number, num_users=num_users, "
                 "extra=collected.facts)\n"
             ),
             after="",
@@ -525,9 +525,9 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a discarded round of correlated noise is asked again",
             guards="correlated rounds are not asked again",
-            where="private_path/rounds.py::RoundEnds._take_back",
-            before="        and plan.at(reached).makes_up\n",
-            after="",
+            where="private_path/engine.py::PrivateSumStrategy.aggregate_train",
+            before="elif asked.secure or not self.plan.at(asked.number).makes_up:\n",
+            after="elif asked.secure:\n",
             tests=("tests/private_path/test_spending.py::TestSilence",),
         ),
     ),
@@ -625,8 +625,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a lost ledger is not noticed",
             guards="a ledger that is gone is noticed",
-            where="private_path/rounds.py::RoundEnds.go_on",
-            before="    self._refuse_missing_lines(ledger)\n",
+            where="private_path/rounds.py::KeptRounds.go_on",
+            before="    self._refuse_missing_lines(charged)\n",
             after="",
             tests=("tests/private_path/test_killed_runs.py::TestResume",),
         ),
@@ -634,7 +634,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a lost memory of the noise is not noticed",
             guards="and so is the memory of the noise",
             where="private_path/engine.py::PrivateSumStrategy._open_noise",
-            before="    if released is not None and released > asking.noise.last_round:\n",
+            before="    if released is not None and released > started.noise.last_round:\n",
             after="    if False:\n",
             tests=("tests/strategies/test_dp_ftrl.py::TestRestart",),
         ),

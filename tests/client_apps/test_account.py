@@ -224,6 +224,16 @@ class TestLimit:
             assert part in sentence
         assert ledger.path.read_bytes() == before
 
+    def test_a_request_that_comes_again_is_charged_again(self, asked: Asked) -> None:
+        """What the node reads may have changed since: it is another answer."""
+        ledger = NodeLedger("people")
+        for _ in range(2):
+            ledger.charge(asked(1), ANY)
+        spent = ledger.account().epsilon(ANY)
+        assert spent >= gaussian([2.0] * 2)
+        with pytest.raises(NotAllowedError):
+            ledger.charge(asked(1), NodePolicy(max_epsilon=spent))
+
     def test_rounds_that_fitted_under_one_limit_are_checked_under_another(
         self, asked: Asked
     ) -> None:

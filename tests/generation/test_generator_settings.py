@@ -11,7 +11,7 @@ import pytest
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.backends import at_once
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
+from flower_privsyn.generation.generator_settings import GeneratorSettings
 from flower_privsyn.strategies import (
     AugPEConfig,
     JointSketchConfig,
@@ -55,7 +55,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 def test_settings_reach_the_server_of_a_method(
     name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flower_privsyn.private_path.method import Workplace
+    from flower_privsyn.private_path.method import RunContext
     from flower_privsyn.runs import RunDirectory
 
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
@@ -64,23 +64,10 @@ def test_settings_reach_the_server_of_a_method(
         epsilon=1.0, generator=f"{server.url}#tiny", public_text=str(public_file), **ASKED
     )
     run = RunDirectory.create(tmp_path / "run", config={})
-    place = Workplace(run=run, progress=run.progress(), released=lambda number: None)
+    place = RunContext(run=run, progress=run.progress(), released=lambda number: None)
     with pytest.raises(GenerationError, match=r"status 503 \(tried once\): starting"):
-        method.prepare(place)
+        method.setup(place)
     assert len(server.requests) == 1
-    run.unlock()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_may_change_them(name: str, tmp_path: Path) -> None:
-    from flower_privsyn.runs import RunDirectory
-
-    run = RunDirectory.create(tmp_path / "run", config={})
-    for begun in ("models", "refinement"):
-        (run.path / begun).mkdir()
-    (run.path / "written.jsonl").touch()
-    free = METHODS[name](epsilon=1.0).free_settings(run, all_released=False)
-    assert free >= SERVER_SETTINGS
     run.unlock()
 
 
@@ -104,14 +91,14 @@ def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
 def test_what_expands_asks_a_chat_model_by_messages_before_anything_is_spent(
     name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flower_privsyn.private_path.method import Workplace
+    from flower_privsyn.private_path.method import RunContext
     from flower_privsyn.runs import RunDirectory
 
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
     address = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
     run = RunDirectory.create(tmp_path / "run", config={})
-    place = Workplace(run=run, progress=run.progress(), released=lambda number: None)
-    METHODS[name](epsilon=1.0, public_text=str(public_file), **address).prepare(place)
+    place = RunContext(run=run, progress=run.progress(), released=lambda number: None)
+    METHODS[name](epsilon=1.0, public_text=str(public_file), **address).setup(place)
     assert [path for path, _, _ in server.requests] == ["/v1/chat/completions"]
     silent = METHODS[name](
         epsilon=1.0,
@@ -120,7 +107,7 @@ def test_what_expands_asks_a_chat_model_by_messages_before_anything_is_spent(
         parts={"generator": EchoGenerator()},
     )
     with pytest.raises(ConfigError, match="echo takes no messages"):
-        silent.prepare(place)
+        silent.setup(place)
     run.unlock()
 
 

@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.private_path.asked import refuse_off_the_grid
 from flower_privsyn.private_path.meeting import Roster
 from flower_privsyn.queries import Broadcast, Cohort, NearestNeighborHistogram, Query
-from flower_privsyn.strategies import Question, RecordSource, Workplace
+from flower_privsyn.strategies import Question, RecordSource, RunContext, State
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked
 from tests.support.probe import Probe, ProbeMethod
@@ -62,18 +62,12 @@ class AskedOfText(ProbeMethod):
     def queries(self) -> tuple[Query, ...]:
         return (self.query,)
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        self.place = place
         return (RecordSource.of_text(),)
 
-    def first(self) -> Question:
-        return Question(self.query, {})
-
-    def following(self, release: Any, *, last: bool) -> Question | None:
-        found = super().following(release, last=last)
-        return found and Question(self.later or self.query, {})
-
-    def restore(self, round_number: int) -> Question:
-        return Question(self.later or self.query, {})
+    def ask(self, state: State, number: int) -> Question:
+        return Question(self.query if number == 1 else self.later or self.query, {})
 
 
 class TestWhatNoNodeAnswers:

@@ -207,7 +207,7 @@ def test_dates_are_hidden_when_a_run_ends_and_when_it_fails(
     monkeypatch.setattr(RunDirectory, "unlock", look)
     federation_of.run("private-evolution", 1, name="whole")
     strategy = federation_of.strategy("private-evolution")
-    strategy.method.following = _fail
+    strategy.method.step = _fail
     with pytest.raises(ZeroDivisionError):
         strategy.start(LoopbackGrid(_app(federation_of), num_nodes=2))
     assert ended == [{CREATED_SECONDS}, {CREATED_SECONDS}]

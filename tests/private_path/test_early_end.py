@@ -1,4 +1,4 @@
-"""A run whose end its releases decide costs what all planned rounds would have cost."""
+"""A run that is ended early, maybe for what its releases say, costs what all planned rounds do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.report import write_run_page
-from tests.support.federation import rounds_asked
+from flower_privsyn.strategies import State
 from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import lines, releases
@@ -61,12 +61,16 @@ def test_rounds_that_may_end_early_have_not_the_epsilon_of_so_many_fixed_ones() 
     assert delta_of(two, two) == pytest.approx(delta, rel=0.02)  # what the ledger states
 
 
-class EndsInTwo(ProbeMethod):
-    """Ends after its second release, by what it looks at."""
+def killed_in_second(strategy: Probe, grid: Any) -> None:
+    """Let a run die in what it makes of its second release."""
 
-    def following(self, release: Any, *, last: bool) -> Any:
-        question = super().following(release, last=last)
-        return None if release.round_number == 2 else question
+    def die() -> None:
+        if len(strategy.released) == 1:
+            raise Killed
+
+    strategy.method.before_update = die
+    with pytest.raises(Killed):
+        strategy.start(grid)
 
 
 def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, float]:
@@ -87,20 +91,22 @@ def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, flo
         {"noise_multiplier": 2.0, "sampling": "poisson", "sampling_rate": 0.4},
     ],
 )
-def test_a_rule_that_ends_the_rounds_leaves_the_cost_of_all(
+def test_whoever_ends_the_rounds_leaves_the_cost_of_all(
     federation: Builder,
     config: Builder,
     tmp_path: Path,
     given: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def settings(**changes: Any) -> Any:
-        return config(num_rounds=5, num_users=12, min_users=0, **given, **changes)
+    common = {"num_rounds": 5, "num_users": 12, "min_users": 0, **given}
 
-    grid, strategy = federation(), Probe(settings(), method=EndsInTwo)
-    strategy.start(grid)
+    def settings(**changes: Any) -> Any:
+        return config(**common, **changes)
+
+    killed_in_second(Probe(settings()), federation())
+    strategy = Probe(config(**{**common, "num_rounds": 2, "resume": True}))
+    strategy.start(federation(num_nodes=1))
     run = strategy.run
-    assert rounds_asked(grid) == [1, 2]
     whole = planned(federation, settings, tmp_path)
     charged, ended = releases(run.path)[-1], lines(run.ledger_file)[-1]
     assert (ended["event"], ended["round"]) == ("ended", 2)
@@ -118,39 +124,18 @@ def test_a_rule_that_ends_the_rounds_leaves_the_cost_of_all(
     assert "both ε are those of all rounds that were planned" in page
 
 
-def test_so_does_whoever_ends_it_by_hand(
-    federation: Builder, config: Builder, tmp_path: Path
-) -> None:
-    def settings(**changes: Any) -> Any:
-        return config(num_rounds=5, noise_multiplier=2.0, **changes)
-
-    strategy = Probe(settings())
-
-    def die() -> None:
-        if len(strategy.released) == 2:
-            raise Killed
-
-    strategy.method.before_update = die
-    with pytest.raises(Killed):
-        strategy.start(federation())
-    again = Probe(config(num_rounds=3, noise_multiplier=2.0, resume=True))
-    again.start(federation(num_nodes=1))
-    ended = lines(again.run.ledger_file)[-1]
-    whole = planned(federation, settings, tmp_path)
-    assert {name: ended[name] for name in BOTH} == pytest.approx(whole)
-    assert releases(again.run.path)[-1]["epsilon_release"] < 0.9 * whole["epsilon_release"]
-
-
 def test_a_run_that_is_killed_after_it_has_ended_states_that_once(
-    federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
+    federation: Builder, config: Builder
 ) -> None:
-    class Dies(EndsInTwo):
-        def finish(self) -> dict[str, Any]:
+    class Dies(ProbeMethod):
+        def finish(self, state: State) -> dict[str, Any]:
             raise Killed
 
+    killed_in_second(Probe(config(num_rounds=5)), federation())
+    settings = config(num_rounds=2, resume=True)
     with pytest.raises(Killed):
-        Probe(config(num_rounds=5), method=Dies).start(federation())
-    again = Probe(config(num_rounds=5, resume=True), method=EndsInTwo)
+        Probe(settings, method=Dies).start(federation())
+    again = Probe(settings)
     again.start(federation())
     events = [line["event"] for line in lines(again.run.ledger_file)]
     assert events == ["opened", *["started", "release"] * 2, "ended"]

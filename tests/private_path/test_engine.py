@@ -102,10 +102,10 @@ class TestTheGrid:
     ) -> None:
         monkeypatch.setattr("flower_privsyn.private_path.asked.LARGEST_SUM", math.inf)
         strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
-        with pytest.raises(FederationError, match="no round was released"):
+        with pytest.raises(FederationError, match="round 1 was asked 2 times"):
             strategy.start(federation(make_users(6)))
         refused = f"error code {int(wire.ClientErrorCode.BAD_REQUEST)}"
-        assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 2
+        assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 4
         assert strategy.released == []
 
     def test_releases_are_multiples_of_the_grid_for_the_owner_alone(
@@ -261,7 +261,10 @@ class TestSampling:
         assert list(cohort_sizes(grid, 10)) == [7] * 10
         assert {release.num_users for release in strategy.released} == {None}
         line = releases(strategy.run.path)[-1]
-        assert line["sampling"] == {"method": "fixed-size", "sample_size": 7, "population": 23}
+        assert (
+            line["sampling"].items()
+            >= {"method": "fixed-size", "sample_size": 7, "population": 23}.items()
+        )
 
     def test_a_node_cannot_answer_for_more_users_than_it_was_asked_for(
         self, federation: Builder, config: Builder

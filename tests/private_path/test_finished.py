@@ -11,7 +11,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from tests.support.federation import rounds_asked, silent
-from tests.support.probe import Killed, Probe
+from tests.support.probe import CorrelatedProbe, Killed, Probe
 from tests.support.run_files import contents, releases
 
 Builder = Callable[..., Any]
@@ -47,14 +47,14 @@ def test_it_begins_goes_on_and_gives_the_result(
 
 
 def test_a_finished_run_whose_last_round_was_lost_asks_nobody_again(
-    federation: Builder, config: Builder
+    federation: Builder, votes: Builder
 ) -> None:
-    settings = config(resume="auto")
-    Probe(settings).start(federation(tamper=silent(3)))
-    again, grid = Probe(settings), federation()
+    settings = votes(resume="auto")
+    CorrelatedProbe(settings).start(federation(tamper=silent(8)))
+    again, grid = CorrelatedProbe(settings), federation()
     again.start(grid)
     assert grid.requests == []
-    assert len(releases(again.run.path)) == 2
+    assert len(releases(again.run.path)) == 7
 
 
 def test_another_run_s_settings_are_refused_and_those_that_come_too_late_are_told(

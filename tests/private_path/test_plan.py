@@ -36,8 +36,8 @@ from flower_privsyn.strategies import (
     PrivateSumConfig,
     Question,
     RecordSource,
-    ReleasedSum,
-    Workplace,
+    RunContext,
+    State,
 )
 from flower_privsyn.strategies.by_name import STRATEGIES, built
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -91,18 +91,8 @@ class ThreePhases(ProbeMethod):
             ),
         )
 
-    def question(self, number: int) -> Question:
+    def ask(self, state: State, number: int) -> Question:
         return Question(self.once if number == 1 else self.votes, {"candidates": self.candidates})
-
-    def first(self) -> Question:
-        return self.question(1)
-
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        super().following(release, last=last)
-        return None if last else self.question(release.round_number + 1)
-
-    def restore(self, round_number: int) -> Question:
-        return self.question(round_number)
 
 
 def phased(config: Builder, tmp_path: Path, **changes: Any) -> Probe:
@@ -205,7 +195,7 @@ class TestThreePhases:
             type("Other", (NearestNeighborHistogram,), {"name": "other"})(max_samples=1),
             {"candidates": strategy.method.candidates},
         )
-        strategy.method.restore = strategy.method.first = lambda *_: other  # type: ignore[method-assign]
+        strategy.method.ask = lambda *_: other  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="asks nearest_neighbor_histogram, not other"):
             strategy.start(federation())
         assert not releases(tmp_path / "run")
@@ -411,8 +401,8 @@ class TextThenVotes(ProbeMethod):
     def queries(self) -> tuple[Query, ...]:
         return (DocumentCount(), NearestNeighborHistogram(max_samples=3))
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
-        return (RecordSource.of_text(), *super().prepare(place))
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        return (RecordSource.of_text(), *super().setup(place))
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         return tuple(
@@ -426,14 +416,9 @@ class TextThenVotes(ProbeMethod):
             for query in self.queries
         )
 
-    def first(self) -> Question:
-        return Question(self.queries[0], {})
-
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        super().following(release, last=last)
-        return None if last else self.restore(2)
-
-    def restore(self, round_number: int) -> Question:
+    def ask(self, state: State, number: int) -> Question:
+        if number == 1:
+            return Question(self.queries[0], {})
         return Question(self.queries[1], {"candidates": self.candidates})
 
 

@@ -37,7 +37,14 @@ from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.surroundings import sentence_of
-from flower_privsyn.strategies import DPFTRLConfig, PrivateSumConfig
+from flower_privsyn.strategies import (
+    DPFTRLConfig,
+    PrivateSumConfig,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+)
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
@@ -49,7 +56,7 @@ from tests.support.small_disk import disk_of
 Builder = Callable[..., Any]
 
 
-def broken(self: Any) -> dict[str, Any]:
+def broken(self: Any, state: State) -> dict[str, Any]:
     raise GenerationError("the server is down")
 
 
@@ -196,8 +203,8 @@ class TestEndingEarly:
     def test_the_last_round_is_then_done_as_the_last(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
     ) -> None:
-        with pytest.raises(FederationError, match="rounds 3 and 4 were lost"):
-            evolution(settings(num_rounds=6)).start(federation(tamper=silent(3, 4)))
+        with pytest.raises(FederationError, match="round 3 was asked 2 times"):
+            evolution(settings(num_rounds=6)).start(federation(tamper=silent(3)))
         before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
         gone = federation(num_nodes=1)
         evolution(settings(num_rounds=2, resume=True)).start(gone)
@@ -212,22 +219,6 @@ class TestEndingEarly:
         assert run.document["changes"][0]["settings"]["num-rounds"] == {"from": 6, "to": 2}
         assert len(lines(run.path / "synthetic.jsonl")) == 12
         assert {line["round"] for line in releases(run.path)} == {1, 2}
-
-    def test_the_last_release_is_told_to_be_the_last(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        told: list[tuple[int, bool]] = []
-
-        class Told(ProbeMethod):
-            def following(self, release: Any, *, last: bool) -> Any:
-                told.append((release.round_number, last))
-                return super().following(release, last=last)
-
-        strategy = killed_in(Probe(config(num_rounds=4), method=Told), 3)
-        with pytest.raises(Killed):
-            strategy.start(federation())
-        Probe(config(num_rounds=3, resume=True), method=Told).start(federation(num_nodes=1))
-        assert told == [(1, False), (2, False), (3, False), (3, True)]
 
     @pytest.mark.parametrize("num_rounds", [1, 3, 5])
     def test_no_other_number_of_rounds(
@@ -252,19 +243,18 @@ class TestEndingEarly:
 class Reading(ProbeMethod):
     """Reads every release so far after every round, and all of them at the end."""
 
-    def prepare(self, place: Any) -> Any:
-        self.place = place
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         self.seen: list[list[float]] = []
-        return super().prepare(place)
+        return super().setup(place)
 
-    def following(self, release: Any, *, last: bool) -> Any:
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
         found = [self.place.released(number) for number in range(1, release.round_number + 2)]
         assert found[-1] is None  # the round to come
         assert np.array_equal(found[-2].values, release.values)
         self.seen.append([one.expected_users for one in found[:-1] if one is not None])
-        return super().following(release, last=last)
+        return super().step(state, release, scratch)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         rounds = self.place.run.rounds_with_outcome("released")
         assert all(self.place.released(number) is not None for number in rounds)
         return {}
@@ -277,9 +267,9 @@ class TestReleases:
         self, federation: Builder, config: Builder
     ) -> None:
         first = Probe(config(num_rounds=4), method=Reading)
-        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
-            first.start(federation(tamper=silent(2, 3)))
-        # Rounds 2 and 3 are asked again, of fewer users.
+        with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+            first.start(federation(tamper=silent(2)))
+        # Round 2 is asked again, of fewer users.
         again = Probe(config(num_rounds=4, resume=True), method=Reading)
         again.start(federation(make_users(5)))
         assert again.method.seen == [[12.0, 5.0], [12.0, 5.0, 5.0], [12.0, 5.0, 5.0, 5.0]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from flwr.app import Error, Message
 
@@ -14,14 +15,12 @@ from flower_privsyn.client_apps import handlers as node
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import CyclicSampling, FullParticipation
-from flower_privsyn.private_path.attendance import default_least_users
-from flower_privsyn.runs import RunDirectory, how_to_resume
+from flower_privsyn.private_path.settings import default_least_users
+from flower_privsyn.runs import how_to_resume
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
-from flower_privsyn.strategies.parts.population import Population
-from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, make_users, rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe, killed_at
+from tests.support.probe import CorrelatedProbe, Probe
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -124,8 +123,8 @@ class TestSilence:
         with pytest.raises(FederationError) as caught:
             strategy.start(federation(tamper=silent()))
         assert str(caught.value) == (
-            "rounds 1 and 2 were lost: 0 users on 0 of 2 nodes answered, 6 are required: 2 x no "
-            "reply; they cost nothing; bring the nodes back and continue with "
+            "round 1 was asked 2 times and lost: 0 users on 0 of 2 nodes answered, 6 are required: "
+            "2 x no reply; they cost nothing; bring the nodes back and continue with "
             f"{how_to_resume(tmp_path / 'run')}, which asks them again"
         )
         assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]
@@ -136,8 +135,8 @@ class TestSilence:
     def test_a_resumed_run_asks_them_again_and_loses_nothing(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:
-        with pytest.raises(FederationError, match="rounds 2 and 3 were lost"):
-            Probe(config(num_rounds=4)).start(federation(tamper=silent(2, 3)))
+        with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+            Probe(config(num_rounds=4)).start(federation(tamper=silent(2)))
         strategy = Probe(config(num_rounds=4, resume=True))
         strategy.start(federation())
         assert [release.round_number for release in strategy.released] == [2, 3, 4]
@@ -157,11 +156,24 @@ class TestSilence:
         assert rounds_asked(grid) == [5, 6, 7, 8]
         assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
 
-    def test_one_silent_round_is_an_accident(self, federation: Builder, config: Builder) -> None:
+    def test_one_silent_round_is_an_accident_and_is_asked_again(
+        self, federation: Builder, config: Builder
+    ) -> None:
         strategy = Probe(config(num_rounds=5))
-        strategy.start(federation(tamper=silent(2, 4)))
-        assert [release.round_number for release in strategy.released] == [1, 3, 5]
+        strategy.start(federation(tamper=silent(2, 4, times=1)))
+        assert [release.round_number for release in strategy.released] == [1, 2, 3, 4, 5]
+        assert events(strategy.run.path).count("discarded") == 2
+        assert [line["round"] for line in lines(strategy.run.metrics_file)] == [1, 2, 2, 3, 4, 4, 5]
         assert strategy.run.status == "finished"
+
+    def test_one_silent_round_of_correlated_noise_is_left_out(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        strategy = CorrelatedProbe(votes(epsilon=2.0))
+        grid = federation(tamper=silent(2, 4))
+        strategy.start(grid)
+        assert rounds_asked(grid) == list(range(1, 9))
+        assert [release.round_number for release in strategy.released] == [1, 3, 5, 6, 7, 8]
 
     @pytest.mark.parametrize(
         ("changes", "answering", "released"),
@@ -183,10 +195,11 @@ class TestSilence:
         answering: int,
         released: bool,
     ) -> None:
-        quiet = silent(1, nodes=tuple(range(answering + 1, 13)))
+        quiet = silent(1, nodes=tuple(range(answering + 1, 13)), times=1)
         strategy = Probe(config(num_rounds=2, num_nodes=12, **changes))
         strategy.start(federation(num_nodes=12, tamper=quiet))
-        assert [release.round_number for release in strategy.released] == [1, 2][not released :]
+        assert [release.round_number for release in strategy.released] == [1, 2]
+        assert ("discarded" in events(strategy.run.path)) is not released
 
     def test_groups_that_vary_by_chance_are_not_held_to_half_of_the_average(self) -> None:
         def group(size: int) -> int:
@@ -206,14 +219,12 @@ class TestSilence:
         assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
 
     def test_a_run_of_accidents_alone_has_no_result(
-        self, federation: Builder, config: Builder
+        self, federation: Builder, votes: Builder
     ) -> None:
-        strategy = Probe(config(num_rounds=1))
-        with pytest.raises(FederationError, match="no round was released.*nothing was spent"):
+        strategy = CorrelatedProbe(votes(num_rounds=1, min_separation=1))
+        with pytest.raises(FederationError, match="no round was released"):
             strategy.start(federation(tamper=silent()))
-        again = Probe(config(num_rounds=1, resume=True))
-        again.start(federation())
-        assert len(again.released) == 1
+        assert not (strategy.run.path / "synthetic.jsonl").exists()
 
 
 class TestSecretCohorts:
@@ -277,83 +288,28 @@ class TestSecretCohorts:
         assert [set(row) for row in lines(strategy.run.metrics_file)] == [kept] * 3
 
 
-def once(step: Callable[..., None], steps: list[bool]) -> Callable[..., None]:
-    """Takes a step if any is left, and dies in place of it otherwise."""
-
-    def take(*arguments: Any) -> None:
-        if not steps:
-            raise Killed
-        steps.pop()
-        step(*arguments)
-
-    return take
-
-
 class TestAskingAgain:
-    """What `keep` did for a round that is asked again after all is undone."""
+    """Whether at once or by a run that goes on, as if it had been answered the first time."""
 
-    def test_texts_after_it_are_those_of_its_own_survivors(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        whole = evolution(settings(noise_multiplier=0.0, run_dir=str(tmp_path / "whole")))
-        whole.start(federation())
-        with pytest.raises(FederationError, match="rounds 2 and 3"):
-            evolution(settings(noise_multiplier=0.0)).start(federation(tamper=silent(2, 3)))
-        evolution(settings(noise_multiplier=0.0, resume=True)).start(federation())
-        texts = [row["text"] for row in lines(tmp_path / "run" / "synthetic.jsonl")]
-        assert texts == [row["text"] for row in lines(whole.run.synthetic_jsonl)]
-
-    @pytest.mark.parametrize("killed", [False, True])
-    def test_candidates_after_it_are_written_by_the_generator_as_it_then_is(
-        self,
-        federation: Builder,
-        public_file: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        killed: bool,
-    ) -> None:
-        popri = TestUnknownQuestions().popri
-        settings = {"noise_multiplier": 0.0, "num_rounds": 4}
-        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
-        whole.start(federation())
-        with pytest.raises(FederationError, match="rounds 2 and 3"):
-            popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2, 3)))
-        if killed:
-            # After the first of the two things that are done for the last lost round.
-            take_back = PreferencesByScores.take_back
-            monkeypatch.setattr(PreferencesByScores, "take_back", once(take_back, steps := [True]))
-            monkeypatch.setattr(
-                RunDirectory, "reopen_round", once(RunDirectory.reopen_round, steps)
-            )
-            with pytest.raises(Killed):
-                popri(tmp_path, public_file, **settings, resume=True).start(federation())
-            monkeypatch.undo()
-        popri(tmp_path, public_file, **settings, resume=True).start(federation())
-        for number in range(1, 5):
-            file = f"rounds/{number:04d}/candidates.parquet"
-            mine, other = (
-                Population.from_parquet(tmp_path / name / file) for name in ("run", "whole")
-            )
-            assert mine.texts == other.texts
-            assert mine.ids == other.ids
-
-    def test_so_it_is_of_one_that_was_killed_before_it_was_closed(
-        self, federation: Builder, public_file: Path, tmp_path: Path, monkeypatch: Any
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_candidates_are_the_same(
+        self, federation: Builder, public_file: Path, tmp_path: Path, times: int
     ) -> None:
         popri = TestUnknownQuestions().popri
         settings = {"noise_multiplier": 0.0, "num_rounds": 3}
         whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
         whole.start(federation())
-        with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "finish_round", killed_at(2))
-            with pytest.raises(Killed):
-                popri(tmp_path, public_file, **settings).start(federation(tamper=silent(2)))
-        again = popri(tmp_path, public_file, **settings, resume=True)
-        again.start(federation())
-        assert [line["round"] for line in releases(again.run.path)] == [1, 2, 3]
-        file = "rounds/0003/candidates.parquet"
-        mine, other = (Population.from_parquet(tmp_path / name / file) for name in ("run", "whole"))
-        assert mine.texts == other.texts
+        lost = federation(tamper=silent(2, times=times))
+        if times == 1:
+            popri(tmp_path, public_file, **settings).start(lost)
+        else:
+            with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+                popri(tmp_path, public_file, **settings).start(lost)
+            popri(tmp_path, public_file, **settings, resume=True).start(federation())
+        for number in range(1, 4):
+            file = f"rounds/{number:04d}/candidates.parquet"
+            mine, other = (pq.read_table(tmp_path / name / file) for name in ("run", "whole"))
+            assert mine.equals(other)
 
 
 class TestNoiseAgainstUsers:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import flower_privsyn
-from scripts.docs_site import navigation, notebooks, offline, reference, repository
+from scripts.docs_site import navigation, notebooks, reference, repository
 
 ROOT = Path(__file__).parents[2]
 LISTED = navigation.sections((ROOT / "docs" / "README.md").read_text("utf-8"))
@@ -121,19 +121,3 @@ def test_a_notebook_becomes_text_code_and_what_it_printed() -> None:
     assert notebooks.page(json.dumps({"cells": cells})) == (
         "# A\nb\n\n```python\nc = 1\nc\n```\n\n```text\nd\n```\n\n```text\n1\n```\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('<script src="https://x.org/a.js"></script>', 1),
-        ('<link rel="stylesheet" href="//x.org/a.css">', 1),
-        ("@font-face{src:url(https://x.org/a.woff2)}", 1),
-        ('@import "https://x.org/a.css";', 1),
-        ('<img src="http://x.org/a.png"><img src="a.png">', 1),
-        ('<a href="https://x.org">x</a> <link rel="next" href="b.html">', 0),
-        ('<script src="a.js"></script><link href="a.css" rel="stylesheet"> url(data:image/x)', 0),
-    ],
-)
-def test_what_a_page_fetches_from_elsewhere_is_found(text: str, found: int) -> None:
-    assert len(offline.fetched(text)) == found

@@ -30,7 +30,7 @@ from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.strategies.parts.topic_texts import TopicWriter
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.support.federation import asked, silent, training_nodes
+from tests.support.federation import asked, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import contents, lines, release, releases
 from tests.support.small_runs import small_training
@@ -204,15 +204,17 @@ class TestAWholeRun:
     def test_without_a_histogram_public_shares_take_its_place(
         self, config: Builder, people: Users, tmp_path: Path, topics_file: Path
     ) -> None:
-        strategy, _ = start(
-            config(sampling="full", min_users=1), people, tmp_path, tamper=silent(1)
-        )
+        settings = {"sampling": "full", "min_users": 1}
+        with pytest.raises(Killed):
+            start(config(**settings), people, tmp_path, tamper=_die_in_round_1)
+        strategy, _ = start(config(**settings, resume=True), people, tmp_path)
         summary = strategy.run.state["summary"]
         assert summary["topics_by"] == "public text, as the histogram was lost"
         texts = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
         told = Counter(text["parent"][0] for text in texts)
         assert [told[f"topic:{topic}"] for topic in range(6)] == [4] * 6
-        assert [line["query"] for line in releases(strategy.run.path)] == ["conditional_delta"] * 2
+        queries = [line["query"] for line in releases(strategy.run.path)]
+        assert queries[1:] == ["conditional_delta"] * 2
 
 
 class TestTheBudget:
@@ -318,15 +320,15 @@ class TestKilled:
         whole, _ = start(config(run_dir=str(tmp_path / "whole")), people, tmp_path)
 
         def die_after(strategy: CTCL) -> None:
-            update, number = strategy.method.following, {"training": 2}.get(where, 1)
+            update, number = strategy.method.step, {"training": 2}.get(where, 1)
 
-            def following(release: Any, *, last: bool) -> Any:
-                found = update(release, last=last)
+            def step(state: Any, release: Any, scratch: Path) -> Any:
+                found = update(state, release, scratch)
                 if release.round_number == number:
                     raise Killed
                 return found
 
-            strategy.method.following = following  # type: ignore[method-assign]
+            strategy.method.step = step  # type: ignore[method-assign]
 
         kept, calls = TopicWriter._record, []
 

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
-from safetensors.numpy import load_file
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
+from flower_privsyn.private_path.method import need
+from flower_privsyn.private_path.state import last_state
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel
@@ -324,7 +326,6 @@ class TestAdaptiveClipping:
                 adaptive_clipping=True,
                 clip_learning_rate=0.8,
                 server_learning_rate=1e-6,  # the updates stay as they are
-                checkpoints="last",
             )
         )
         grid = training_nodes(users)
@@ -381,13 +382,11 @@ class TestResume:
 
         resumed = False
         with pytest.raises(Killed):
-            DPFedAvg(config(num_rounds=3, checkpoints="all")).start(
-                training_nodes(people), evaluate_fn=evaluate
-            )
+            DPFedAvg(config(num_rounds=3)).start(training_nodes(people), evaluate_fn=evaluate)
         assert list(seen) == [0, 1, 2]
         before, resumed = dict(seen), True
         seen.clear()
-        strategy = DPFedAvg(config(num_rounds=3, checkpoints="all", resume=True))
+        strategy = DPFedAvg(config(num_rounds=3, resume=True))
         result = strategy.start(training_nodes(people), evaluate_fn=evaluate)
         assert list(seen) == [2, 3]
         assert np.array_equal(seen[2], before[2])
@@ -395,12 +394,8 @@ class TestResume:
         metrics = result.evaluate_metrics_serverapp
         assert {number: record["number"] for number, record in metrics.items()} == {2: 2, 3: 3}
         assert np.array_equal(result.arrays["parameters"].numpy(), seen[3])
-        for number, parameters in {**before, **seen}.items():
-            stored = load_file(strategy.run.round_path(number) / "model.safetensors")
-            model = strategy.method.model
-            assert np.array_equal(
-                parameters, np.concatenate([stored[name].ravel() for name in model.shapes])
-            )
+        final = LocalModel(TrainableModel(name=str(strategy.run.path / "models/final")))
+        assert np.array_equal(final.parameters, seen[3])
         assert not np.array_equal(seen[3], seen[2])
 
     def test_a_lost_round_changes_nothing_but_the_ledger(
@@ -414,9 +409,20 @@ class TestResume:
 
         with pytest.raises(Killed):
             self.start(config, people, tamper=die, epsilon=3.0)
-        first = (tmp_path / "run/rounds/0001/model.safetensors").read_bytes()
-        resumed = self.start(config, people, resume=True, epsilon=3.0)
-        assert (resumed.run.round_path(2) / "model.safetensors").read_bytes() == first
+        _, state = need(last_state(RunDirectory(tmp_path / "run")))
+        grid = training_nodes(people)
+        resumed = DPFedAvg(
+            config(
+                num_rounds=3,
+                server_momentum=0.9,
+                adaptive_clipping=True,
+                resume=True,
+                epsilon=3.0,
+            )
+        )
+        resumed.start(grid)
+        told = asked(grid)[0].content["privsyn.broadcast"]["parameters"].numpy()
+        assert np.array_equal(told, state["parameters"])
         charged = releases(resumed.run.path)
         assert [(line["round"], line["interrupted"]) for line in charged] == [
             (1, False),
@@ -428,39 +434,23 @@ class TestResume:
         later = json.loads((resumed.run.round_path(3) / "server.json").read_text())
         assert later["clip_norm"] == state["next_clip_norm"] != 0.05
 
-    @pytest.mark.parametrize("how", ["interrupted", "discarded"])
     def test_a_lost_last_round_leaves_the_model_of_the_one_before(
-        self, config: Builder, people: Users, tmp_path: Path, how: str
+        self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
         def lose(request: Message, reply: Message) -> list[Message]:
-            if request.content.config_records["privsyn.request"].get("round") != 3:
-                return [reply]
-            if how == "interrupted":
+            if request.content.config_records["privsyn.request"].get("round") == 3:
                 raise Killed
-            return []
+            return [reply]
 
         values = {"epsilon": 3.0, "min_users": 1}
-        if how == "interrupted":
-            with pytest.raises(Killed):
-                self.start(config, people, tamper=lose, **values)
-            strategy = self.start(config, people, resume=True, **values)
-        else:
-            strategy = self.start(config, people, tamper=lose, **values)
+        with pytest.raises(Killed):
+            self.start(config, people, tamper=lose, **values)
+        _, state = need(last_state(RunDirectory(tmp_path / "run")))
+        strategy = self.start(config, people, resume=True, **values)
         assert strategy.run.status == "finished"
         assert strategy.run.rounds_with_outcome("released") == [1, 2]
-        stored = load_file(tmp_path / "run/rounds/0002/model.safetensors")
         final = LocalModel(TrainableModel(name=str(tmp_path / "run/models/final")))
-        for name, value in final.named(final.parameters).items():
-            assert np.array_equal(value, stored[name])
-
-    @pytest.mark.parametrize("kept", ["last", "all"])
-    def test_old_checkpoints(self, config: Builder, people: Users, kept: str) -> None:
-        strategy = self.start(config, people, checkpoints=kept)
-        folders = [strategy.run.round_path(number) for number in range(4)]
-        models = [(folder / "model.safetensors").exists() for folder in folders]
-        assert models == ([True] * 4 if kept == "all" else [False, False, True, True])
-        optimisers = [(folder / "server.safetensors").exists() for folder in folders]
-        assert optimisers == [False, False, True, True]
+        assert np.array_equal(final.parameters, state["parameters"])
 
 
 class TestSettings:

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.data import Users
-from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError, ModelError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     BandedToeplitz,
@@ -26,6 +26,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.private_path import rounds
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,
@@ -39,7 +40,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.ledgers import begin
-from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe
+from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe, killed_at
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
@@ -232,7 +233,11 @@ class TestRestart:
         assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
 
     def test_killed_after_a_round_was_discarded(
-        self, federation: Builder, votes: Builder, tmp_path: Path
+        self,
+        federation: Builder,
+        votes: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """The ledger has closed the round, the run directory has not: it is not asked again."""
 
@@ -240,13 +245,10 @@ class TestRestart:
             lost = request.content.config_records["privsyn.request"].get("round") == 3
             return [] if lost else [reply]
 
-        def die(number: int) -> None:
-            raise Killed
-
-        strategy = CorrelatedProbe(votes(min_users=1))
-        strategy.method.carry_over = die  # type: ignore[method-assign]
-        with pytest.raises(Killed):
-            strategy.start(federation(tamper=lose))
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "finish_round", killed_at(3))
+            with pytest.raises(Killed):
+                CorrelatedProbe(votes(min_users=1)).start(federation(tamper=lose))
         events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
         assert events[-1] == "discarded"
         resumed = CorrelatedProbe(votes(min_users=1, resume=True))
@@ -571,3 +573,31 @@ def test_a_larger_budget_than_planned_is_refused(
         strategy.start(grid)
     assert asked(grid) == []
     assert not releases(tmp_path / "run")
+
+
+def test_an_initial_model_that_was_missing_is_asked_for_again(
+    lstm: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """An app that has caught the error and put it there must not train without it."""
+    people = Users.from_rows((f"user-{i}", text) for i, text in enumerate(texts[:8]))
+    initial = tmp_path / "initial"
+    config = small_training(
+        DPFTRLConfig,
+        tmp_path / "run",
+        model=str(lstm),
+        initial_model=str(initial),
+        num_rounds=2,
+        min_separation=2,
+        clip_norm=1e-6,
+        resume="auto",
+    )
+    strategy = DPFTRL(config())
+    for _ in range(2):
+        with pytest.raises(ModelError, match="initial"):
+            strategy.start(training_nodes(people))
+    first = LocalModel(TrainableModel(name=str(lstm)))
+    moved = first.parameters + np.float32(0.1)
+    first.save(initial, moved)
+    strategy.start(training_nodes(people))
+    final = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
+    assert final.parameters == pytest.approx(moved, abs=1e-4)

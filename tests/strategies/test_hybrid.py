@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
+from flwr.app import Message
 
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
@@ -232,15 +233,23 @@ class TestTheStudent:
     def test_without_a_sketch_the_rounds_are_dp_ftrl_s(
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
-        """Nobody answered it: nothing of it is charged, and the rest of the budget trains."""
-        hybrid = Hybrid(config(min_users=1))
-        hybrid.start(training_nodes(people, tamper=silent(1)))
+        """Killed while it was asked, and lost: the rounds train the model as it was."""
+
+        def dying(request: Message, reply: Message) -> list[Message]:
+            if request.content["privsyn.request"].get("round") == 1:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            Hybrid(config(min_users=1)).start(training_nodes(people, tamper=dying))
+        hybrid = Hybrid(config(min_users=1, resume=True))
+        hybrid.start(training_nodes(people))
         run = hybrid.run.path
-        assert charged(run) == [(number, "model_delta") for number in (2, 3, 4, 5)]
+        assert charged(run)[1:] == [(number, "model_delta") for number in (2, 3, 4, 5)]
         assert not (run / "models" / "student").exists()
         # Their turns are counted from the first round of the run, so the first one is everybody's.
         values = {name: getattr(hybrid.config, name) for name in DPFTRLConfig.declared}
-        values |= {"run_dir": str(tmp_path / "plain")}
+        values |= {"run_dir": str(tmp_path / "plain"), "resume": False}
         DPFTRL(DPFTRLConfig(**values)).start(training_nodes(people, tamper=silent(1)))
         ours, theirs = (
             model_of(path / "models" / "final").parameters for path in (run, tmp_path / "plain")
@@ -267,8 +276,8 @@ class TestKilled:
         killed_at = 0
         places: list[tuple[Any, str, int]] = [
             (SketchThenTraining, "_student", 1),  # the release is on the disk, and not yet read
-            (causal, "_take_steps", 1),
-            (SketchThenTraining, "_forget_until", 2),  # in a round that trains
+            (causal._Training, "take_steps", 1),
+            (SketchThenTraining, "ask", 4),  # in a round that trains
             (LocalModel, "save", 1),  # of the result
             ("flower_privsyn.training.bias", "save_biased", 1),
         ]

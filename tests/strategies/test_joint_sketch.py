@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from flwr.app import Message
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
@@ -24,6 +25,7 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.generation import OpenAIGenerator
+from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.private_path.again import copy_released
@@ -35,7 +37,7 @@ from flower_privsyn.strategies.parts.synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
 from flower_privsyn.training.causal import training_rows
-from tests.support.federation import asked, make_users, silent
+from tests.support.federation import asked, make_users
 from tests.support.generation_server import Server
 from tests.support.launched import launched
 from tests.support.probe import Killed
@@ -191,12 +193,22 @@ class TestARun:
         assert gone.requests == []
 
     def test_no_copy_is_made_of_a_run_with_a_round_that_could_be_asked_again(
-        self, config: Builder, federation: Builder, tmp_path: Path
+        self,
+        config: Builder,
+        federation: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Else every copy would ask the users, each at the price of the one round."""
-        settings = config(num_rounds=2, node_timeout=0.2)
-        strategy = JointSketch(settings)
-        strategy.start(federation(tamper=silent(2)))
+        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+
+        def lose(request: Message, reply: Message) -> list[Message]:
+            keys = request.metadata.message_type == secure_wire.KEYS
+            return [] if keys and secure_wire.round_of(request) == 2 else [reply]
+
+        secure = {"secure_aggregation": True, "least_nodes": 5, "colluding_nodes": 2}
+        strategy = JointSketch(config(num_rounds=2, num_nodes=6, noise_multiplier=1.0, **secure))
+        strategy.start(federation(num_nodes=6, tamper=lose))
         run = strategy.run
         assert (run.status, run.rounds_with_outcome("discarded")) == ("finished", [2])
         launched(run)

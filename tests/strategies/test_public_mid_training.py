@@ -80,14 +80,14 @@ def streams(run: Path) -> list[tuple[Correlation, float]]:
     return [(one, one.noise_multiplier(multiplier)) for one, multiplier in found.items()]
 
 
-def killed_in(number: int) -> Callable[..., None]:
-    """In the place of what writes a round: dies in one of them."""
-    write = TrainingInHalves._write
+def killed_in(number: int) -> Callable[..., Any]:
+    """In the place of a round's step: dies in one of them."""
+    step = TrainingInHalves.step
 
-    def or_die(self: TrainingInHalves, state: Any, of: int) -> None:
-        if of == number:
+    def or_die(self: TrainingInHalves, state: Any, release: Any, scratch: Path) -> Any:
+        if release.round_number == number:
             raise Killed
-        write(self, state, of)
+        return step(self, state, release, scratch)
 
     return or_die
 
@@ -116,7 +116,7 @@ class TestCost:
         """Killed before the public text and after it, while the noise lies in `noise.npz`."""
         for number, resume in ((3, False), (5, True)):
             with monkeypatch.context() as patch:
-                patch.setattr(TrainingInHalves, "_write", killed_in(number))
+                patch.setattr(TrainingInHalves, "step", killed_in(number))
                 with pytest.raises(Killed):
                     PublicMidTraining(config(epsilon=2.0, resume=resume)).start(
                         training_nodes(people)
@@ -311,10 +311,10 @@ class TestKilled:
         whole = run("whole")
         killed_at = 0
         for target, name, times in (
-            (TrainingInHalves, "_read", 1),  # in the first half
-            (distribution_matching, "note_rows_done", 1),
-            (causal, "_take_steps", 1),
-            (TrainingInHalves, "_forget_until", 2),  # in the second half
+            (TrainingInHalves, "step", 1),  # in the first half
+            (distribution_matching, "write_json", 1),
+            (causal._Training, "take_steps", 1),
+            (TrainingInHalves, "ask", 2),  # in the second half
             (LocalModel, "save", 1),  # of the result
         ):
             original, left = getattr(target, name), [times]

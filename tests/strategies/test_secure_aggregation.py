@@ -146,7 +146,7 @@ def test_a_strategy_of_embeddings_or_tokens(
     name: str, tmp_path: Path, public_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What it makes of its one release takes long, and nobody is asked for it.
-    monkeypatch.setattr(AskedOnce, "finish", lambda self: {})
+    monkeypatch.setattr(AskedOnce, "finish", lambda self, state: {})
 
     users = make_users(12)
     labels = [("law", "river")[number % 2] for number in range(len(users.texts))]

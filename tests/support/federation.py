@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +46,23 @@ def rounds_asked(grid: Any) -> list[int]:
 
 
 def silent(
-    *rounds: int, nodes: tuple[int, ...] = ()
+    *rounds: int, nodes: tuple[int, ...] = (), times: int = 99
 ) -> Callable[[Message, Message], list[Message]]:
-    """Loses the answers of some rounds, or of every round from the first on."""
+    """Loses the answers of some rounds, or of every round from the first on.
+
+    Args:
+        rounds: in which answers are lost; none for every round.
+        nodes: whose answers are lost; none for those of all.
+        times: how often each node's answer in a round is lost.
+    """
+    asked: Counter[tuple[int, int]] = Counter()
 
     def lose(request: Message, reply: Message) -> list[Message]:
-        number = request.content["privsyn.request"].get("round")
-        lost = number is not None and (not rounds or number in rounds)
-        return [] if lost and (not nodes or reply.metadata.src_node_id in nodes) else [reply]
+        number, node = request.content["privsyn.request"].get("round"), reply.metadata.src_node_id
+        if number is None or (rounds and number not in rounds) or (nodes and node not in nodes):
+            return [reply]
+        asked[number, node] += 1
+        return [] if asked[number, node] <= times else [reply]
 
     return lose
 

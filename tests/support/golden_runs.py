@@ -132,9 +132,9 @@ def everybody(count: int = 14) -> Users:
     return Users.from_rows([*rows, (f"user-{count - 1}", "")])
 
 
-def load(context: Context, labels: Sequence[str] = ()) -> Users:
+def load(context: Context, labels: Sequence[str] = (), count: int | None = None) -> Users:
     """The users of one of the nodes, with labels in turn."""
-    users = everybody()
+    users = everybody() if count is None else everybody(count)
     if labels:
         turn = [labels[place % len(labels)] for place in range(len(users.texts))]
         users = replace(users, labels=turn)
@@ -354,30 +354,34 @@ _STUDENT = {
 }
 
 
-def joint_sketch(folder: Path) -> JointSketch:
+def joint_sketch(folder: Path, **changes: Any) -> JointSketch:
     """Counts of tokens and bigrams, a taught student, and the chosen text."""
-    values = {**_STUDENT, "num_rounds": 1, "num_bigrams": 100, "bigram_share": 0.5}
+    values = {**_STUDENT, "num_rounds": 1, "num_bigrams": 100, "bigram_share": 0.5, **changes}
     config = JointSketchConfig(**_common(folder, public_text=str(_public(folder)), **values))
     return JointSketch(config, random=InsecureRandom(14))
 
 
-def hybrid(folder: Path) -> Hybrid:
+def hybrid(folder: Path, **changes: Any) -> Hybrid:
     """The sketch's student, and rounds that train it."""
     values = {**_TRAINING, **_STUDENT, "num_bigrams": 100, "num_rounds": 3, "min_separation": 2}
-    config = HybridConfig(**_common(folder, public_text=str(_public(folder)), **values))
+    config = HybridConfig(
+        **_common(folder, public_text=str(_public(folder)), **{**values, **changes})
+    )
     return Hybrid(config, random=InsecureRandom(15))
 
 
-def public_mid_training(folder: Path) -> PublicMidTraining:
+def public_mid_training(folder: Path, **changes: Any) -> PublicMidTraining:
     """Two rounds, a taught student of chosen public text, and two rounds more."""
     values = {**_TRAINING, **_STUDENT, "public_model": "privsyn-tiny", "num_rounds": 4}
     values |= {"min_separation": 2}
     del values["least_selected"], values["most_overlap"]
-    config = PublicMidTrainingConfig(**_common(folder, public_text=str(_public(folder)), **values))
+    config = PublicMidTrainingConfig(
+        **_common(folder, public_text=str(_public(folder)), **{**values, **changes})
+    )
     return PublicMidTraining(config, random=InsecureRandom(16))
 
 
-def ctcl(folder: Path) -> CTCL:
+def ctcl(folder: Path, **changes: Any) -> CTCL:
     """A histogram of topics, two rounds that train, and texts by the one of the other."""
     values = {
         **_TRAINING,
@@ -388,7 +392,7 @@ def ctcl(folder: Path) -> CTCL:
         "max_new_tokens": 8,
         "synthetic_samples": 12,
     }
-    config = CTCLConfig(**_common(folder, **values))
+    config = CTCLConfig(**_common(folder, **values, **changes))
     return CTCL(config, embedder=HashEmbedder(), random=InsecureRandom(17))
 
 

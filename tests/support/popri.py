@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from flower_privsyn.strategies import POPri, POPriConfig
@@ -19,6 +20,13 @@ def table(run: Path, number: int) -> list[dict[str, Any]]:
         run / "rounds" / f"{number:04d}" / "candidates.parquet"
     ).to_pylist()
     return rows
+
+
+def stored(run: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(m, d) embeddings of the responses of a round as they travel, and (m,) their prompts."""
+    rows = table(run, number)
+    embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
+    return embeddings, np.array([row["prompt"] for row in rows])
 
 
 def small_popri(run_dir: Path, public_text: Path) -> Callable[..., POPriConfig]:

@@ -21,7 +21,8 @@ from flower_privsyn.strategies import (
     Question,
     RecordSource,
     ReleasedSum,
-    Workplace,
+    RunContext,
+    State,
 )
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 
@@ -56,25 +57,20 @@ class ProbeMethod(Method):
     def queries(self) -> tuple[Query, ...]:
         return (NearestNeighborHistogram(max_samples=self.config.max_samples),)
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        self.place = place
         embedder = HashEmbedder()
         return (RecordSource(fingerprint=embedder.fingerprint, dimension=embedder.dimension),)
 
-    def first(self) -> Question:
+    def ask(self, state: State, number: int) -> Question:
         return Question(self.queries[0], {"candidates": self.candidates})
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
         self.before_update()
         self.released.append(release)
-        return None if last else self.first()
+        return state
 
-    def restore(self, round_number: int) -> Question:
-        return self.first()
-
-    def carry_over(self, round_number: int) -> None:
-        pass
-
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         return {}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import FreD, FreDConfig
+from flower_privsyn import FreD
 
 SAMPLE = Path(__file__).parent / "sample"
 
@@ -17,4 +17,4 @@ def main(grid: Grid, context: Context) -> None:
     """Ask once, and rank; `sample/near.jsonl` in `candidates` is a file of the app."""
     given = dict(context.run_config)
     given["candidates"] = str(given["candidates"]).replace("sample/", f"{SAMPLE}/")
-    FreD(FreDConfig.from_run_config(given)).start(grid)
+    FreD.from_run_config(given).start(grid)

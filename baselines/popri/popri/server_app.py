@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import ConfigError, POPri, POPriConfig
+from flower_privsyn import ConfigError, POPri
 
 app = ServerApp()
 
@@ -17,4 +17,4 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError(f'strategy must be "popri" or "pe-sft", got {method!r}')
     if method == "pe-sft":
         given["loss"] = "sft"
-    POPri(POPriConfig.from_run_config(given)).start(grid)
+    POPri.from_run_config(given).start(grid)

@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn import PrivateEvolution
 
 app = ServerApp()
 
@@ -11,5 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Evolve public text towards the users' text."""
-    config = PrivateEvolutionConfig.from_run_config(context.run_config)
-    PrivateEvolution(config).start(grid)
+    PrivateEvolution.from_run_config(context.run_config).start(grid)

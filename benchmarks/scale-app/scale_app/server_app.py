@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -17,7 +18,8 @@ from flower_privsyn.strategies import (
     Question,
     RecordSource,
     ReleasedSum,
-    Workplace,
+    RunContext,
+    State,
 )
 from scale_app.client_app import embedder
 
@@ -36,7 +38,6 @@ class Questions(Method):
     def __init__(self, config: PrivateSumConfig, own: dict[str, Any]) -> None:
         self._config = config
         self._own = own
-        self._place: Workplace | None = None
         self._dimension = 0
         self._query: Query = (
             MeanSimilarity(max_samples=config.max_samples, answer_space=own["answer-space"])
@@ -49,30 +50,23 @@ class Questions(Method):
         """The same in every round."""
         return (self._query,)
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model, which has to be the nodes'."""
-        self._place = place
+        self.place = place
         model = embedder(self._config.embedding_model, "float32")
         self._dimension = model.dimension
         return (RecordSource(fingerprint=model.fingerprint, dimension=model.dimension),)
 
-    def first(self) -> Question:
-        """Random candidates."""
-        return self._candidates(1)
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
+        """Random candidates of the round."""
+        return self._candidates(number)
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
-        """Note the time; the next candidates."""
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
+        """Note the time."""
         self._note(release.round_number, "answered")
-        return None if last else self._candidates(release.round_number + 1)
+        return state
 
-    def restore(self, round_number: int) -> Question:
-        """They follow from the number of the round."""
-        return self._candidates(round_number)
-
-    def carry_over(self, round_number: int) -> None:
-        """A lost round's successor has candidates of its own."""
-
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """There is no result."""
         return {}
 
@@ -89,8 +83,7 @@ class Questions(Method):
         return Question(self._query, broadcast)
 
     def _note(self, number: int, event: str) -> None:
-        assert self._place is not None
-        self._place.run.owner.record(event, round=number, time=time.time())
+        self.run.owner.record(event, round=number, time=time.time())
 
 
 @final

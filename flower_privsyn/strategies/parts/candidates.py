@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.private_path.state import State
 from flower_privsyn.strategies.parts.population import Population
 
 
@@ -51,15 +52,21 @@ class Candidates:
             **columns,
         )
 
-    @classmethod
-    def from_parquet(cls, path: Path) -> Candidates:
-        """Read what `to_parquet` wrote; extra columns are left out."""
-        import pyarrow.parquet as pq
+    def state(self) -> State:
+        """The candidates as a method keeps them between two rounds."""
+        return {
+            **self.population.state(),
+            "group": self.group,
+            "prompts": self.prompts,
+            "ends": self.ends,
+        }
 
-        table = pq.read_table(path, columns=["prompt", "prompt_text", "end"])
+    @classmethod
+    def of_state(cls, state: State) -> Candidates:
+        """The candidates that a method has kept."""
         return cls(
-            population=Population.from_parquet(path),
-            group=np.asarray(table.column("prompt").to_pylist(), dtype=np.int64),
-            prompts=tuple(table.column("prompt_text").to_pylist()),
-            ends=tuple(table.column("end").to_pylist()),
+            population=Population.of_state(state),
+            group=state["group"],
+            prompts=tuple(state["prompts"]),
+            ends=tuple(state["ends"]),
         )

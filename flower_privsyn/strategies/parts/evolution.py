@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,13 @@ from flower_privsyn.private_path.method import (
     Outline,
     Question,
     RecordSource,
-    Workplace,
+    RunContext,
     need,
 )
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.runs.rounds import RoundFiles
@@ -69,16 +70,10 @@ if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
     from flower_privsyn.host.progress import Progress
-    from flower_privsyn.runs import RunDirectory
 
 logger = logging.getLogger("flwr.privsyn")
 
 IntArray = npt.NDArray[np.int64]
-
-#: What is read after the last release alone, unless the generator varies texts before it.
-_OF_THE_GENERATOR: Final = frozenset(
-    {"generator", "generator-interface", "generator-parameters", "max-new-tokens"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +174,6 @@ class Evolution(Method):
         self._embedder = embedder
         self._given_variation = self._variation = variation
         self.given_writer = self._generator = generator
-        self._place: Workplace | None = None
-        self._population: Population | None = None
         self._careful: Variation | None = None
         self._seeds: list[str] = []
 
@@ -228,30 +221,12 @@ class Evolution(Method):
         source = RecordSource(fingerprint="", dimension=dimension)
         return Outline(sources=(source,), question=lambda _: question)
 
-    def free_settings(self, run: RunDirectory, *, all_released: bool) -> frozenset[str]:
-        """As the class says, without what the next population depends on."""
-        free = super().free_settings(run, all_released=all_released)
-        held = self.config.variation == "prompt" and not all_released
-        return free - _OF_THE_GENERATOR if held else free
-
-    @property
-    def run(self) -> RunDirectory:
-        """The run directory; available from `prepare` on."""
-        return need(self._place).run
-
-    @property
-    def progress(self) -> Progress:
-        """Where long work reports its steps; available from `prepare` on."""
-        return need(self._place).progress
-
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
-        config, self._place = self.config, place
-        # Nothing of an earlier start: another process may have made other candidates since, and
-        # llama.cpp, or a key, may be no more.
-        self._population = None
+        config, self.place = self.config, place
+        # Nothing of an earlier start: llama.cpp, or a key, may be no more.
         self._variation, self._careful = self._given_variation, None
         self._generator = self.given_writer
         self._embedder = embedder_of(config, self._embedder)
@@ -310,13 +285,9 @@ class Evolution(Method):
             with self.progress.stage("Try the generator", total=None):
                 self._variation.rehearse(self._classes or None)
 
-    def first(self) -> Question:
-        """What the first population is asked about."""
-        return self._begin(1)
-
-    def _begin(self, number: int) -> Question:
-        population = self._drawn(number)
-        return self._question(self._set_candidates(population, round_number=number))
+    def init(self, scratch: Path) -> State:  # noqa: ARG002
+        """The first population."""
+        return self._candidates(self._drawn(1), 1)
 
     def _drawn(self, number: int) -> Population:
         """The first population: random public samples, drawn without replacement."""
@@ -328,27 +299,27 @@ class Evolution(Method):
 
     # ------------------------------------------------------------------ a round
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
+        """Which of the candidates are near."""
+        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": state["embeddings"]}
+        if self._classes:
+            broadcast["classes"] = self._class_of(Population.of_state(state))
+        return Question(self._query, broadcast)
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
         """Choose survivors, keep them, vary them."""
-        number = release.round_number
-        population = self._current(number)
-        counts = self._survivors(release)
+        number, population = release.round_number, Population.of_state(state)
+        counts = self._survivors(population, release)
         population.to_parquet(
-            self._population_file(number),
+            RoundFiles(self.run.round_dir(number)).population,
             votes=release.values.tolist(),
             survived=counts.tolist(),
         )
-        if last:
-            return None
+        if number == self.config.num_rounds:
+            return state
         parents = population.take(np.repeat(np.arange(len(population)), counts))
         following = self._varied(parents, number, f"Round {number}: vary survivors")
-        return self._question(self._set_candidates(following, round_number=number + 1))
-
-    def _question(self, population: Population) -> Question:
-        broadcast: dict[str, npt.NDArray[Any]] = {"candidates": need(population.embeddings)}
-        if self._classes:
-            broadcast["classes"] = self._class_of(population)
-        return Question(self._query, broadcast)
+        return self._candidates(following, number + 1)
 
     def _class_of(self, population: Population) -> npt.NDArray[np.int32]:
         """(m,) which of the classes each candidate is of."""
@@ -356,7 +327,7 @@ class Evolution(Method):
         labels = need(population.labels)
         return np.array([places[label] for label in labels], dtype=np.int32)
 
-    def _survivors(self, release: ReleasedSum) -> IntArray:
+    def _survivors(self, population: Population, release: ReleasedSum) -> IntArray:
         """How often each candidate survives: (m,) integers; of every class equally many.
 
         When no candidate of a class stands above the threshold the histogram says nothing of it:
@@ -366,7 +337,7 @@ class Evolution(Method):
         if not self._classes:
             return self._chosen(release, np.arange(m), [number])
         counts = np.zeros(m, dtype=np.int64)
-        classes = self._class_of(self._current(number))
+        classes = self._class_of(population)
         for place in range(len(self._classes)):
             members = np.flatnonzero(classes == place)
             counts[members] = self._chosen(release, members, [number, place])
@@ -415,12 +386,9 @@ class Evolution(Method):
             labels=None if parents.labels is None else parents.labels * copies,
         )
 
-    def _set_candidates(self, population: Population, *, round_number: int) -> Population:
-        """Embed a population, and store it as the candidates of a round."""
-        population = population.with_embeddings(self._lookahead(population, round_number))
-        population.to_parquet(self._population_file(round_number))
-        self._population = population
-        return population
+    def _candidates(self, population: Population, number: int) -> State:
+        """A population with its embeddings, as what a round asks about."""
+        return population.with_embeddings(self._lookahead(population, number)).state()
 
     def _lookahead(self, population: Population, round_number: int) -> npt.NDArray[np.float32]:
         """The mean embedding of K variations of each text, or of the text itself for K = 0."""
@@ -444,31 +412,7 @@ class Evolution(Method):
                 total += embedder.embed(texts, progress=stage.update)
         return (total / copies).astype(np.float32)
 
-    # ------------------------------------------------------------------ resuming
-
-    def restore(self, round_number: int) -> Question:
-        """The stored candidates of a round."""
-        return self._question(self._current(round_number))
-
-    def carry_over(self, round_number: int) -> None:
-        """The candidates of a lost round stand again in the next one, under their old ids."""
-        population = self._current(round_number)
-        population.to_parquet(self._population_file(round_number + 1))
-
-    def _current(self, round_number: int) -> Population:
-        population = self._population
-        if population is None or not self._is_of(population, round_number):
-            population = Population.from_parquet(self._population_file(round_number))
-            self._population = population
-        return population
-
-    def _is_of(self, population: Population, round_number: int) -> bool:
-        return bool(population.ids) and population.ids[0] == f"{round_number}:0"
-
     # ------------------------------------------------------------------ small things
-
-    def _population_file(self, round_number: int) -> Path:
-        return RoundFiles(self.run.round_dir(round_number)).population
 
     def _seed_of(self, round_number: int, *purpose: int) -> int:
         """A seed of public randomness, different for every round and purpose."""

@@ -26,7 +26,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.files import located, write_json
 from flower_privsyn.privacy import Plan
 from flower_privsyn.private_path.method import (
     Finding,
@@ -34,12 +34,13 @@ from flower_privsyn.private_path.method import (
     Outline,
     Question,
     RecordSource,
-    Workplace,
+    RunContext,
     need,
 )
 from flower_privsyn.private_path.needs import Look, NeededModel, Needs
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.private_path.settings import PrivateSumConfig
+from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import (
     ClipNorm,
@@ -52,7 +53,6 @@ from flower_privsyn.runs.rounds import TRAINED_MODEL, RoundFiles
 from flower_privsyn.strategies.parts.noise_alone import LONGEST, noise_alone
 
 if TYPE_CHECKING:
-    from flower_privsyn.runs import RunDirectory
     from flower_privsyn.training.local import LocalModel
 
 logger = logging.getLogger("flwr.privsyn")
@@ -143,11 +143,6 @@ class FederatedTrainingConfig(PrivateSumConfig):
         "0 is plain averaging.",
         IN_PYTHON,
     ] = 0.9
-    checkpoints: Annotated[
-        Literal["last", "all"],
-        '"last": only the latest model is kept; "all": that of every round.',
-        IN_PYTHON,
-    ] = "last"
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -177,29 +172,15 @@ class FederatedTrainingConfig(PrivateSumConfig):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerState:
-    """What the server knows after a round, and all that the next one needs.
-
-    Attributes:
-        parameters: (p,) float32, what users train from in the next round.
-        momentum: (p,) float32, decaying sum of the average updates.
-        clip_norm: C of the next round.
-        longest_step: that the noise lets be at the first clip norm; infinite where nobody asked it.
-    """
-
-    parameters: npt.NDArray[np.float32]
-    momentum: npt.NDArray[np.float32]
-    clip_norm: float
-    longest_step: float
-
-
 class FederatedTraining(Method):
     """A model trained on the nodes, seen by the server as noisy sums of updates.
 
+    Its state: the trained `parameters`, the server's `momentum`, the `clip_norm` of the next round,
+    the `longest_step` that the noise lets be at the first clip norm (None where nobody asked it),
+    and in `base` the folder of a model of the run whose values stand where nodes train nothing.
+
     A subclass may say how the clip norm goes on (`following_clip_norm`), how the noise of the
-    rounds is correlated (`phases`), and what becomes of the model between two rounds
-    (`next_start`) and after the last (`trained`).
+    rounds is correlated (`phases`), and what becomes of the model after the last (`trained`).
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
@@ -218,9 +199,8 @@ class FederatedTraining(Method):
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.config = config
         self._model: LocalModel | None = None
-        self._initial: LocalModel | None = None
-        self._place: Workplace | None = None
-        self._longest_step = math.inf
+        self._bases: dict[str, LocalModel] = {}
+        self._longest_step: float | None = None
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -269,21 +249,16 @@ class FederatedTraining(Method):
         """
         return bool(self.config.initial_model)
 
-    @property
-    def run(self) -> RunDirectory:
-        """The run directory; available from `prepare` on."""
-        return self._need_place().run
-
     # ------------------------------------------------------------------ before the first round
 
-    def prepare(self, place: Workplace) -> tuple[RecordSource, ...]:
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model."""
-        self._place = place
-        self._longest_step = math.inf
+        self.place = place
+        self._longest_step = None
         config = self.config
         # Not those of an earlier start: it may have written its result with them, which leaves
         # the values of that run inside, or have failed between the two.
-        self._model = self._initial = None
+        self._model, self._bases = None, {}
         self._load()
         if self.model.encoder_decoder and not self.has_conditions:
             raise ConfigError(
@@ -315,12 +290,12 @@ class FederatedTraining(Method):
         spec = self.config.trained_model()
         on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
         self._model = LocalModel(on_disk)
-        if self.config.initial_model:
-            self._initial = self._loaded_initial(on_disk)
+        initial = self.config.initial_model
+        self._bases[""] = self._loaded_initial(on_disk) if initial else self._model
 
     @property
     def model(self) -> LocalModel:
-        """The model at the server; available from `prepare` on."""
+        """The model at the server; available from `setup` on."""
         return need(self._model)
 
     def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
@@ -337,53 +312,41 @@ class FederatedTraining(Method):
             )
         return found
 
-    def loaded(self, folder: Path) -> LocalModel:
-        """The model that is trained, with the values of one that was trained from it.
+    def base_of(self, state: State) -> LocalModel:
+        """The model whose values stand where nodes train nothing: what the rounds start from.
 
         Args:
-            folder: of the other one.
+            state: names the folder of one that the run has made.
         """
         from flower_privsyn.training.local import LocalModel
 
-        return LocalModel(replace(self.config.trained_model(), name=str(folder)))
+        name = state.get("base", "")
+        if name not in self._bases:
+            folder = str(self.run.path / name)
+            self._bases[name] = LocalModel(replace(self.config.trained_model(), name=folder))
+        return self._bases[name]
 
-    def base_of(self, number: int) -> LocalModel:  # noqa: ARG002 - for methods that move it later
-        """The model whose values a round has where nodes train nothing.
+    def begun_from(self, state: State, base: str) -> State:
+        """The state whose rounds go on from a model that was trained from theirs.
 
         Args:
-            number: of the round.
+            state: before.
+            base: the folder of that model, below the run directory.
         """
-        return self.model if self._initial is None else self._initial
+        model = self.base_of({"base": base})
+        return {**state, "base": base, "parameters": model.parameters}
 
-    def first(self) -> Question:
+    def init(self, scratch: Path) -> State:  # noqa: ARG002
         """The public parameters."""
-        parameters = self.base_of(0).parameters
-        state = ServerState(
-            parameters=parameters,
-            momentum=np.zeros_like(parameters),
-            clip_norm=self.config.clip_norm,
-            longest_step=self._longest_step,
-        )
-        state = self.next_start(state, 0)
-        self._write(state, 0)
-        return self._question(state, 1)
+        parameters = self.base_of({}).parameters
+        return {
+            "parameters": parameters,
+            "momentum": np.zeros_like(parameters),
+            "clip_norm": self.config.clip_norm,
+            "longest_step": self._longest_step,
+        }
 
-    def next_start(
-        self,
-        state: ServerState,
-        number: int,  # noqa: ARG002 - for methods that do more than average
-    ) -> ServerState:
-        """What the round after a given one starts from; here what that round left.
-
-        Called again with the same values where a run was interrupted in it.
-
-        Args:
-            state: after the server's step, or as it was where the round was lost.
-            number: of the round that is over; 0 before the first.
-        """
-        return state
-
-    def check_plan(self, plan: Plan, *, spent: str) -> Finding | None:
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
         """Try the noise of all rounds on the model, choose the step, refuse what would destroy it.
 
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
@@ -392,7 +355,7 @@ class FederatedTraining(Method):
         config = self.config
         tried = functools.partial(
             noise_alone,
-            self.base_of(0),
+            self.base_of({}),
             plan,
             config,
             momentum=config.server_momentum,
@@ -408,7 +371,7 @@ class FederatedTraining(Method):
             if adapts and found.learning_rate == 1.0:
                 more = tried(learning_rate=None, longest=LONGEST)
                 self._longest_step = need(more).learning_rate
-            begun = self._begun_with()
+            begun = _shorter(None if state is None else state["longest_step"])
             if begun < found.learning_rate:
                 found = need(tried(learning_rate=begun))
         if not config.accept_noise:
@@ -421,57 +384,44 @@ class FederatedTraining(Method):
             said += "; with steps as short as that little of what users say is learnt"
         return Finding(sentence=said, warning=short)
 
-    def _begun_with(self) -> float:
-        """The longest step of a run that goes on, or infinity."""
-        if self._place is None:
-            return math.inf
-        known = (
-            self._read(number).longest_step
-            for number in self.run.finished_rounds()
-            if RoundFiles(self.run.round_path(number)).server_state.exists()
-        )
-        return min(known, default=math.inf)
-
     @property
     def momentum_restarts(self) -> frozenset[int]:
         """Rounds after which the momentum begins again; here none."""
         return frozenset()
 
-    def _step_after(self, state: ServerState) -> float:
-        """The server's in the next round; a larger clip norm's noise moves the model no farther."""
-        stated = self.config.server_learning_rate
-        if stated is not None:
-            return stated
-        return min(1.0, state.longest_step * self.config.clip_norm / state.clip_norm)
-
     # ------------------------------------------------------------------ a round
 
-    def following(self, release: ReleasedSum, *, last: bool) -> Question | None:
+    def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
+        """Updates of the parameters, and what is not trained, if it moved."""
+        return Question(self.config.question(state["clip_norm"]), self.arrays(state))
+
+    def arrays(self, state: State) -> Broadcast:
+        """The parameters, and what is not trained, if it moved."""
+        moved = self.config.trainable != "full" and (state.get("base") or self.config.initial_model)
+        base = {"base": self.base_of(state).base} if moved else {}
+        return {"parameters": state["parameters"], **base}
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
         """One step of the server's optimiser along the average update.
 
         v <- mu v + average update; x <- x + eta v (Hsu et al. 2019). Float64, stored as float32.
         """
-        config, number = self.config, release.round_number
-        before = self._read(number - 1)
-        query = config.question(before.clip_norm)
+        config = self.config
+        query = config.question(state["clip_norm"])
         average = query.mean_update(release.values, release.expected_users)
-        momentum = config.server_momentum * before.momentum.astype(np.float64) + average
-        step = self._step_after(before)
-        parameters = before.parameters + step * momentum
-        after = ServerState(
-            parameters=parameters.astype(np.float32),
-            momentum=momentum.astype(np.float32),
-            clip_norm=self.following_clip_norm(query, release),
-            longest_step=before.longest_step,
-        )
-        after = after if last else self.next_start(after, number)
-        self._write(after, number)
+        momentum = config.server_momentum * state["momentum"].astype(np.float64) + average
+        # A larger clip norm's noise moves the model no farther.
+        longest = _shorter(state["longest_step"], self._longest_step)
+        step = config.server_learning_rate
+        if step is None:
+            step = min(1.0, longest * config.clip_norm / state["clip_norm"])
+        clip_norm = self.following_clip_norm(query, release)
         write_json(
-            RoundFiles(self.run.round_dir(number)).server,
+            RoundFiles(self.run.round_dir(release.round_number)).server,
             {
-                "clip_norm": before.clip_norm,
+                "clip_norm": state["clip_norm"],
                 "learning_rate": step,
-                "next_clip_norm": after.clip_norm,
+                "next_clip_norm": clip_norm,
                 "average_update_norm": float(np.linalg.norm(average)),
                 "average_noise_norm": release.noise_std
                 * query.unit
@@ -480,8 +430,13 @@ class FederatedTraining(Method):
                 **self.observed(query, release),
             },
         )
-        self._forget_until(number - 2)
-        return None if last else self._question(after, number + 1)
+        return {
+            **state,
+            "parameters": (state["parameters"] + step * momentum).astype(np.float32),
+            "momentum": momentum.astype(np.float32),
+            "clip_norm": clip_norm,
+            "longest_step": longest if math.isfinite(longest) else None,
+        }
 
     def following_clip_norm(
         self,
@@ -500,116 +455,47 @@ class FederatedTraining(Method):
         """Further released figures for the round's `server.json`; here none."""
         return {}
 
-    def restore(self, round_number: int) -> Question:
-        """The stored parameters of a round."""
-        return self._question(self._read(round_number - 1), round_number)
-
-    def carry_over(self, round_number: int) -> None:
-        """A lost round changes nothing; what was before it stays, as it may be asked again."""
-        self._write(self.next_start(self._read(round_number - 1), round_number), round_number)
-
-    def closing(self) -> Broadcast:
-        """The parameters after the last round, and what is not trained, if it moved."""
-        return {"parameters": self._last_state().parameters, **self.beside(self.config.num_rounds)}
-
-    def _question(self, state: ServerState, number: int) -> Question:
-        query = self.config.question(state.clip_norm)
-        return Question(query, {"parameters": state.parameters, **self.beside(number)})
-
-    def beside(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """Further public arrays of a round's broadcast: what is not trained, if it moved.
-
-        Args:
-            number: of the round.
-        """
-        if self.config.trainable == "full" or not self.base_moved(number):
-            return {}
-        return {"base": self.base_of(number).base}
-
-    def _need_place(self) -> Workplace:
-        return need(self._place)
-
     # ------------------------------------------------------------------ the result
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         """Write the trained model as a folder that Transformers loads."""
-        state = self._last_state()
         model, parameters = self.trained(state)
         (self.run.path / "models").mkdir(exist_ok=True)
         return {
-            **self.written(model, parameters),
+            **self.written(model, parameters, state),
             "trained_parameters": self.model.dimension,
-            "clip_norm": state.clip_norm,
+            "clip_norm": state["clip_norm"],
         }
 
-    def written(self, model: LocalModel, parameters: npt.NDArray[np.float32]) -> dict[str, Any]:
+    def written(
+        self,
+        model: LocalModel,
+        parameters: npt.NDArray[np.float32],
+        state: State,  # noqa: ARG002 - for methods that write more
+    ) -> dict[str, Any]:
         """Write the result to `models/final`.
 
         Args:
             model: that was trained.
             parameters: what was trained of it.
+            state: after the last round.
 
         Returns:
             Which folders the models are in, for the end of the run.
         """
-        with self._need_place().progress.stage("Write the model", total=None):
+        with self.progress.stage("Write the model", total=None):
             model.save(self.run.path / TRAINED_MODEL, parameters)
         return {"model": TRAINED_MODEL}
 
-    def trained(self, state: ServerState) -> tuple[LocalModel, npt.NDArray[np.float32]]:
+    def trained(self, state: State) -> tuple[LocalModel, npt.NDArray[np.float32]]:
         """The result: a model, and what its trained parameters are; here those of the last round.
 
         Args:
-            state: after the last round that was released.
+            state: after the last round.
         """
-        return self.base_of(self.config.num_rounds), state.parameters
+        return self.base_of(state), state["parameters"]
 
-    # ------------------------------------------------------------------ the state on disk
 
-    def _write(self, state: ServerState, number: int) -> None:
-        """Store what was known after a round; 0 is before the first."""
-        from safetensors.numpy import save_file
-
-        files = RoundFiles(self.run.round_dir(number))
-        with replacing(files.model) as temporary:
-            save_file(self.model.named(state.parameters), temporary, metadata={"format": "pt"})
-        rest: dict[str, npt.NDArray[Any]] = {
-            "momentum": state.momentum,
-            "clip_norm": np.array([state.clip_norm], dtype=np.float64),
-            "longest_step": np.array([state.longest_step], dtype=np.float64),
-        }
-        with replacing(files.server_state) as temporary:
-            save_file(rest, temporary)
-
-    def _last_state(self) -> ServerState:
-        # A lost round leaves its state to the next one; a lost last round has none to leave it to.
-        return self._read(
-            max(
-                n
-                for n in self.run.finished_rounds()
-                if RoundFiles(self.run.round_path(n)).model.exists()
-            )
-        )
-
-    def _read(self, number: int) -> ServerState:
-        from safetensors.numpy import load_file
-
-        files = RoundFiles(self.run.round_path(number))
-        named, rest = load_file(files.model), load_file(files.server_state)
-        return ServerState(
-            parameters=np.concatenate([named[name].ravel() for name in self.model.shapes]),
-            momentum=rest["momentum"],
-            clip_norm=float(rest["clip_norm"][0]),
-            longest_step=min(float(rest["longest_step"][0]), self._longest_step),
-        )
-
-    def _forget_until(self, number: int) -> None:
-        """Delete what no resumed run can need: the round after it was released as well."""
-        while number >= 0:
-            files = RoundFiles(self.run.round_path(number))
-            if not files.server_state.exists():
-                return
-            files.server_state.unlink()
-            if self.config.checkpoints == "last":
-                files.model.unlink(missing_ok=True)
-            number -= 1  # a round that was lost has left the one before it as well
+def _shorter(*steps: float | None) -> float:
+    """The shortest of some longest steps; None is one that nobody asked the noise for."""
+    return min(math.inf if step is None else step for step in steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flower_privsyn.private_path.method import Question, Workplace, need
+from flower_privsyn.private_path.method import Question, RunContext, need
 from flower_privsyn.private_path.release import ReleasedSum
 from flower_privsyn.queries import Moments
 from flower_privsyn.strategies.parts.moment_settings import (
@@ -32,7 +32,7 @@ class MomentsJudge:
 
     def __init__(self, choice: SpaceChoice, *, max_samples: int) -> None:
         self.choice, self._max_samples = choice, max_samples
-        self._place: Workplace | None = None
+        self._place: RunContext | None = None
         self._space: MomentSpace | None = None
 
     @property
@@ -41,7 +41,7 @@ class MomentsJudge:
         radius = 1.0 if self._space is None else self._space.radius
         return Moments(radius=radius, max_samples=self._max_samples)
 
-    def prepare(self, place: Workplace, embedder: Embedder) -> None:
+    def setup(self, place: RunContext, embedder: Embedder) -> None:
         """Settle the coordinates.
 
         Args:

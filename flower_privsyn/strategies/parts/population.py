@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import replacing
+from flower_privsyn.private_path.state import State
 from flower_privsyn.runs import RunDirectory
 from flower_privsyn.runs.rounds import RoundFiles
 
@@ -106,26 +107,22 @@ class Population:
         with replacing(path, for_the_owner=True) as temporary:
             pq.write_table(pa.table(table), temporary)
 
-    @classmethod
-    def from_parquet(cls, path: Path) -> Population:
-        """Read what `to_parquet` wrote; extra columns are left out."""
-        import pyarrow.parquet as pq
+    def state(self) -> State:
+        """The population as a method keeps it between two rounds."""
+        columns = (("texts", self.texts), ("ids", self.ids), ("parents", self.parents))
+        arrays = {} if self.embeddings is None else {"embeddings": self.embeddings}
+        return {**dict(columns), "source": self.source, "labels": self.labels, **arrays}
 
-        table = pq.read_table(path)
-        embeddings = None
-        if "embedding" in table.column_names:
-            column = table.column("embedding").combine_chunks()
-            size = column.type.list_size
-            embeddings = np.asarray(column.values, dtype=np.float32).reshape(-1, size)
+    @classmethod
+    def of_state(cls, state: State) -> Population:
+        """The population that a method has kept."""
         return cls(
-            texts=tuple(table.column("text").to_pylist()),
-            ids=tuple(table.column("id").to_pylist()),
-            parents=tuple(tuple(p) for p in table.column("parent").to_pylist()),
-            source=tuple(table.column("source").to_pylist()),
-            embeddings=embeddings,
-            labels=(
-                tuple(table.column("label").to_pylist()) if "label" in table.column_names else None
-            ),
+            texts=tuple(state["texts"]),
+            ids=tuple(state["ids"]),
+            parents=tuple(tuple(parents) for parents in state["parents"]),
+            source=tuple(state["source"]),
+            embeddings=state.get("embeddings"),
+            labels=None if state["labels"] is None else tuple(state["labels"]),
         )
 
 

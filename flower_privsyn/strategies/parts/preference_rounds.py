@@ -25,7 +25,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.runs.rounds import EXPANDED, Rounds
+from flower_privsyn.runs.rounds import EXPANDED, RoundFiles
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.population import Population
 from flower_privsyn.strategies.parts.preferences import PreferenceConfig, PreferenceTrainer
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import SamplingParameters
     from flower_privsyn.host.progress import Progress
     from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.parts.moments import MomentSketch
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -46,15 +45,15 @@ _SERVER_BATCH = 4096
 
 
 class PreferenceRounds:
-    """Rounds on disk: of each `candidates.parquet`, `adapter/` and `training.json`.
+    """What the server does in a round: write responses, rank them, train on pairs of them.
 
-    Every step leaves its result as a whole file or folder and is not done again when that is
-    there; responses are written down as they come. So a run that is killed goes on where it was.
+    Responses are written down as they come, and an adapter is not trained again once it is there:
+    so a run that is killed goes on where it was.
 
     Args:
         config: the settings.
         public: models and public text.
-        rounds: where their files are.
+        run: the run directory.
         progress: where long work reports its steps.
         trainer: in place of `flower_privsyn.training.train_preferences`.
     """
@@ -64,41 +63,27 @@ class PreferenceRounds:
         config: PreferenceConfig,
         public: PublicSide,
         *,
-        rounds: Rounds,
+        run: RunDirectory,
         progress: Progress,
         trainer: PreferenceTrainer | None = None,
     ) -> None:
         self._config = config
         self._public = public
-        self._rounds = rounds
+        self._run = run
         self._progress = progress
         self._trainer = trainer
 
-    def has_candidates(self, number: int) -> bool:
-        """Whether a round has its candidates."""
-        return self._rounds.files(number).candidates.exists()
-
-    def adapter(self, number: int) -> Path | None:
-        """The adapter that writes in a round: the last one trained before it; None for none."""
-        for before in range(number - 1, 0, -1):
-            if self.trained(before):
-                return self._rounds.files(before).adapter
-        return None
-
-    def trained(self, number: int) -> bool:
-        """Whether a round ended with an adapter of its own."""
-        return (self._rounds.files(number).adapter / "adapter_config.json").exists()
+    def _adapter(self, number: int) -> Path | None:
+        """The adapter that a round trained; None for round 0."""
+        return self._run.rounds.files(number).adapter if number else None
 
     # ------------------------------------------------------------------ before the first release
 
-    def rehearse(self, *, training: bool) -> None:
+    def rehearse(self) -> None:
         """Train an adapter on nothing and write with it, so that what cannot work fails early.
 
         A server that is down or loads no adapters, a model that cannot be trained, or a folder
         that server and run do not share would else be found after a release was paid for.
-
-        Args:
-            training: whether the run trains adapters.
 
         Raises:
             PrivsynError: the generator or the training cannot do what the run needs.
@@ -107,13 +92,11 @@ class PreferenceRounds:
         from flower_privsyn.training import train_preferences
 
         config, public = self._config, self._public
-        folder = self._rounds.folder.parent / ".rehearsal"
+        folder, adapter = self._run.rounds.folder / ".rehearsal", None
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        last = max((number for number, _ in self._rounds), default=0)
-        adapter = self.adapter(last + 1)
         try:
             with self._progress.stage("Try the generator", total=None):
-                if training and self._trainer is None and adapter is None:
+                if self._trainer is None:
                     adapter = folder / "adapter"
                     train_preferences(
                         located(config.model_to_train),
@@ -155,38 +138,33 @@ class PreferenceRounds:
 
     # ------------------------------------------------------------------ writing
 
-    def candidates(self, number: int) -> Candidates:
-        """The candidates of a round: read, or written and embedded now.
+    def candidates(self, number: int, *, by: int, scratch: Path) -> Candidates:
+        """Write and embed the candidates of a round.
+
+        Args:
+            number: of the round.
+            by: the round whose adapter writes; 0 for none.
+            scratch: a folder for responses as they come.
 
         Raises:
             GenerationError: the generator failed, or no response can be used.
         """
-        files = self._rounds.files(number)
-        if files.candidates.exists():
-            return Candidates.from_parquet(files.candidates)
-        candidates = self._embed(number, self._usable(number, self._responses(number)))
-        candidates.to_parquet(files.candidates)
-        files.responses.unlink(missing_ok=True)
-        return candidates
+        responses = scratch / "responses.jsonl"
+        records = self._responses(number, self._adapter(by), responses)
+        if (usable := self._usable(number, records)) is None:
+            # A resumed run asks for others: with these it would end here every time.
+            responses.unlink()
+            raise GenerationError(
+                f"round {number}: none of the responses to {len(records)} prompts can be used; a "
+                "run that is resumed asks for them again"
+            )
+        return self._embed(number, usable)
 
-    def carry_over(self, number: int) -> None:
-        """Give the candidates of a round to the next one as well, under their old ids."""
-        candidates, following = self.candidates(number), self._rounds.files(number + 1)
-        following.folder.mkdir(parents=True, exist_ok=True)
-        candidates.to_parquet(following.candidates)
-
-    def take_back(self, number: int) -> None:
-        """Take the candidates that `carry_over` gave to the round after from it again."""
-        self._rounds.files(number + 1).candidates.unlink(missing_ok=True)
-
-    def _responses(self, number: int) -> list[dict[str, Any]]:
+    def _responses(self, number: int, adapter: Path | None, file: Path) -> list[dict[str, Any]]:
         """One record per prompt: its number, text, examples and raw responses."""
         config, public = self._config, self._public
-        files = self._rounds.files(number)
-        files.folder.mkdir(parents=True, exist_ok=True)
-        records = list(read_json_lines(files.responses))
+        records = list(read_json_lines(file))
         plan = list(self._prompts(number))
-        adapter = self.adapter(number)
         # One seed for the whole round: a response depends on it, its prompt and its number, and
         # so not on where an earlier attempt stopped.
         sampling = self._sampling("responses", number)
@@ -209,7 +187,7 @@ class PreferenceRounds:
                         zip(part, responses, strict=True)
                     )
                 ]
-                append_json_lines(files.responses, fresh)
+                append_json_lines(file, fresh)
                 records += fresh
         return records
 
@@ -227,7 +205,7 @@ class PreferenceRounds:
             seen.add(tuple(drawn))
             yield drawn, prompt.render([seeds[index] for index in drawn])
 
-    def _usable(self, number: int, records: Sequence[dict[str, Any]]) -> Candidates:
+    def _usable(self, number: int, records: Sequence[dict[str, Any]]) -> Candidates | None:
         """Parse and cut the responses; leave out what cannot be a candidate, and say how many."""
         prompt, seeds = self._public.prompt, self._public.seeds
         ids = self._public.seed_ids
@@ -262,13 +240,6 @@ class PreferenceRounds:
                     prompts.append(record["text"])
                     # The end of a text that was cut is no end, and must not be taught as one.
                     ends.append(end if whole.endswith(text) else "")
-        if not texts:
-            # A resumed run asks for others: with these it would end here every time.
-            self._rounds.files(number).responses.unlink(missing_ok=True)
-            raise GenerationError(
-                f"round {number}: none of the {len(raw)} responses can be used "
-                f"({_counted(dropped)}); a run that is resumed asks for them again"
-            )
         if dropped:
             logger.info(
                 "round %d: %d of %d responses are left out (%s)",
@@ -277,6 +248,8 @@ class PreferenceRounds:
                 len(raw),
                 _counted(dropped),
             )
+        if not texts:
+            return None
         return Candidates(
             population=Population.create(
                 texts, round_number=number, source="generated", parents=parents
@@ -305,16 +278,16 @@ class PreferenceRounds:
 
     # ------------------------------------------------------------------ learning
 
-    def learned(self, number: int) -> dict[str, Any] | None:
-        """What `learn` recorded of a round; None while it has not finished."""
-        return self._rounds.files(number).record("training") or None
-
-    def learn(self, number: int, scores: npt.NDArray[np.float64]) -> dict[str, Any]:
+    def learn(
+        self, number: int, candidates: Candidates, scores: npt.NDArray[np.float64], *, by: int
+    ) -> dict[str, Any]:
         """Rank the candidates of a round, keep the pairs, and train the next adapter on them.
 
         Args:
             number: the round.
+            candidates: that were asked about.
             scores: (m,) float64, one per candidate, higher is better.
+            by: the round whose adapter is trained on; 0 for none.
 
         Returns:
             What was done: `pairs`, `dropped`, and where training ran its `steps`, `loss`,
@@ -326,10 +299,10 @@ class PreferenceRounds:
         """
         from flower_privsyn.training import PreferencePair, train_preferences
 
-        if (record := self.learned(number)) is not None:
+        config, texts = self._config, candidates.population.texts
+        files = RoundFiles(self._run.round_dir(number))
+        if record := files.record("training"):
             return record
-        config, candidates = self._config, self.candidates(number)
-        files, texts = self._rounds.files(number), candidates.population.texts
         ranked = rank_pairs(scores, candidates.group, texts, rejected_rank=config.rejected_rank)
         m = len(candidates)
         candidates.to_parquet(
@@ -341,7 +314,7 @@ class PreferenceRounds:
         record = {"pairs": len(ranked.chosen), "dropped": ranked.dropped}
         if len(ranked.chosen) == 0:
             logger.warning("round %d: no prompt gave a pair; the generator stays", number)
-        elif not self.trained(number):
+        else:
             pairs = [
                 PreferencePair(
                     prompt=candidates.prompts[best],
@@ -358,7 +331,7 @@ class PreferenceRounds:
                 report = train(
                     located(config.model_to_train),
                     pairs,
-                    adapter=self.adapter(number),
+                    adapter=self._adapter(by),
                     output=files.adapter,
                     settings=config.training(),
                     seed=self.seed("training", number),
@@ -383,26 +356,12 @@ class PreferenceRounds:
 
     # ------------------------------------------------------------------ choosing and finishing
 
-    def distances(self, judge: MomentSketch, last: int) -> dict[int, float]:
-        """Distance of the responses of rounds 1 to `last` to what was released.
-
-        A round counts when its responses were written in it: candidates that a lost round left to
-        the next one would count twice.
-        """
-        found = {}
-        for number in range(1, last + 1):
-            if self.has_candidates(number):
-                candidates = self.candidates(number)
-                if candidates.population.ids[0].startswith(f"{number}:"):
-                    found[number] = judge.distance(candidates.embeddings)
-        return found
-
-    def corpus(self, run: RunDirectory, *, round_number: int) -> dict[str, Any]:
-        """Write `synthetic.jsonl` with the adapter that writes in a round.
+    def corpus(self, *, round_number: int, by: int) -> dict[str, Any]:
+        """Write `synthetic.jsonl` with an adapter.
 
         Args:
-            run: where to.
-            round_number: whose adapter writes; stored with every text.
+            round_number: in which the adapter writes; stored with every text.
+            by: the round that trained it; 0 for none.
 
         Returns:
             `synthetic_texts` and `dropped`, for the end of the run.
@@ -414,6 +373,7 @@ class PreferenceRounds:
         from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
 
         config, public = self._config, self._public
+        run = self._run
         kept = run.path / EXPANDED
         records, dropped = expand_resumably(
             public.expansion(config, batch_size=self._batch_size),
@@ -426,7 +386,7 @@ class PreferenceRounds:
             source="generated",
             stage="Write synthetic texts",
             progress=self._progress,
-            adapter=self.adapter(round_number),
+            adapter=self._adapter(by),
         )
         refuse_nothing(
             records,

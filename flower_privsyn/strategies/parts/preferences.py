@@ -12,31 +12,11 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, GeneratorSettings
+from flower_privsyn.generation.generator_settings import GeneratorSettings
 from flower_privsyn.private_path.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.training import PreferencePair, PreferenceTraining, TrainingReport
-
-#: What a run may be resumed with when its training did not fit into memory: the rounds so far are
-#: paid for, and these change the memory alone.
-MEMORY_SETTINGS = frozenset({"training-micro-batch-size", "gradient-checkpointing"})
-
-#: How many texts to write at the end, and how a server is asked for them.
-FREE_SETTINGS = SERVER_SETTINGS | {"synthetic-samples"}
-
-#: What writes the synthetic texts once no release is left to be made.
-WRITING_SETTINGS = frozenset(
-    {
-        "generator",
-        "generator-parameters",
-        "training-model",
-        "prompt",
-        "temperature",
-        "top-p",
-        "max-new-tokens",
-    }
-)
 
 #: Prompt and response of four samples of `max_tokens` = 64 stay below it with any tokenizer.
 _MAX_TRAINING_TOKENS = 1024
@@ -68,6 +48,19 @@ class PreferenceConfig(GeneratorSettings, PrivateSumConfig):
         Hou et al. 2025 (POPri), section 4 and appendix; the defaults are from
             there unless said.
     """
+
+    afterwards = frozenset(
+        {
+            "synthetic-samples",
+            "generator",
+            "generator-parameters",
+            "training-model",
+            "prompt",
+            "temperature",
+            "top-p",
+            "max-new-tokens",
+        }
+    )
 
     delta: float = 3e-6
     max_samples: Annotated[

@@ -181,6 +181,35 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     public text alone (research/README.md has the figures).
     """
 
+    # How public text is chosen, the student made of it, and what `synthetic.jsonl` is to hold.
+    afterwards = frozenset(
+        {
+            "select-share",
+            "least-selected",
+            "least-row-tokens",
+            "most-overlap",
+            "student-steps",
+            "student-batch-size",
+            "student-learning-rate",
+            "teacher",
+            "teacher-steps",
+            "token-bias",
+            "bigram-bias",
+            "synthesis",
+            "synthetic-samples",
+            "generator",
+            "generator-interface",
+            "generator-parameters",
+            "best-of",
+            "generator-steps",
+            "generator-bias",
+            "prompt",
+            "temperature",
+            "top-p",
+            "max-new-tokens",
+        }
+    )
+
     num_rounds: int = 1
     synthesis: Annotated[
         Literal["selected", "written"],

@@ -9,7 +9,7 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
-from flower_privsyn.private_path.method import Question, RecordSource, Workplace
+from flower_privsyn.private_path.method import Question, RecordSource, RunContext
 from flower_privsyn.strategies.parts.token_sketch import (
     PUBLIC_TOKENS,
     TokenSketch,
@@ -43,7 +43,7 @@ class SketchedText:
         PrivsynError: the model or the public text is missing or unusable.
     """
 
-    def __init__(self, config: SketchedStudentConfig, place: Workplace) -> None:
+    def __init__(self, config: SketchedStudentConfig, place: RunContext) -> None:
         from flower_privsyn.data.public_rows import PublicRows
         from flower_privsyn.embedding import load_tokenizer
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
+from flower_privsyn.private_path.state import keep_state
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies.parts.population import Population
 
 
-def test_round_trip_with_extra_columns(tmp_path: Path) -> None:
+def test_is_kept_with_all_that_it_holds(tmp_path: Path) -> None:
     population = Population.create(
         ["one", "two"], round_number=3, source="variation", parents=[("2:0",), ("2:5", "2:6")]
     ).with_embeddings(np.arange(6, dtype=np.float32).reshape(2, 3))
-    population.to_parquet(tmp_path / "p.parquet", survived=[1, 0])
-    assert (tmp_path / "p.parquet").stat().st_mode & 0o777 == 0o600  # with votes, the release
-    read = Population.from_parquet(tmp_path / "p.parquet")
+    run = RunDirectory.create(tmp_path / "run", config={})
+    run.unlock()
+    read = Population.of_state(keep_state(run, 0, population.state()))
     assert (read.texts, read.ids, read.parents) == (
         ("one", "two"),
         ("3:0", "3:1"),
@@ -23,7 +26,15 @@ def test_round_trip_with_extra_columns(tmp_path: Path) -> None:
     )
     assert read.embeddings is not None
     assert np.array_equal(read.embeddings, population.embeddings)
+
+
+def test_its_file_is_for_the_owner_alone(tmp_path: Path) -> None:
+    """With votes it is the release."""
+    population = Population.create(["one", "two"], round_number=3, source="public")
+    population.to_parquet(tmp_path / "p.parquet", survived=[1, 0])
+    assert (tmp_path / "p.parquet").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["p.parquet"]
+    assert pq.read_table(tmp_path / "p.parquet").column("survived").to_pylist() == [1, 0]
 
 
 def test_take_repeats_and_reorders() -> None:

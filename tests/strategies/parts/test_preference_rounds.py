@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.runs.rounds import Rounds
+from flower_privsyn.private_path.state import keep_state
+from flower_privsyn.runs import RunDirectory
 from flower_privsyn.strategies import POPriConfig
 from flower_privsyn.strategies.parts.candidates import Candidates
 from flower_privsyn.strategies.parts.judge import best
@@ -129,13 +129,23 @@ def rounds(
         prompt=load_prompt("pre-text"),
         seeds=seeds,
     )
+    path = root / "run"
+    run = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, config={})
+    run.unlock()
     return PreferenceRounds(
         POPriConfig(**values),
         public,
-        rounds=Rounds(root),
+        run=run,
         progress=NullProgress(),  # type: ignore[arg-type]
         trainer=train_words,
     )
+
+
+def written(made: PreferenceRounds, number: int = 1, *, by: int = 0) -> Candidates:
+    """The candidates of a round, by the adapter of another."""
+    folder = made._run.round_dir(number) / "scratch"
+    folder.mkdir(exist_ok=True)
+    return made.candidates(number, by=by, scratch=folder)
 
 
 class TestCandidates:
@@ -146,7 +156,7 @@ class TestCandidates:
         generator = Scripted(
             [" one two ", "\n \n", "one  two", "broken \ufffd word", "a b c d e f g", "three\nfour"]
         )
-        candidates = rounds(tmp_path, generator).candidates(1)
+        candidates = written(rounds(tmp_path, generator))
         assert candidates.population.texts[:3] == ("one two", "a b c d e", "three\nfour")
         assert candidates.group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         assert candidates.population.ids[3] == "1:3"
@@ -156,7 +166,7 @@ class TestCandidates:
 
     def test_a_copy_of_an_example_is_left_out_of_its_own_prompt_alone(self, tmp_path: Path) -> None:
         made = rounds(tmp_path, Scripted([SEEDS[0], "new"]), num_prompts=40, responses_per_prompt=2)
-        candidates = made.candidates(1)
+        candidates = written(made)
         held = {
             int(group)
             for group, text in zip(candidates.group, candidates.population.texts, strict=True)
@@ -172,7 +182,7 @@ class TestCandidates:
 
     def test_the_end_of_a_cut_text_is_no_end(self, tmp_path: Path) -> None:
         generator = Scripted(["short text", "one two three four five six", "x"])
-        candidates = rounds(tmp_path, generator, responses_per_prompt=3).candidates(1)
+        candidates = written(rounds(tmp_path, generator, responses_per_prompt=3))
         assert candidates.ends[:3] == (END, "", END)
         assert candidates.prompts[0].endswith("\nOriginal Text Sample 4\n")
         # What was generated after the prompt is what the prompt would hold for a longer list.
@@ -183,17 +193,17 @@ class TestCandidates:
     def test_prompts_hold_three_different_samples_and_differ(self, tmp_path: Path) -> None:
         generator = Scripted(["x", "y"])
         made = rounds(tmp_path, generator, num_prompts=60, responses_per_prompt=2)
-        candidates = made.candidates(1)
+        candidates = written(made)
         assert len(set(generator.asked)) == 60
         assert all(len(set(parents)) == 3 for parents in candidates.population.parents)
-        rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60).candidates(2)
+        written(rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60), 2)
         assert len(set(generator.asked) & set(again.asked)) < 10  # another round, other prompts
 
     def test_nothing_usable_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(GenerationError, match=r"round 1: none of the 18 responses.*18 empty"):
-            rounds(tmp_path, Scripted([" "] * 6)).candidates(1)
+        with pytest.raises(GenerationError, match="round 1: none of the responses to 3 prompts"):
+            written(rounds(tmp_path, Scripted([" "] * 6)))
         # A run that is resumed does not end at the same responses again.
-        assert len(rounds(tmp_path, Scripted(list("abcdef"))).candidates(1)) == 18
+        assert len(written(rounds(tmp_path, Scripted(list("abcdef"))))) == 18
 
     def test_prompts_that_a_server_refuses_have_no_candidates(
         self, tmp_path: Path, server: Server
@@ -205,15 +215,15 @@ class TestCandidates:
         server.misbehave = filtered
         writer = OpenAIGenerator(server.url, "tiny", max_retries=0)
         made = rounds(tmp_path, writer, num_prompts=20, responses_per_prompt=2)
-        candidates = made.candidates(1)
+        candidates = written(made)
         asked = {body["prompt"] for _, body, _ in server.requests}
         assert len(asked) == 20
         assert {p for p in asked if "number 7\n" not in p} == set(candidates.prompts) < asked
 
-    def test_are_stored_as_they_travel(self, tmp_path: Path) -> None:
-        made = rounds(tmp_path, Scripted(list("abcdef")))
-        candidates = made.candidates(1)
-        read = Candidates.from_parquet(tmp_path / "0001" / "candidates.parquet")
+    def test_are_kept_as_they_travel(self, tmp_path: Path) -> None:
+        candidates = written(rounds(tmp_path, Scripted(list("abcdef"))))
+        run = RunDirectory.open(tmp_path / "run")
+        read = Candidates.of_state(keep_state(run, 0, candidates.state()))
         assert np.array_equal(read.embeddings, candidates.embeddings)
         assert np.array_equal(read.embeddings.astype(np.float16), read.embeddings)
         for column in ("texts", "ids", "parents", "source"):
@@ -240,10 +250,10 @@ class TestResponsesOfAnInterruptedRound:
                 return super().generate(prompts, **kwargs)
 
         vocabulary = [f"word{index}" for index in range(50)]
-        whole = rounds(tmp_path / "whole", WordGenerator(vocabulary), num_prompts=9).candidates(1)
+        whole = written(rounds(tmp_path / "whole", WordGenerator(vocabulary), num_prompts=9))
         with pytest.raises(GenerationError, match="gone"):
-            rounds(tmp_path / "torn", Failing(vocabulary), num_prompts=9).candidates(1)
-        kept = tmp_path / "torn" / "0001" / "responses.jsonl"
+            written(rounds(tmp_path / "torn", Failing(vocabulary), num_prompts=9))
+        kept = tmp_path / "torn/run/rounds/0001/scratch/responses.jsonl"
         assert [json.loads(line)["prompt"] for line in kept.read_text().splitlines()] == [
             0,
             1,
@@ -254,7 +264,7 @@ class TestResponsesOfAnInterruptedRound:
             file.write('{"prompt": 4, "text": "torn li')
         second = Failing(vocabulary)
         second.calls = 10
-        resumed = rounds(tmp_path / "torn", second, num_prompts=9).candidates(1)
+        resumed = written(rounds(tmp_path / "torn", second, num_prompts=9))
         assert second.asked == 5
         assert resumed.population.texts == whole.population.texts
         assert resumed.prompts == whole.prompts
@@ -266,48 +276,47 @@ class TestLearning:
 
         generator = Scripted(["good text", "plain text", "bad text", "worse text"])
         made = rounds(tmp_path, generator, responses_per_prompt=4, rejected_rank=3)
-        candidates = made.candidates(1)
+        candidates = written(made)
         scores = np.tile([2.0, 1.0, 0.5, -1.0], 3)
-        assert made.adapter(2) is None
-        record = made.learn(1, scores)
+        record = made.learn(1, candidates, scores, by=0)
         assert record["pairs"] == 3
-        assert made.adapter(2) == tmp_path / "0001" / "adapter"
-        assert made.adapter(1) is None
-        table = pq.read_table(tmp_path / "0001" / "candidates.parquet").to_pylist()
+        folder = tmp_path / "run/rounds/0001"
+        table = pq.read_table(folder / "candidates.parquet").to_pylist()
         assert [row["chosen"] for row in table] == [True, False, False, False] * 3
         assert [row["rejected"] for row in table] == [False, False, True, False] * 3
         assert [row["score"] for row in table] == scores.tolist()
         assert [row["prompt"] for row in table] == candidates.group.tolist()
-        weights = json.loads((tmp_path / "0001" / "adapter" / "adapter_config.json").read_text())
+        weights = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         assert weights == {"bad": -1.0, "good": 1.0, "text": 0.0}
-        made.candidates(2)
-        assert generator.adapters == [None, tmp_path / "0001" / "adapter"]
+        written(made, 2, by=1)
+        assert generator.adapters == [None, folder / "adapter"]
 
     def test_the_next_adapter_starts_from_the_last_one(self, tmp_path: Path) -> None:
         made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
         for number in (1, 2):
-            made.candidates(number)
-            made.learn(number, np.tile([1.0, 0.0], 3))
-        weights = json.loads((tmp_path / "0002" / "adapter" / "adapter_config.json").read_text())
+            candidates = written(made, number, by=number - 1)
+            made.learn(number, candidates, np.tile([1.0, 0.0], 3), by=number - 1)
+        file = tmp_path / "run/rounds/0002/adapter/adapter_config.json"
+        weights = json.loads(file.read_text())
         assert weights == pytest.approx({"bad": -2.0, "good": 2.0})
 
     def test_without_a_pair_the_generator_stays(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         made = rounds(tmp_path, Scripted(["only", "only"]), responses_per_prompt=2)
-        made.candidates(1)
-        assert made.learn(1, np.zeros(3))["dropped"]["one-response"] == 3
-        assert made.adapter(2) is None
+        record = made.learn(1, written(made), np.zeros(3), by=0)
+        assert (record["pairs"], record["dropped"]["one-response"]) == (0, 3)
+        assert not (tmp_path / "run/rounds/0001/adapter").exists()
         assert "no prompt gave a pair" in caplog.text
-        assert made.learned(1) is not None
 
     def test_is_done_once(self, tmp_path: Path) -> None:
         made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
-        made.candidates(1)
-        first = made.learn(1, np.tile([1.0, 0.0], 3))
-        before = (tmp_path / "0001" / "adapter" / "adapter_config.json").read_bytes()
-        assert made.learn(1, np.tile([0.0, 1.0], 3)) == first
-        assert (tmp_path / "0001" / "adapter" / "adapter_config.json").read_bytes() == before
+        candidates = written(made)
+        first = made.learn(1, candidates, np.tile([1.0, 0.0], 3), by=0)
+        file = tmp_path / "run/rounds/0001/adapter/adapter_config.json"
+        before = file.read_bytes()
+        assert made.learn(1, candidates, np.tile([0.0, 1.0], 3), by=0) == first
+        assert file.read_bytes() == before
 
     def test_settings_reach_the_training(self, tmp_path: Path) -> None:
         seen: dict[str, Any] = {}
@@ -337,8 +346,7 @@ class TestLearning:
         changes = {**told, **renamed, "generator": "some/model"}
         made = rounds(tmp_path, writer, responses_per_prompt=2, **changes)
         made._trainer = trainer
-        made.candidates(1)
-        made.learn(1, np.tile([1.0, 0.0], 3))
+        made.learn(1, written(made), np.tile([1.0, 0.0], 3), by=0)
         settings = seen["settings"]
         assert {key: getattr(settings, key) for key in told} == told
         assert settings.schedule == "constant"
@@ -352,17 +360,6 @@ class TestLearning:
 class TestDistances:
     def test_the_nearest_is_the_first_of_equal_ones(self) -> None:
         assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
-
-    def test_what_a_lost_round_left_to_the_next_is_no_distance_of_its_own(
-        self, tmp_path: Path
-    ) -> None:
-        made = rounds(tmp_path, Scripted(list("abcdef")))
-        written = made.candidates(1)
-        made.carry_over(1)
-        made.candidates(3)
-        assert np.array_equal(made.candidates(2).embeddings, written.embeddings)
-        judge = SimpleNamespace(distance=len)
-        assert made.distances(judge, 3) == {1: len(written), 3: len(made.candidates(3))}
 
 
 class TestPublicSide:

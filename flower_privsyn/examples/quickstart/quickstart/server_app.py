@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import JointSketch, JointSketchConfig
+from flower_privsyn import JointSketch
 
 app = ServerApp()
 
@@ -11,5 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Ask once, choose public text by the answer, and write after it."""
-    config = JointSketchConfig.from_run_config(context.run_config)
-    JointSketch(config).start(grid)
+    JointSketch.from_run_config(context.run_config).start(grid)

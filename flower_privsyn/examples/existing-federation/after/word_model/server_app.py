@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from word_model.task import new_model, result, train
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn import PrivateEvolution
 
 app = ServerApp()
 
@@ -14,8 +14,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Make synthetic text, then train on it at the server."""
-    config = PrivateEvolutionConfig.from_run_config(context.run_config)
-    strategy = PrivateEvolution(config)
+    strategy = PrivateEvolution.from_run_config(context.run_config)
     strategy.start(grid)
 
     with strategy.run.synthetic_jsonl.open(encoding="utf-8") as file:

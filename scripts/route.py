@@ -1,0 +1,155 @@
+"""Which files of the package one round visits, in order: how a reader follows a method.
+
+    python scripts/route.py pre-text
+    python scripts/route.py popri | dp-ftrl | joint-sketch
+    python scripts/route.py pre-text --page > docs/follow_a_round.md
+
+runs three rounds on the loopback grid, two nodes and 16 users in this process, and traces the
+second: every file of the package in which a function runs, with the first function there. A change
+is a call or a return from one file to another. Comprehensions, lambdas and what only makes a class
+are left out. The last line is "N files, M changes".
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import logging
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import flower_privsyn
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.testing import LoopbackGrid, flower_identity, hash_embedder
+
+ROOT = Path(flower_privsyn.__file__).parent
+
+METHODS = ("pre-text", "popri", "dp-ftrl", "joint-sketch")
+
+#: The round that is traced, of three.
+ROUND = 2
+
+
+class Route:
+    """The files that are visited while it is on.
+
+    Attributes:
+        first: by file, in the order of the first visit, the function that ran there first.
+        visits: how often each file was entered from another one.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[str, str] = {}
+        self.visits: Counter[str] = Counter()
+        self._here = ""
+
+    def on(self) -> None:
+        """Begin to trace, in threads that are begun from now on as well."""
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def off(self) -> None:
+        """End it."""
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        if event not in ("call", "return"):
+            return
+        at = frame if event == "call" else frame.f_back
+        while at is not None and _file_of(at) is None:
+            at = at.f_back
+        if at is None:
+            return
+        file = _file_of(at) or ""
+        if file != self._here:
+            self._here = file
+            self.visits[file] += 1
+            self.first.setdefault(file, at.f_code.co_qualname)
+
+
+def _file_of(frame: FrameType) -> str | None:
+    """The file of a frame, below the package; None elsewhere, and of what has no name."""
+    code = frame.f_code
+    if not code.co_filename.startswith(str(ROOT)) or code.co_name.startswith("<"):
+        return None
+    return str(Path(code.co_filename).relative_to(ROOT))
+
+
+def follow(name: str) -> Route:
+    """Run a method and trace its second round."""
+    sys.path.insert(0, str(ROOT.parent))
+    from tests.support import golden_runs
+
+    make: dict[str, Callable[..., Any]] = {
+        "pre-text": golden_runs.evolution,
+        "popri": golden_runs.popri,
+        "dp-ftrl": golden_runs.dp_ftrl,
+        "joint-sketch": golden_runs.joint_sketch,
+    }
+    load = partial(golden_runs.load, count=16)
+    route = Route()
+    # `evaluate_fn` is called after every round: it stands between one and the next.
+    switch = {ROUND - 1: route.on, ROUND: route.off}
+    with tempfile.TemporaryDirectory() as folder, flower_identity():
+        cache = Path(folder) / "cache"
+        if name == "dp-ftrl":
+            app = create_training_app(load, cache_directory=cache)
+        else:
+            app = create_client_app(load, embedder=hash_embedder, cache_directory=cache)
+        make[name](Path(folder), num_rounds=3, num_nodes=2).start(
+            LoopbackGrid(app), evaluate_fn=lambda number, _: switch.get(number, lambda: None)()
+        )
+    return route
+
+
+def reason(file: str) -> str:
+    """What a file is for: the first sentence of its docstring."""
+    said = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or ""
+    return " ".join(said.split("\n\n")[0].split())
+
+
+def page(name: str, route: Route) -> str:
+    """The page *Follow a round*."""
+    stops = "\n".join(
+        f"{place}. [{file}](../flower_privsyn/{file}), `{function}`. {reason(file)}"
+        for place, (file, function) in enumerate(route.first.items(), start=1)
+    )
+    return f"""# Follow a round
+
+A reader's way through the core: the files that the second of three rounds of `{name}` visits, in
+the order in which it comes to them first, with the function that runs there first and what the
+file is for. Server and nodes are in one process here; the nodes' half begins where `client_apps`
+does. Made by `python scripts/route.py {name} --page`; `popri`, `dp-ftrl` and `joint-sketch` in its
+place give their routes.
+
+{stops}
+"""
+
+
+def main() -> None:
+    """Print the route of one method."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--page", action="store_true", help="as a page of the documentation")
+    given = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    route = follow(given.method)
+    if given.page:
+        print(page(given.method, route), end="")
+        return
+    for file, function in route.first.items():
+        print(f"{route.visits[file]:>5}  {file:<48} {function}")
+    print(f"{len(route.first)} files, {sum(route.visits.values())} changes")
+
+
+if __name__ == "__main__":
+    main()
