@@ -196,7 +196,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def measured(run_dir: Path, watch: Watch, wall: float) -> dict[str, Any]:
     """What one run tells about its rounds."""
-    from flower_privsyn.runs.owner import OwnerFolder
+    from flower_privsyn.run.owner import OwnerFolder
 
     clock = OwnerFolder(run_dir).times()
     asked = {line["round"]: line for line in clock if line["event"] == "asked"}

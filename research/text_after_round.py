@@ -18,7 +18,7 @@ from flower_privsyn.errors import PrivsynError
 from flower_privsyn.files import append_json_lines, read_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.strategies import POPriConfig
-from flower_privsyn.strategies.parts.public_side import PublicSide
+from flower_privsyn.strategies.popri import PublicSide
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -26,8 +26,8 @@ from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.private_path.settings import PrivateSumConfig
 from flower_privsyn.queries import QUERIES, TrainableModel
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies import STRATEGIES, DPFTRLConfig
 from flower_privsyn.training import PreferenceTraining
 from flower_privsyn.training.causal_settings import CausalTraining

@@ -20,7 +20,7 @@ from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
 from flower_privsyn.privacy.grid import from_grid
-from flower_privsyn.runs.owner import OwnerFolder
+from flower_privsyn.run.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.answering import read_answer

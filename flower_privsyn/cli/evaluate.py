@@ -11,7 +11,7 @@ from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
 
 _HeldOut = Annotated[str | None, option("FILE", "users who took no part in the run")]
 _Users = Annotated[
@@ -63,10 +63,10 @@ def evaluate(
     """
     from flower_privsyn.evaluation.run import evaluate_run
     from flower_privsyn.evaluation.show import rows, show
-    from flower_privsyn.host.progress import ShownProgress
-    from flower_privsyn.host.terminal import follower
     from flower_privsyn.report import write_run_page
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.progress import ShownProgress
+    from flower_privsyn.run.terminal import follower
     from flower_privsyn.training.causal_settings import CausalTraining
 
     run = RunDirectory.open(run_dir)

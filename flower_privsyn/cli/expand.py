@@ -13,7 +13,7 @@ from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import ConfigError, PrivsynError
 
 if TYPE_CHECKING:
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, Written
 
 
@@ -57,10 +57,10 @@ def _more(
 ) -> int:
     from flower_privsyn.checks import check_whole
     from flower_privsyn.files import expanded
-    from flower_privsyn.host.progress import ShownProgress
-    from flower_privsyn.host.terminal import follower
     from flower_privsyn.models import stamped
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.progress import ShownProgress
+    from flower_privsyn.run.terminal import follower
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
     wanted = check_whole("--samples", 1000 if samples is None else samples, ge=1)
@@ -100,8 +100,8 @@ def _given(settings: list[str]) -> dict[str, Any]:
 def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
     from flower_privsyn.cli.run import resume
     from flower_privsyn.files import expanded
-    from flower_privsyn.private_path.again import copy_released
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.again import copy_released
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
     refused = False  # not of one that was interrupted, which can be resumed

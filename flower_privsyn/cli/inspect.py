@@ -13,7 +13,7 @@ from flower_privsyn.cli.output import number, plain_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from flower_privsyn.strategies.parts.moments import MomentSketch, Ranked
+    from flower_privsyn.strategies._moments import MomentSketch, Ranked
 
 #: Texts that are shown of a run.
 _SAMPLES = 5
@@ -34,8 +34,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
     from flower_privsyn.host.launch import how_to_go_on
-    from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.runs.summary import RunSummary
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.summary import RunSummary
 
     run = RunDirectory.open(path)
     return {**RunSummary.of(run).to_dict(), "continue": how_to_go_on(run)}
@@ -154,11 +154,10 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     """Rank sets of text by what a run released, as many samples of each as the run would."""
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
-    from flower_privsyn.host.progress import ShownProgress
-    from flower_privsyn.host.terminal import follower
-    from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.strategies.parts.moments import MomentSketch
-    from flower_privsyn.strategies.parts.ranking_of_text import rank_sets
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.progress import ShownProgress
+    from flower_privsyn.run.terminal import follower
+    from flower_privsyn.strategies._moments import MomentSketch, rank_sets
 
     run = RunDirectory.open(run_dir)
     if not (run.path / "moments.npz").is_file():
@@ -190,7 +189,7 @@ def _show_ranking(found: list[Ranked], sketch: MomentSketch) -> None:
     from rich.table import Table
     from rich.text import Text  # plain: a path may look like markup
 
-    from flower_privsyn.strategies.parts.moments import WARN_ABOVE
+    from flower_privsyn.strategies._moments import WARN_ABOVE
 
     table = Table(title="Nearest first", title_justify="left", pad_edge=False)
     table.add_column("set")

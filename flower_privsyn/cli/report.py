@@ -23,7 +23,7 @@ def report(
     `privsyn compare` wrote, its page once more.
     """
     from flower_privsyn.report import read_document, write_comparison_page, write_run_page
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
 
     folder = expanded(run_dir).absolute()
     page = folder / "report.html" if output is None else _page(output)

@@ -110,8 +110,8 @@ def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None
     """Refuse before Flower starts what a run may not go on with, and leave the run as it was."""
     from flower_privsyn.host import launch
     from flower_privsyn.host.app import strategies_of
-    from flower_privsyn.private_path.changes import changes_of_run
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.changes import changes_of_run
 
     app, values = launch.resumed_settings(path, settings, app=app)
     if not (path / "config.json").is_file():
@@ -125,8 +125,8 @@ def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None
 @contextlib.contextmanager
 def _following(path: Path) -> Iterator[Any]:
     """Show progress; say how to go on when interrupted."""
-    from flower_privsyn.host.terminal import follower
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.terminal import follower
 
     try:
         with ended_by_signals(), follower() as follow:
@@ -143,9 +143,9 @@ def _following(path: Path) -> Iterator[Any]:
 def show_outcome(outcome: Outcome) -> int:
     """Say how a run ended, what it spent and where its files are; return the exit status."""
     from flower_privsyn.messages.wire import NODE_LOG
-    from flower_privsyn.runs import RunDirectory
-    from flower_privsyn.runs.owner import OwnerFolder
-    from flower_privsyn.runs.surroundings import was_interrupted
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.owner import OwnerFolder
+    from flower_privsyn.run.surroundings import was_interrupted
 
     log = OwnerFolder(outcome.path).log_file
     finished = RunDirectory(outcome.path).status == "finished"
@@ -168,7 +168,7 @@ def show_outcome(outcome: Outcome) -> int:
 
 def _show_result(path: Path) -> None:
     """Say what a finished run spent and where its files are."""
-    from flower_privsyn.runs.rounds import TRAINED_MODEL
+    from flower_privsyn.run.round_files import TRAINED_MODEL
 
     facts = inspect_run(path)
     print(f"Run directory: {path}")
@@ -197,8 +197,8 @@ def _show_result(path: Path) -> None:
 
 def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     """What somebody who has just seen a run end may want to type."""
-    from flower_privsyn.private_path.writers import object_of_the_app
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.changes import object_of_the_app
 
     place = quoted(run_path)
     if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":

@@ -30,7 +30,7 @@ from flower_privsyn.host.app import (
     strategies_of,
     written_settings,
 )
-from flower_privsyn.private_path.needs import ModelKind, NeededModel, Needs
+from flower_privsyn.run.method import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import built, listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal_settings import CausalTraining

@@ -188,7 +188,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     """
     from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
     from flower_privsyn.generation.generator_settings import ExpandingSettings
-    from flower_privsyn.strategies.parts.synthesis import expand_resumably
+    from flower_privsyn.strategies._synthesis import expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"
     kept.touch(mode=0o600)  # for its owner's eyes, whatever it is made of

@@ -39,14 +39,12 @@ from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
 from flower_privsyn.privacy import quarantine
-from flower_privsyn.private_path.method import Method
-from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
-from flower_privsyn.private_path.noise_check import NoiseAgainstUsers
-from flower_privsyn.private_path.outline import planned_traffic, shown
-from flower_privsyn.private_path.settings import PrivateSumConfig
-from flower_privsyn.private_path.settling import SettledPlan, plan_of, settle
 from flower_privsyn.report.numbers import bytes_text
-from flower_privsyn.runs.trackers import require_tracker
+from flower_privsyn.run.method import ChosenRows, Method, NeededModel, Needs
+from flower_privsyn.run.plan import NoiseAgainstUsers, SettledPlan, plan_of, settle
+from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.run.strategy import planned_traffic, shown
+from flower_privsyn.run.trackers import require_tracker
 from flower_privsyn.strategies.by_name import STRATEGIES, built, own_keys
 
 #: How many standard deviations of the noise stand out.

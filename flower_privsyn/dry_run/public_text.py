@@ -21,7 +21,7 @@ from flower_privsyn.data.public_rows import count_long_rows, none_long_enough
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, located
-from flower_privsyn.private_path.needs import ChosenRows
+from flower_privsyn.run.method import ChosenRows
 
 #: The public text that comes with the package, which is nobody's.
 BUNDLED: Final = "bundled"

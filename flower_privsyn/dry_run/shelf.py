@@ -21,7 +21,7 @@ class NotHereError(ModelError):
 
 
 class Shelf:
-    """The models on this machine; a `flower_privsyn.private_path.needs.Look`.
+    """The models on this machine; a `flower_privsyn.run.method.Look`.
 
     What was found is kept as long as this object is: several runs are checked with one of them.
     """

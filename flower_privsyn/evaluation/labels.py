@@ -20,9 +20,9 @@ from flower_privsyn.evaluation.classification import (
 )
 from flower_privsyn.evaluation.encoder import fine_tuned_encoder
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.host.progress import ProgressReporter
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.summary import round_texts
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.progress import ProgressReporter
+from flower_privsyn.run.summary import round_texts
 
 
 def classify_run(

@@ -15,8 +15,8 @@ from flower_privsyn.files import expanded, read_toml, refuse_other_than_utf8
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
-    from flower_privsyn.private_path.engine import PrivateSumStrategy
-    from flower_privsyn.private_path.settings import PrivateSumConfig
+    from flower_privsyn.run.settings import PrivateSumConfig
+    from flower_privsyn.run.strategy import PrivateSumStrategy
 
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
@@ -119,7 +119,7 @@ def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
         ConfigError: A value is out of range or contradicts another one.
         MissingExtraError: The library of the tracker is not installed.
     """
-    from flower_privsyn.runs.trackers import require_tracker
+    from flower_privsyn.run.trackers import require_tracker
 
     for settings, _ in strategies_of(app, values):
         require_tracker(settings.tracker)

@@ -50,9 +50,8 @@ from flower_privsyn.host.app import (
     num_nodes,
     read_settings,
 )
-from flower_privsyn.host.progress import read_progress
 from flower_privsyn.models.threads import most_threads
-from flower_privsyn.runs import (
+from flower_privsyn.run import (
     RunDirectory,
     default_run_directory,
     how_to_resume,
@@ -60,9 +59,10 @@ from flower_privsyn.runs import (
     new_run_path,
     supervisor_lock,
 )
-from flower_privsyn.runs.owner import OwnerFolder
-from flower_privsyn.runs.run_format import was_launched
-from flower_privsyn.runs.surroundings import disk_full_sentence
+from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.progress import read_progress
+from flower_privsyn.run.run_format import was_launched
+from flower_privsyn.run.surroundings import disk_full_sentence
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""

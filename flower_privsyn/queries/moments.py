@@ -3,7 +3,7 @@
 FreD (Hou, Zhan, Shrivastava, Wang, Livshits, Fanti, Lazar, "Privately Customizing Prefinetuning to
 Better Match User Data in Federated Learning", 2023), Algorithm 1, by user and in one release: mean
 and triangle of the second moments stand side by side in one vector of bounded length. Reading it
-(`flower_privsyn.strategies.parts.moments`) and comparing it with any text is post-processing.
+(`flower_privsyn.strategies._moments`) and comparing it with any text is post-processing.
 """
 
 from __future__ import annotations

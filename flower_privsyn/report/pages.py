@@ -18,8 +18,8 @@ from flower_privsyn.files import replacing
 from flower_privsyn.report import numbers
 from flower_privsyn.report.comparison import filled as of_comparison
 from flower_privsyn.report.run import filled as of_run
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.run_format import ledger_meta
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.run_format import ledger_meta
 
 if TYPE_CHECKING:
     from jinja2 import Environment

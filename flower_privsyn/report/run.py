@@ -21,9 +21,9 @@ from flower_privsyn.report.numbers import (
     time_text,
     whole,
 )
-from flower_privsyn.runs import RunDirectory, how_to_resume
-from flower_privsyn.runs.rounds import TRAINED_MODEL
-from flower_privsyn.runs.summary import RunSummary, round_texts
+from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run.round_files import TRAINED_MODEL
+from flower_privsyn.run.summary import RunSummary, round_texts
 
 #: Texts that are shown of a round, and items at each end of a sketch.
 _ROUND_SAMPLES, _SAID = 3, 12

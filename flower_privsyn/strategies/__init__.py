@@ -10,19 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flower_privsyn.private_path.engine import PrivateSumStrategy
-    from flower_privsyn.private_path.method import (
+    from flower_privsyn.run.method import (
         Finding,
+        Look,
         Method,
+        NeededModel,
+        Needs,
         Outline,
         Question,
         RecordSource,
         RunContext,
     )
-    from flower_privsyn.private_path.needs import Look, NeededModel, Needs
-    from flower_privsyn.private_path.release import ReleasedSum
-    from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
-    from flower_privsyn.private_path.state import State
+    from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+    from flower_privsyn.run.state import ReleasedSum, State
+    from flower_privsyn.run.strategy import PrivateSumStrategy
+    from flower_privsyn.strategies._moments import MomentSketch
+    from flower_privsyn.strategies._token_sketch import JointSketchConfig
+    from flower_privsyn.strategies._training import (
+        FederatedTraining,
+        FederatedTrainingConfig,
+    )
     from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
     from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
@@ -32,66 +39,63 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.fred import FreD, FreDConfig
     from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
     from flower_privsyn.strategies.joint_sketch import JointSketch
-    from flower_privsyn.strategies.parts.federated_training import (
-        FederatedTraining,
-        FederatedTrainingConfig,
-    )
-    from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
-    from flower_privsyn.strategies.parts.moments import MomentSketch
-    from flower_privsyn.strategies.parts.preferences import (
+    from flower_privsyn.strategies.popri import (
+        POPri,
+        POPriConfig,
         PreferenceConfig,
         PreferenceTrainer,
     )
-    from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
-    from flower_privsyn.strategies.popri import POPri, POPriConfig
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
-    from flower_privsyn.strategies.public_mid_training import PublicMidTraining
+    from flower_privsyn.strategies.public_mid_training import (
+        PublicMidTraining,
+        PublicMidTrainingConfig,
+    )
 
 _HOMES = {
     "AugPE": "strategies.aug_pe",
     "AugPEConfig": "strategies.aug_pe",
     "CTCL": "strategies.ctcl",
     "CTCLConfig": "strategies.ctcl",
-    "CLIENT_KEYS": "private_path.settings",
+    "CLIENT_KEYS": "run.settings",
     "DPFTRL": "strategies.dp_ftrl",
     "STRATEGIES": "strategies.by_name",
     "CatalogueEntry": "strategies.catalogue",
     "DPFTRLConfig": "strategies.dp_ftrl",
     "DPFedAvg": "strategies.dp_fedavg",
     "DPFedAvgConfig": "strategies.dp_fedavg",
-    "FederatedTraining": "strategies.parts.federated_training",
-    "FederatedTrainingConfig": "strategies.parts.federated_training",
+    "FederatedTraining": "strategies._training",
+    "FederatedTrainingConfig": "strategies._training",
     "FreD": "strategies.fred",
     "FreDConfig": "strategies.fred",
     "Hybrid": "strategies.hybrid",
     "HybridConfig": "strategies.hybrid",
     "JointSketch": "strategies.joint_sketch",
-    "JointSketchConfig": "strategies.parts.sketch_settings",
-    "Method": "private_path.method",
-    "MomentSketch": "strategies.parts.moments",
+    "JointSketchConfig": "strategies._token_sketch",
+    "Method": "run.method",
+    "MomentSketch": "strategies._moments",
     "POPri": "strategies.popri",
     "POPriConfig": "strategies.popri",
     "Paper": "strategies.catalogue",
-    "PreferenceConfig": "strategies.parts.preferences",
-    "PreferenceTrainer": "strategies.parts.preferences",
+    "PreferenceConfig": "strategies.popri",
+    "PreferenceTrainer": "strategies.popri",
     "PrivateEvolution": "strategies.private_evolution",
     "PrivateEvolutionConfig": "strategies.private_evolution",
-    "PrivateSumConfig": "private_path.settings",
-    "PrivateSumStrategy": "private_path.engine",
+    "PrivateSumConfig": "run.settings",
+    "PrivateSumStrategy": "run.strategy",
     "PublicMidTraining": "strategies.public_mid_training",
-    "PublicMidTrainingConfig": "strategies.parts.mid_training_settings",
-    "Question": "private_path.method",
-    "RecordSource": "private_path.method",
-    "ReleasedSum": "private_path.release",
-    "State": "private_path.state",
-    "RunContext": "private_path.method",
+    "PublicMidTrainingConfig": "strategies.public_mid_training",
+    "Question": "run.method",
+    "RecordSource": "run.method",
+    "ReleasedSum": "run.state",
+    "State": "run.state",
+    "RunContext": "run.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
-    "Finding": "private_path.method",
-    "Outline": "private_path.method",
-    "Look": "private_path.needs",
-    "NeededModel": "private_path.needs",
-    "Needs": "private_path.needs",
+    "Finding": "run.method",
+    "Outline": "run.method",
+    "Look": "run.method",
+    "NeededModel": "run.method",
+    "Needs": "run.method",
 }
 
 __all__ = [

@@ -29,21 +29,22 @@ from flower_privsyn.checks import IN_PYTHON, PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import RecordSource, RunContext, need
-from flower_privsyn.private_path.needs import Needs
-from flower_privsyn.private_path.settings import Preset
-from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.strategies.parts.evolution import (
+from flower_privsyn.run.method import Needs, RecordSource, RunContext, need
+from flower_privsyn.run.settings import Preset
+from flower_privsyn.run.state import State
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._evolution import (
     Evolution,
     EvolutionConfig,
+    Population,
+    SelectionName,
+    VariationName,
+    VariationPrompt,
     prompting,
     survivor_records,
+    survivors,
 )
-from flower_privsyn.strategies.parts.population import Population, survivors
-from flower_privsyn.strategies.parts.selection import SelectionName
-from flower_privsyn.strategies.parts.variation import VariationName, VariationPrompt
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

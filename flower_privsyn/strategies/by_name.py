@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies.catalogue import entries, refusals
 
 

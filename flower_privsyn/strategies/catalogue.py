@@ -382,7 +382,7 @@ def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
         raise ConfigError(f'its entry calls itself "{entry.name}"')
     cls, base = (
         resolved(entry.strategy),
-        resolved("flower_privsyn.private_path.engine:PrivateSumStrategy"),
+        resolved("flower_privsyn.run.strategy:PrivateSumStrategy"),
     )
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigError(f"{entry.strategy} is no {base.__name__}")

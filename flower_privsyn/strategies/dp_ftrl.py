@@ -26,13 +26,14 @@ from typing import Any, Final, Literal, Self, final
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan, RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.settings import Preset
-from flower_privsyn.strategies.parts.correlated_training import (
+from flower_privsyn.run.settings import Preset
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._training import (
+    UNCAPPED,
     CorrelatedTrainingConfig,
+    FederatedTraining,
     wang_federation,
 )
-from flower_privsyn.strategies.parts.federated_training import UNCAPPED, FederatedTraining
 
 #: POPri's noise multipliers for DP-FTRL by (users, users per round) and epsilon, table 3.
 POPRI_TREES: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {

@@ -39,41 +39,41 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import (
+from flower_privsyn.queries import Moments, Query
+from flower_privsyn.queries.moments import Radius, Unit
+from flower_privsyn.run import RESEARCH_STAMP
+from flower_privsyn.run.method import (
     Finding,
+    Look,
     Method,
+    NeededModel,
+    Needs,
     Outline,
     Question,
     RecordSource,
     RunContext,
     need,
 )
-from flower_privsyn.private_path.needs import Look, NeededModel, Needs
-from flower_privsyn.private_path.release import ReleasedSum, SumOfUsers
-from flower_privsyn.private_path.settings import Preset, PrivateSumConfig
-from flower_privsyn.private_path.state import State
-from flower_privsyn.queries import Moments, Query
-from flower_privsyn.queries.moments import Radius, Unit
-from flower_privsyn.runs import RESEARCH_STAMP
-from flower_privsyn.runs.run_format import TOO_LITTLE
-from flower_privsyn.strategies.parts.candidate_text import candidate_names, read_sets
-from flower_privsyn.strategies.parts.embedder import embedder_of, embeddings_by
-from flower_privsyn.strategies.parts.moment_settings import (
+from flower_privsyn.run.run_format import TOO_LITTLE
+from flower_privsyn.run.settings import Preset, PrivateSumConfig
+from flower_privsyn.run.state import ReleasedSum, State, SumOfUsers
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
+from flower_privsyn.strategies._moments import (
     DIMENSIONS,
     MomentDimensions,
-    SpaceChoice,
-    describe_ratio,
-    question_outline,
-    settled_space,
-)
-from flower_privsyn.strategies.parts.moments import (
     MomentSketch,
     MomentSpace,
     Ranked,
+    SpaceChoice,
+    candidate_names,
+    describe_ratio,
+    embedded,
+    question_outline,
+    read_sets,
+    settled_space,
     shift_of,
 )
-from flower_privsyn.strategies.parts.ranking_of_text import embedded
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

@@ -22,25 +22,27 @@ from annotated_types import Ge, Gt, Le, Lt
 from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.privacy import Phase, Plan, RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import Outline, Question, RecordSource, RunContext, need
-from flower_privsyn.private_path.needs import Look, Needs
-from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.state import State
 from flower_privsyn.queries import Broadcast, Query
-from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
-from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
-from flower_privsyn.strategies.parts.correlated_training import CorrelatedTrainingConfig
-from flower_privsyn.strategies.parts.first_release import (
+from flower_privsyn.run.method import Look, Needs, Outline, Question, RecordSource, RunContext, need
+from flower_privsyn.run.round_files import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
+from flower_privsyn.run.state import ReleasedSum, State
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._token_sketch import (
+    SketchedStudent,
+    SketchedStudentConfig,
+    SketchedText,
+    about_tokens,
+    check_student,
+    sketch_needs,
+)
+from flower_privsyn.strategies._training import (
     FIRST_ROUND,
+    CorrelatedTrainingConfig,
     check_stated_noise,
     first_then_training,
     multiplier_of_share,
 )
-from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
-from flower_privsyn.strategies.parts.sketch_settings import SketchedStudentConfig
-from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_student
-from flower_privsyn.strategies.parts.sketched_text import SketchedText
+from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel

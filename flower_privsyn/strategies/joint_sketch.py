@@ -26,25 +26,36 @@ from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import (
+from flower_privsyn.queries import Query
+from flower_privsyn.run.method import (
+    Look,
     Method,
+    Needs,
     Outline,
     Question,
     RecordSource,
     RunContext,
     need,
 )
-from flower_privsyn.private_path.needs import Look, Needs
-from flower_privsyn.private_path.state import State
-from flower_privsyn.queries import Query
-from flower_privsyn.runs.rounds import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
-from flower_privsyn.runs.sketch_file import SELECTED
-from flower_privsyn.strategies.parts.outlines import about_tokens, sketch_needs
-from flower_privsyn.strategies.parts.sketch_settings import JointSketchConfig
-from flower_privsyn.strategies.parts.sketched_student import SketchedStudent, check_student
-from flower_privsyn.strategies.parts.sketched_text import SketchedText
-from flower_privsyn.strategies.parts.token_sketch import text_scorer
+from flower_privsyn.run.round_files import (
+    PLAIN_MODEL,
+    TRAINED_MODEL,
+    TRAINED_WRITER,
+    WRITER,
+    WRITTEN,
+)
+from flower_privsyn.run.sketch_file import SELECTED
+from flower_privsyn.run.state import State
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._token_sketch import (
+    JointSketchConfig,
+    SketchedStudent,
+    SketchedText,
+    about_tokens,
+    check_student,
+    sketch_needs,
+    text_scorer,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
@@ -177,7 +188,7 @@ class AskedOnce(Method):
         return {"synthetic": self.run.write_synthetic(records)}
 
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
-        from flower_privsyn.strategies.parts.synthesis import write_after
+        from flower_privsyn.strategies._synthesis import write_after
 
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
@@ -202,7 +213,7 @@ class AskedOnce(Method):
         The second where it has the sketch's tokens.
         """
         from flower_privsyn.generation import load_generator
-        from flower_privsyn.strategies.parts.synthesis import biased_generator
+        from flower_privsyn.strategies._synthesis import biased_generator
 
         config = self.config
         if self.given_writer is not None:

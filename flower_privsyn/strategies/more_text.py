@@ -20,16 +20,15 @@ from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, ExpandingSettings
 from flower_privsyn.generation.topics import quotas
-from flower_privsyn.host.progress import ProgressReporter
 from flower_privsyn.models import has_model
-from flower_privsyn.private_path.changes import same_model_elsewhere
-from flower_privsyn.private_path.writers import object_of_the_app
-from flower_privsyn.runs import RunDirectory, how_to_resume
-from flower_privsyn.runs.handed_over import named
-from flower_privsyn.runs.locks import lock_file
-from flower_privsyn.runs.rounds import TRAINED_MODEL, writer_in
-from flower_privsyn.strategies.parts.population import survivors, votes_by_class
-from flower_privsyn.strategies.parts.topic_texts import TopicsOfRun, TopicWriter
+from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
+from flower_privsyn.run.handed_over import named
+from flower_privsyn.run.locks import lock_file
+from flower_privsyn.run.progress import ProgressReporter
+from flower_privsyn.run.round_files import TRAINED_MODEL, writer_in
+from flower_privsyn.strategies._evolution import survivors, votes_by_class
+from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
@@ -333,7 +332,7 @@ def _expanded(
         were dropped, by reason.
     """
     from flower_privsyn.generation.streams import derive_seed
-    from flower_privsyn.strategies.parts.synthesis import expand_resumably
+    from flower_privsyn.strategies._synthesis import expand_resumably
 
     by_class: dict[str, int] = {}
     dropped: Counter[str] = Counter()

@@ -32,19 +32,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import need
-from flower_privsyn.private_path.needs import Needs
-from flower_privsyn.private_path.settings import Preset
-from flower_privsyn.private_path.state import State
-from flower_privsyn.runs.rounds import EXPANDED
-from flower_privsyn.strategies.more_text import MoreText
-from flower_privsyn.strategies.parts.evolution import (
+from flower_privsyn.run.method import Needs, need
+from flower_privsyn.run.round_files import EXPANDED
+from flower_privsyn.run.settings import Preset
+from flower_privsyn.run.state import State
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._evolution import (
     Evolution,
     EvolutionConfig,
+    Population,
     survivor_records,
+    survivors,
 )
-from flower_privsyn.strategies.parts.population import Population, survivors
+from flower_privsyn.strategies.more_text import MoreText
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -260,7 +260,7 @@ class EvolutionByVotes(Evolution):
 
     def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.strategies.parts.synthesis import expand_resumably, refuse_nothing
+        from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
 
         config, expand = self.config, self._expansion()
         records, dropped = expand_resumably(

@@ -13,26 +13,409 @@ Paper:
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
+from flower_privsyn.checks import NonNegativeInt
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.private_path.engine import PrivateSumStrategy
-from flower_privsyn.private_path.method import RecordSource, RunContext, need
-from flower_privsyn.private_path.needs import ChosenRows, NeededModel, Needs
-from flower_privsyn.private_path.release import ReleasedSum
-from flower_privsyn.private_path.settings import Preset
-from flower_privsyn.private_path.state import State
+from flower_privsyn.run.method import ChosenRows, NeededModel, Needs, RecordSource, RunContext, need
+from flower_privsyn.run.settings import Preset
+from flower_privsyn.run.state import ReleasedSum, State
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._student import StudentConfig
+from flower_privsyn.strategies._training import (
+    CorrelatedTrainingConfig,
+    wang_federation,
+)
 from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
-from flower_privsyn.strategies.parts.mid_training_settings import PublicMidTrainingConfig
-from flower_privsyn.strategies.parts.public_step import AFTER, PublicStep
 
 if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.training.distillation import Distillation
+    from flower_privsyn.training.distribution_matching import Matched
     from flower_privsyn.training.local import LocalModel
+
+
+#: Weight of the teacher beside the whole loss of the text: the paper has one, and does not print
+#: it. At a tenth the text decides, and the teacher says what else might have followed.
+TEACHER_BETA: Final = 0.1
+
+#: The teacher's largest probabilities that are kept at a position, as printed.
+TEACHER_TOP_K: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
+    """Settings of `PublicMidTraining`: those of `DPFTRL`, and what is done with public text.
+
+    References:
+        Wang et al. 2023, Algorithm 1.
+    """
+
+    model: Annotated[
+        str, "causal language model to train; a bundled short name, a path, or a hub name."
+    ] = "privsyn-tiny"
+    position: Annotated[
+        Literal["middle", "before", "after", "none"],
+        'where the training on public text stands among the rounds; "none" is `DPFTRL`.',
+    ] = "middle"
+    first_rounds: Annotated[
+        NonNegativeInt,
+        'for position = "middle": rounds before the public text (T\'), or 0 for half of '
+        "`num_rounds`.",
+    ] = 0
+    public_text: Annotated[
+        str,
+        'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with '
+        "`text`, a folder, or a data set by name (docs/own_data.md).",
+    ] = "bundled"
+    public_rows: Annotated[
+        Literal["matched", "random", "all"],
+        '"matched": the public rows that the model of the rounds so far and `public_model` find '
+        'likeliest (distribution matching); "random": as many drawn at random; "all": every row of '
+        "`least_row_tokens`. Rows that are there twice count once.",
+    ] = "matched"
+    select_share: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        'share q of the public tokens that are kept, at most; not for "all".',
+    ] = 0.03
+    least_row_tokens: Annotated[
+        int, Ge(1), "rows with fewer tokens are not chosen: their averages vary most."
+    ] = 32
+    public_model: Annotated[
+        str,
+        'causal language model with the same tokens whose log-probabilities count in "matched"; "" '
+        "for the private ones alone.",
+    ] = "privsyn-lm"
+    teacher: Annotated[
+        str,
+        'causal language model with the same tokens that teaches it on the public text; "" for '
+        "the text alone.",
+    ] = "privsyn-lm"
+    teacher_rest: Annotated[
+        Literal["lumped", "dropped"],
+        'what the other tokens are: "lumped": one class; "dropped": nothing follows but the kept '
+        "ones.",
+    ] = "lumped"
+
+    def __post_init__(self) -> None:
+        """Check every value on its own and against the others."""
+        super().__post_init__()
+        if self.position != "middle" and self.first_rounds:
+            raise ConfigError(
+                f'first-rounds = {self.first_rounds} needs position = "middle", got position = '
+                f'"{self.position}"'
+            )
+        if self.position == "middle" and not 1 <= (self.rounds_before or 0) < self.num_rounds:
+            raise ConfigError(
+                f"first-rounds = {self.first_rounds} must be from 1 to num-rounds - 1 = "
+                f'{self.num_rounds - 1}, or 0 for half of them; position = "before" or "after" '
+                "trains on public text before the first round or after the last"
+            )
+        if self.position == "before" and self.public_rows == "matched":
+            raise ConfigError(
+                'public-rows = "matched" needs rounds before the public text, got position = '
+                '"before": choose "random" or "all"'
+            )
+
+    @property
+    def rounds_before(self) -> int | None:
+        """Rounds before the training on public text; None where it ends the run or is none."""
+        if self.position == "middle":
+            return self.first_rounds or self.num_rounds // 2
+        return 0 if self.position == "before" else None
+
+    @property
+    def scores_by_public_model(self) -> bool:
+        """Whether rows are chosen by the public model as well."""
+        return self.public_rows == "matched" and bool(self.public_model)
+
+    @property
+    def first_model(self) -> str:
+        """What the rounds begin from, as a folder or a name."""
+        return located(self.initial_model or self.model)
+
+    @classmethod
+    def wang(
+        cls,
+        *,
+        epsilon: Literal["1.77", "18.71"] = "1.77",
+        **overrides: Any,
+    ) -> Self:
+        """The paper's settings, as far as it prints them: 100 of 342,000 users in a round, once.
+
+        Noise, rounds and accounting as printed: one tree over all 1,600 rounds. So are a user's
+        batches and samples, and the teacher, share and steps of the public text. What the paper
+        does not print (optimisers, rates, clip norm, beta) is this package's.
+
+        Args:
+            epsilon: as printed.
+            overrides: further settings.
+
+        Raises:
+            ConfigError: no such epsilon is printed.
+        """
+        preset: dict[str, Any] = {
+            **wang_federation(epsilon),
+            "least_row_tokens": 1,
+            "select_share": 0.0008,
+            "student_steps": 8_000,
+            "student_batch_size": 128,
+            "teacher_rest": "dropped",
+            **overrides,
+        }
+        return cls(**preset)
+
+    def distillation(self) -> Distillation | None:
+        """What it is taught by; None for nothing but the text."""
+        from flower_privsyn.training.distillation import Distillation
+
+        if not self.teacher:
+            return None
+        return Distillation(
+            located(self.teacher),
+            beta=TEACHER_BETA,
+            top_k=TEACHER_TOP_K,
+            rest=self.teacher_rest,
+        )
+
+
+#: Folders of a run's models: before the public text, after it.
+BEFORE: Final = "before-public-text"
+
+AFTER: Final = "after-public-text"
+
+#: In the first of them: of which parameters it was made.
+_NOTE: Final = "parameters.sha256"
+
+#: Begins the seeds of what is drawn from the public text.
+_DRAW = 0xD4A3
+
+
+class PublicStep:
+    """Public text, what is chosen of it, and a model that is trained on it.
+
+    Scores, the choice's figures and the models stay in the run directory; a training that was
+    interrupted goes on where it was and ends with the same weights.
+
+    Args:
+        config: the settings.
+        run: the run directory's path.
+        progress: shows what is being done.
+    """
+
+    def __init__(self, config: PublicMidTrainingConfig, *, run: Path, progress: Progress) -> None:
+        self._config, self._run, self._progress = config, run, progress
+        self._public: PublicRows | None = None
+        self._scores = run / "public_scores"
+
+    # ------------------------------------------------------------------ before the first round
+
+    def check(self) -> None:
+        """Read the public text and refuse, before anything is spent, what could not work later.
+
+        Raises:
+            ConfigError: a model has other tokens than the one that is trained, the teacher's
+                context is too short, or the share that is kept may hold fewer rows than a batch.
+            DataError: the public text cannot be read.
+            ModelError: a model is not on this machine.
+        """
+        from flower_privsyn.data.public_rows import PublicRows
+        from flower_privsyn.embedding import load_tokenizer
+        from flower_privsyn.training.distillation import check_same_tokens
+
+        config, model = self._config, located(self._config.model)
+        if config.teacher:
+            check_same_tokens(model, located(config.teacher), setting="teacher")
+        if config.scores_by_public_model:
+            check_same_tokens(model, located(config.public_model), setting="public-model")
+        with self._progress.stage("Read the public text", total=None):
+            public = self._public = PublicRows.of(
+                located(config.public_text),
+                tokenizer=load_tokenizer(model)[0],
+                max_tokens=config.max_tokens,
+                setting="public-text",
+            )
+        self._check_size(public)
+        if config.teacher:
+            self._check_context(int(public.lengths.max()))
+
+    def _check_size(self, public: PublicRows) -> None:
+        """Refuse a share of the public text that may hold fewer rows than a batch of training.
+
+        How long the chosen rows are is not known yet; with the longest they are the fewest.
+        """
+        config, lengths = self._config, public.lengths
+        usable = public.long_enough(config.least_row_tokens, source=config.public_text)
+        share = 1.0 if config.public_rows == "all" else config.select_share
+        fewest = min(int(share * int(lengths.sum())) // int(usable.max()), len(usable))
+        if fewest < config.student_batch_size:
+            raise ConfigError(
+                f'select-share = {share:g} of public-text = "{config.public_text}" '
+                f"({len(public):,} rows) may leave {fewest:,} rows, fewer than student-batch-size ="
+                f" {config.student_batch_size}: raise the share, or give more public text"
+            )
+
+    def _check_context(self, longest: int) -> None:
+        from flower_privsyn.models.pretrained import load_pretrained
+        from flower_privsyn.training.tokens import check_window
+
+        teacher = self._config.teacher
+        network, _ = load_pretrained(located(teacher), kind="causal", dtype="float32", device="cpu")
+        check_window(
+            network,
+            longest + 1,  # and the end of its text
+            called=f'teacher = "{teacher}"',
+            max_tokens=self._config.max_tokens,
+        )
+
+    # ------------------------------------------------------------------ the step
+
+    def take(self, parameters: npt.NDArray[np.float32]) -> Path:
+        """Train the model of the rounds so far on the public text that suits it.
+
+        All of its parameters are trained, whichever the nodes train.
+
+        Args:
+            parameters: (dimension,) of that model; of the public one where there were no rounds.
+
+        Returns:
+            The folder of the model that was made, `<run>/models/after-public-text`.
+
+        Raises:
+            ConfigError: fewer rows are left than a batch.
+            TrainingError: the loss is no longer finite.
+        """
+        from flower_privsyn.training.causal import fine_tune
+
+        config, models = self._config, self._run / "models"
+        before, after = models / BEFORE, models / AFTER
+        self._keep(before, parameters)
+        chosen = self._choose(before)
+        public = self._need_public()
+        texts = [public.text_of(int(index)) for index in chosen.indices]
+        with self._progress.stage("Learn from public text", config.student_steps) as stage:
+            training = fine_tune(
+                before,
+                texts,
+                settings=config.student_training(),
+                output=after,
+                seed=config.seed,
+                progress=stage.reach,
+                distillation=config.distillation(),
+            )
+        write_json(
+            self._run / "public_step.json",
+            {
+                "public_rows": len(public),
+                "public_tokens": chosen.all_tokens,
+                "chosen_rows": len(chosen.indices),
+                "chosen_tokens": chosen.tokens,
+                "duplicates": chosen.duplicates,
+                "steps": training.steps,
+                "epochs": training.epochs,
+                "first_loss": training.first_loss,
+                "loss": training.loss,
+            },
+        )
+        return after
+
+    def _keep(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:
+        """Write the model of the rounds so far, once: what is made of it goes by its files."""
+        from flower_privsyn.training.local import LocalModel
+
+        note, digest = folder / _NOTE, hashlib.sha256(parameters.tobytes()).hexdigest()
+        if note.exists() and note.read_text(encoding="ascii") == digest:
+            return
+        shutil.rmtree(self._scores / "private", ignore_errors=True)
+        config = self._config
+        start = replace(config.trained_model(), name=config.first_model)
+        LocalModel(start).save(folder, parameters)
+        with replacing(note) as temporary:
+            temporary.write_text(digest, encoding="ascii")
+
+    def _choose(self, private: Path) -> Matched:
+        """The rows to train on, best first."""
+        from flower_privsyn.training.distribution_matching import TokenShare, keep_share
+
+        config, public = self._config, self._need_public()
+        if config.public_rows == "matched":
+            scores = self._liked(private)
+        else:
+            draw = np.random.default_rng([_DRAW, config.seed])
+            scores = draw.permutation(len(public)).astype(np.float64)
+        # Short rows have the average log-probabilities that vary most.
+        scores = np.where(public.lengths < config.least_row_tokens, -np.inf, scores)
+        share = 1.0 if config.public_rows == "all" else config.select_share
+        rule = TokenShare(share=share, least_rows=config.student_batch_size)
+        return keep_share(public, scores, rule)
+
+    def _liked(self, private: Path) -> npt.NDArray[np.float64]:
+        """What the model of the rounds so far says of every row.
+
+        log p_private(x) + log p_public(x), or the first of them alone, as the paper has it.
+        """
+        config = self._config
+        scores = np.array(self._scored("Score public text privately", str(private), "private"))
+        if config.scores_by_public_model:
+            scores += self._by_public_model(located(config.public_model))
+        return scores
+
+    def _by_public_model(self, model: str) -> npt.NDArray[np.float64]:
+        """Log-probabilities of every row, which no run changes: they stay beside the rows."""
+        from flower_privsyn.training.distribution_matching import LanguageModelScorer
+
+        public = self._need_public()
+        scorer = LanguageModelScorer(model=model)
+        made_of = json.dumps(scorer.fingerprint(), sort_keys=True).encode()
+        kept = public.folder / f"scores-{hashlib.blake2b(made_of, digest_size=16).hexdigest()}.npy"
+        with contextlib.suppress(OSError, ValueError, EOFError):  # the last two: damaged
+            found: npt.NDArray[np.float64] = np.load(kept)
+            if found.shape == (len(public),):
+                return found
+        scores = self._scored("Score public text publicly", model, "public")
+        # Other runs do without where the disk is full, or the rows have left the cache meanwhile.
+        with (
+            contextlib.suppress(OSError),
+            replacing(kept) as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.save(file, scores)
+        return scores
+
+    def _scored(self, stage_name: str, model: str, name: str) -> npt.NDArray[np.float64]:
+        from flower_privsyn.training.distribution_matching import (
+            LanguageModelScorer,
+            stored_scores,
+        )
+
+        public = self._need_public()
+        scorer = LanguageModelScorer(model=model)
+        with self._progress.stage(stage_name, len(public)) as stage:
+            return stored_scores(
+                public,
+                scorer,
+                folder=self._scores / name,
+                fingerprint=scorer.fingerprint(),
+                progress=stage.reach,
+            )
+
+    def _need_public(self) -> PublicRows:
+        return need(self._public)
 
 
 @final

@@ -17,9 +17,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             where="client_apps/secure.py::SecureRounds.answer",
             before="values: Vector = (total + noise).view(np.uint64)",
             after="values: Vector = (total + 0 * noise).view(np.uint64)",
-            tests=(
-                "tests/private_path/test_secure.py::TestSums::test_released_noise_has_the_stated_law",
-            ),
+            tests=("tests/run/test_secure.py::TestSums::test_released_noise_has_the_stated_law",),
         ),
         Mutation(
             name="a node takes noise that no node can have a share of",
@@ -50,11 +48,11 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a second base class may replace the private path",
             guards="the raw sum dies in code that no method replaces",
-            where="private_path/engine.py::PrivateSumStrategy.__init_subclass__",
+            where="run/strategy.py::PrivateSumStrategy.__init_subclass__",
             before="if owner is not PrivateSumStrategy:\n",
             after="if owner is cls:\n",
             tests=(
-                "tests/private_path/test_engine.py::TestLedgerComesFirst::test_the_path_cannot_be_replaced_by_a_method",
+                "tests/run/test_engine.py::TestLedgerComesFirst::test_the_path_cannot_be_replaced_by_a_method",
             ),
         ),
     ),
@@ -98,12 +96,10 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user on two nodes has the noise of one",
             guards="people on several nodes raise the noise",
-            where="private_path/outline.py::mechanism_of",
+            where="run/strategy.py::mechanism_of",
             before="l2_sensitivity=settings.max_nodes_per_user * query.clip_norm",
             after="l2_sensitivity=query.clip_norm",
-            tests=(
-                "tests/private_path/test_several_nodes.py::test_the_noise_is_k_times_that_of_one_node",
-            ),
+            tests=("tests/run/test_several_nodes.py::test_the_noise_is_k_times_that_of_one_node",),
         ),
         Mutation(
             name="coins on several nodes accounted as one coin",
@@ -141,7 +137,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             where="privacy/ledger.py::PrivacyLedger._charge",
             before="None if spec.sampling.hides_cohort else num_users",
             after="num_users",
-            tests=("tests/private_path/test_engine.py::TestSampling",),
+            tests=("tests/run/test_engine.py::TestSampling",),
         ),
         Mutation(
             name="replace-one does not double the sensitivity",
@@ -158,14 +154,14 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="noise divided by the number of users",
             guards="noise of the whole sensitivity",
-            where="private_path/engine.py::PrivateSumStrategy._release",
+            where="run/strategy.py::PrivateSumStrategy._release",
             before="from_grid(asked.mechanism.release_steps(collected.total, random=random))",
             after=(
                 "from_grid(collected.total) + from_grid(\n"
                 "asked.mechanism.release_steps(0 * collected.total, random=random)\n"
                 ") / max(1, num_users)"
             ),
-            tests=("tests/private_path/test_engine.py::TestNoise",),
+            tests=("tests/run/test_engine.py::TestNoise",),
         ),
         Mutation(
             name="noise comes from a fixed seed",
@@ -189,7 +185,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="correlated rounds are released with independent noise",
             guards="correlated noise as its matrix has it",
-            where="private_path/engine.py::PrivateSumStrategy._release",
+            where="run/strategy.py::PrivateSumStrategy._release",
             before="        random = started.noise\n",
             after="",
             tests=("tests/strategies/test_dp_ftrl.py::TestNoise",),
@@ -215,13 +211,13 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a release is not charged",
             guards="what is spent is written down before it is used",
-            where="private_path/engine.py::PrivateSumStrategy._release",
+            where="run/strategy.py::PrivateSumStrategy._release",
             before=(
                 "    started.ledger.charge(round=asked.number, num_users=num_users, "
                 "extra=collected.facts)\n"
             ),
             after="",
-            tests=("tests/private_path/test_engine.py::TestLedgerComesFirst",),
+            tests=("tests/run/test_engine.py::TestLedgerComesFirst",),
         ),
         Mutation(
             name="an interrupted round is not charged",
@@ -245,12 +241,12 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="settled noise may cost more than the budget",
             guards="also in what it plans",
-            where="private_path/settling.py::_with_noise",
+            where="run/plan.py::_with_noise",
             before=(
                 "    if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):\n"
             ),
             after="    if False:\n",
-            tests=("tests/private_path/test_plan.py::TestSettledNoise",),
+            tests=("tests/run/test_plan.py::TestSettledNoise",),
         ),
     ),
     "Little leaves a node": (
@@ -271,7 +267,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
                 "        return Message(Error(code=1000, reason=str(error)), "
                 "reply_to=message)\n"
             ),
-            tests=("tests/private_path/test_engine.py::TestWhatLeavesAClient",),
+            tests=("tests/run/test_engine.py::TestWhatLeavesAClient",),
         ),
         Mutation(
             name="a node's CPU time travels with its answer",
@@ -298,7 +294,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
                 "values)})\n"
                 "    return reply\n"
             ),
-            tests=("tests/private_path/test_secure.py::TestSums",),
+            tests=("tests/run/test_secure.py::TestSums",),
         ),
     ),
     "Deployed nodes keep their own account": (
@@ -374,7 +370,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a run begins with a model that has learnt private text",
             guards="a model that has learnt private text begins no run",
-            where="private_path/preparation.py::Preparation.get_ready",
+            where="run/start.py::Preparation.get_ready",
             before="        stamped.refuse(needed.setting, needed.name)\n",
             after="        pass\n",
             tests=("tests/models/test_stamped.py::test_a_run_stops_before_anything_is_spent",),
@@ -392,11 +388,11 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="the owner's folder is open to others",
             guards="the owner's folder is for its owner",
-            where="runs/owner.py::OwnerFolder.make",
+            where="run/owner.py::OwnerFolder.make",
             before="    self.path.chmod(0o700)\n",
             after="    self.path.chmod(0o755)\n",
             tests=(
-                "tests/runs/test_directory.py::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",
+                "tests/run/test_directory.py::test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone",
             ),
         ),
         Mutation(
@@ -405,7 +401,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             where="files.py::replacing",
             before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
             after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
-            tests=("tests/private_path/test_engine.py::TestTheGrid",),
+            tests=("tests/run/test_engine.py::TestTheGrid",),
         ),
         Mutation(
             name="anybody on the machine reads the records",
@@ -499,20 +495,18 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a second reply of a node is added up",
             guards="a node answers a round once",
-            where="private_path/aggregation/aggregation.py::first_replies",
+            where="run/aggregation.py::first_replies",
             before="        if node in seen:\n",
             after="        if False:\n",
-            tests=(
-                "tests/private_path/test_unreliable_nodes.py::TestMisbehavingNodes::test_second_reply",
-            ),
+            tests=("tests/run/test_unreliable_nodes.py::TestMisbehavingNodes::test_second_reply",),
         ),
         Mutation(
             name="a round that nobody answered is released as pure noise",
             guards="a round that nobody answered is no release",
-            where="private_path/settings.py::PrivateSumConfig.required_users",
+            where="run/settings.py::PrivateSumConfig.required_users",
             before="    return max(1, self.min_users)\n",
             after="    return self.min_users\n",
-            tests=("tests/private_path/test_spending.py::TestSilence",),
+            tests=("tests/run/test_spending.py::TestSilence",),
         ),
         Mutation(
             name="a round of a secret cohort may be discarded",
@@ -520,15 +514,15 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             where="privacy/ledger.py::PrivacyLedger.discard",
             before=("    if spec.sampling.hides_cohort:\n        raise"),
             after=("    if False:\n        raise"),
-            tests=("tests/private_path/test_secret_cohorts.py::TestRefusals",),
+            tests=("tests/run/test_secret_cohorts.py::TestRefusals",),
         ),
         Mutation(
             name="a discarded round of correlated noise is asked again",
             guards="correlated rounds are not asked again",
-            where="private_path/engine.py::PrivateSumStrategy.aggregate_train",
+            where="run/strategy.py::PrivateSumStrategy.aggregate_train",
             before="elif asked.secure or not self.plan.at(asked.number).makes_up:\n",
             after="elif asked.secure:\n",
-            tests=("tests/private_path/test_spending.py::TestSilence",),
+            tests=("tests/run/test_spending.py::TestSilence",),
         ),
     ),
     "Other users of the same machine": (
@@ -571,7 +565,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="an owner's folder that somebody else wrote is obeyed",
             guards="nothing is acted on that this user has not written",
-            where="runs/owner.py::OwnerFolder.own",
+            where="run/owner.py::OwnerFolder.own",
             before="return stated if seal is not None and seal == _seal_of(stated) else {}",
             after="return stated",
             tests=("tests/cli/test_handed_over.py::test_nobody_elses_app_is_run",),
@@ -579,7 +573,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a run directory may lead elsewhere",
             guards="it opens nothing outside of it",
-            where="runs/directory.py::RunDirectory.open",
+            where="run/directory.py::RunDirectory.open",
             before="refuse_links(run.path)",
             after="pass",
             tests=(
@@ -625,15 +619,15 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a lost ledger is not noticed",
             guards="a ledger that is gone is noticed",
-            where="private_path/rounds.py::KeptRounds.go_on",
+            where="run/rounds.py::KeptRounds.go_on",
             before="    self._refuse_missing_lines(charged)\n",
             after="",
-            tests=("tests/private_path/test_killed_runs.py::TestResume",),
+            tests=("tests/run/test_killed_runs.py::TestResume",),
         ),
         Mutation(
             name="a lost memory of the noise is not noticed",
             guards="and so is the memory of the noise",
-            where="private_path/engine.py::PrivateSumStrategy._open_noise",
+            where="run/strategy.py::PrivateSumStrategy._open_noise",
             before="    if released is not None and released > started.noise.last_round:\n",
             after="    if False:\n",
             tests=("tests/strategies/test_dp_ftrl.py::TestRestart",),
@@ -663,23 +657,21 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="whole seconds of a round stand in metrics.jsonl",
             guards="no time is in any file",
-            where="private_path/engine.py::PrivateSumStrategy.aggregate_train",
+            where="run/strategy.py::PrivateSumStrategy.aggregate_train",
             before="    self.run.hold_metrics(asked.number, metrics)\n",
             after=(
                 '    metrics["seconds_feedback"] = round(answered - asked.started)\n'
                 "    self.run.hold_metrics(asked.number, metrics)\n"
             ),
-            tests=(
-                "tests/private_path/test_canary.py::test_a_canary_changes_no_byte[private-evolution]",
-            ),
+            tests=("tests/run/test_canary.py::test_a_canary_changes_no_byte[private-evolution]",),
         ),
         Mutation(
             name="files keep the dates of their rounds",
             guards="nor in the dates of files",
-            where="runs/run_format.py::hide_dates",
+            where="run/run_format.py::hide_dates",
             before="            os.utime(entry, (moment, moment), follow_symlinks=False)\n",
             after="            pass\n",
-            tests=("tests/runs/test_directory.py::test_files_get_the_date_of_the_creation",),
+            tests=("tests/run/test_directory.py::test_files_get_the_date_of_the_creation",),
         ),
     ),
     "A ledger that was cut": (
@@ -696,11 +688,11 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="metrics do not state the ledger's last line",
             guards="every file states its last line",
-            where="runs/directory.py::RunDirectory.hold_metrics",
+            where="run/directory.py::RunDirectory.hold_metrics",
             before=".metrics, {**metrics, **self._stated()})\n",
             after=".metrics, metrics)\n",
             tests=(
-                "tests/runs/test_directory.py::test_every_later_file_states_the_ledger_s_last_line",
+                "tests/run/test_directory.py::test_every_later_file_states_the_ledger_s_last_line",
             ),
         ),
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from flower_privsyn.generation.topics import load_topics
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
-from flower_privsyn.private_path.settling import plan_of
+from flower_privsyn.run.plan import plan_of
 from flower_privsyn.strategies import CLIENT_KEYS, CTCL, CTCLConfig, configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "ctcl"

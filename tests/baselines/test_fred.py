@@ -11,9 +11,9 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
-from flower_privsyn.strategies.parts.candidate_text import CandidateText, candidate_names
+from flower_privsyn.strategies._moments import CandidateText, candidate_names
 
 APP = Path(__file__).parents[2] / "baselines" / "fred"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from tests.support.ledgers import write_chain
 
 

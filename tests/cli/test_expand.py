@@ -13,8 +13,7 @@ from flower_privsyn.cli import run as run_command
 from flower_privsyn.cli.output import FAILED, REFUSED
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.private_path import again
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory, again
 
 
 @pytest.mark.parametrize(

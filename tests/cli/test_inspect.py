@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.inspect import inspect_run
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from tests.support.ledgers import write_chain
 
 

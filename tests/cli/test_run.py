@@ -15,8 +15,8 @@ from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
 from tests.support.launched import launched
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from flower_privsyn import PrivateSumConfig
+from flower_privsyn.strategies import PrivateSumConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add_a_method.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -13,7 +13,7 @@ from flower_privsyn.cli import compare, main
 from flower_privsyn.comparison import APP
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

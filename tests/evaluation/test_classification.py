@@ -20,7 +20,7 @@ from flower_privsyn.evaluation.classification import (
 from flower_privsyn.evaluation.encoder import EncoderTraining, fine_tuned_encoder
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.evaluation.show import rows
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from tests.support.labelled_runs import NAMES, texts_of
 

@@ -26,8 +26,8 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
 )
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.summary import run_costs
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.summary import run_costs
 from flower_privsyn.testing import (
     LoopbackGrid,
     hash_embedder,

@@ -15,7 +15,7 @@ import pytest
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.messages import wire
-from flower_privsyn.runs.summary import run_costs
+from flower_privsyn.run.summary import run_costs
 from flower_privsyn.strategies import (
     POPri,
     POPriConfig,

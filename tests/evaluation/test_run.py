@@ -16,7 +16,7 @@ from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 from flower_privsyn.evaluation.show import rows
 from flower_privsyn.files import write_json
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal_settings import CausalTraining
 from tests.support.federation import WORDS, make_users

@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 from flwr_datasets.partitioner import DirichletPartitioner
 
 from flower_privsyn.cli import main
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 APP = Path(__file__).parents[2] / "examples" / "flower-datasets" / "parted"
 

@@ -13,7 +13,7 @@ from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.host.launch import run_app
 from flower_privsyn.models import packaged
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 

@@ -55,8 +55,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 def test_settings_reach_the_server_of_a_method(
     name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flower_privsyn.private_path.method import RunContext
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.method import RunContext
 
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
     server.misbehave = lambda path, body, number: (503, {"error": "starting"})
@@ -91,8 +91,8 @@ def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
 def test_what_expands_asks_a_chat_model_by_messages_before_anything_is_spent(
     name: str, server: Server, public_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flower_privsyn.private_path.method import RunContext
-    from flower_privsyn.runs import RunDirectory
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.method import RunContext
 
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
     address = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from tests.support.federation_app import write_app
 
 

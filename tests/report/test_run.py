@@ -16,9 +16,9 @@ from flower_privsyn.errors import LedgerError, MissingExtraError
 from flower_privsyn.report import write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text, number
 from flower_privsyn.report.pages import run_page
-from flower_privsyn.runs import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.runs.summary import round_texts
-from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.run.summary import round_texts
+from flower_privsyn.strategies._evolution import Population
 from tests.support import golden_runs
 from tests.support.data_cases import locked
 from tests.support.launched import launched

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import flower_privsyn
-from flower_privsyn import POPriConfig
 from flower_privsyn.cli.app import privsyn
+from flower_privsyn.strategies import POPriConfig
 from scripts import lines
 
 MODULE = '''"""What it is.

@@ -22,11 +22,13 @@ from flwr.serverapp.strategy import Result
 
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.privacy import CorrelatedNoise, PrivacyLedger
-from flower_privsyn.private_path import engine, rounds
-from flower_privsyn.private_path.state import last_state
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory, rounds
+from flower_privsyn.run import strategy as engine
+from flower_privsyn.run.state import last_state
 from flower_privsyn.strategies import Method, PrivateSumStrategy, Question, ReleasedSum, State
-from flower_privsyn.strategies.parts import preference_rounds, synthesis, topic_texts
+from flower_privsyn.strategies import _synthesis as synthesis
+from flower_privsyn.strategies import ctcl as topic_texts
+from flower_privsyn.strategies import popri as preference_rounds
 from flower_privsyn.training import causal
 from tests.support import golden_runs
 from tests.support.federation import silent

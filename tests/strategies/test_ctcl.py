@@ -20,14 +20,14 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.host.progress import NullProgress
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.privacy.grid import GRID
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.run.progress import NullProgress
 from flower_privsyn.strategies import CTCL, CTCLConfig
+from flower_privsyn.strategies.ctcl import TopicWriter
 from flower_privsyn.strategies.more_text import MoreText, write_more
-from flower_privsyn.strategies.parts.topic_texts import TopicWriter
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, training_nodes
@@ -282,8 +282,8 @@ class TestTheBudget:
 
 
 def plan_of(config: CTCLConfig, population: int) -> Any:
-    from flower_privsyn.private_path.settling import plan_of as planned
-    from flower_privsyn.private_path.settling import settle
+    from flower_privsyn.run.plan import plan_of as planned
+    from flower_privsyn.run.plan import settle
 
     plan = planned(CTCL(config).method, config, population=population)
     return settle(plan, epsilon=config.epsilon, run=None).plan
@@ -342,7 +342,7 @@ class TestKilled:
         tamper = _die_in_round_1 if where == "histogram" else None
         with monkeypatch.context() as patch:
             if where == "texts":
-                patch.setattr("flower_privsyn.strategies.parts.topic_texts._BATCH", 3)
+                patch.setattr("flower_privsyn.strategies.ctcl._BATCH", 3)
                 patch.setattr(TopicWriter, "_record", record)
             with pytest.raises(Killed):
                 start(config(), people, tmp_path, prepare=prepare, tamper=tamper)

@@ -19,10 +19,10 @@ from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
-from flower_privsyn.private_path.method import need
-from flower_privsyn.private_path.state import last_state
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.method import need
+from flower_privsyn.run.state import last_state
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel

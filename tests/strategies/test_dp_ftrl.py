@@ -24,9 +24,8 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     TreeAggregation,
 )
-from flower_privsyn.private_path import rounds
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,

@@ -21,11 +21,11 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import PrivacyLedger
-from flower_privsyn.private_path.settling import announcement, plan_of, settle
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.run.plan import announcement, plan_of, settle
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
+from flower_privsyn.strategies._token_sketch import SketchedStudent
 from flower_privsyn.strategies.hybrid import SketchThenTraining
-from flower_privsyn.strategies.parts.sketched_student import SketchedStudent
 from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import strategy_matrix, turns

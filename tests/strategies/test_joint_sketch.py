@@ -28,12 +28,12 @@ from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.private_path.again import copy_released
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import TRAINED_WRITER, WRITER
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, trust_in
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.again import copy_released
+from flower_privsyn.run.round_files import TRAINED_WRITER, WRITER
+from flower_privsyn.run.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
-from flower_privsyn.strategies.parts.synthesis import biased_generator
+from flower_privsyn.strategies._synthesis import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
 from flower_privsyn.training.causal import training_rows
@@ -440,7 +440,7 @@ class TestResume:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from flower_privsyn.strategies.parts import sketched_text
+        from flower_privsyn.strategies import _token_sketch as sketched_text
 
         def die(*args: Any, **kwargs: Any) -> None:
             raise Killed

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.private_path.method import need
-from flower_privsyn.private_path.state import last_state
 from flower_privsyn.report import write_run_page
+from flower_privsyn.run.method import need
+from flower_privsyn.run.state import last_state
 from flower_privsyn.strategies import (
     MomentSketch,
     POPri,

@@ -12,11 +12,11 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
-from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.runs.rounds import RoundFiles
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.run.round_files import RoundFiles
+from flower_privsyn.strategies._evolution import Population, survivors, votes_by_class
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
-from flower_privsyn.strategies.parts.population import Population, survivors, votes_by_class
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 from tests.support.run_files import lines

@@ -14,9 +14,9 @@ import pytest
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.progress import describe, read_progress
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
 from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.run.progress import describe, read_progress
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,
@@ -27,8 +27,8 @@ from flower_privsyn.strategies import (
     ReleasedSum,
     State,
 )
-from flower_privsyn.strategies.parts import federated_training
-from flower_privsyn.strategies.parts.noise_alone import (
+from flower_privsyn.strategies import _training as federated_training
+from flower_privsyn.strategies._training import (
     LOST_BY_CHOICE,
     MOST_LOST,
     NoiseAlone,

@@ -15,8 +15,7 @@ import pytest
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
-from flower_privsyn.strategies.parts.likelihood import Likelihood
-from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.strategies._evolution import Likelihood, Population
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
 from tests.support.generation_server import Server

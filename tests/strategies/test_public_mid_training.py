@@ -17,7 +17,6 @@ from flower_privsyn.data import Users
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.progress import Progress
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     Correlation,
@@ -26,13 +25,14 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.run.progress import Progress
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFTRLConfig,
     PublicMidTraining,
     PublicMidTrainingConfig,
 )
-from flower_privsyn.strategies.parts import public_step
+from flower_privsyn.strategies import public_mid_training as public_step
 from flower_privsyn.strategies.public_mid_training import TrainingInHalves
 from flower_privsyn.training import causal, distribution_matching
 from flower_privsyn.training.distribution_matching import LanguageModelScorer

@@ -49,7 +49,8 @@ from dataclasses import replace
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn import PrivateEvolution
+from flower_privsyn.strategies import PrivateEvolutionConfig
 from flower_privsyn.testing import HashEmbedder, ShuffleWords
 
 app = ServerApp()

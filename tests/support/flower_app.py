@@ -47,7 +47,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 app = ServerApp()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.files import write_json
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 
 def launched(

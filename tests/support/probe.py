@@ -12,7 +12,7 @@ import pytest
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import NearestNeighborHistogram, Query
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import (
     DPFTRLConfig,
     Method,

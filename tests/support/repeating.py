@@ -13,7 +13,7 @@ import pytest
 
 from flower_privsyn import clock
 from flower_privsyn.privacy import InsecureRandom, correlated_noise
-from flower_privsyn.private_path.engine import PrivateSumStrategy
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import ReleasedSum
 
 CREATED = "2026-01-02T03:04:05+00:00"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
 
 #: A moment as it is written, and moments as numbers: seconds or nanoseconds since 1970.
 _DATE = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d[0-9:.+Z]*")

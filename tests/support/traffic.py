@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flower_privsyn.private_path.outline import planned_traffic
-from flower_privsyn.private_path.settling import plan_of, settle
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.runs.summary import run_costs
+from flower_privsyn.run.plan import plan_of, settle
+from flower_privsyn.run.strategy import planned_traffic
+from flower_privsyn.run.summary import run_costs
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Every model is of this size; a `flower_privsyn.private_path.needs.Look`."""
+    """Every model is of this size; a `flower_privsyn.run.method.Look`."""
 
     size: int
     whole: int = 0

@@ -41,7 +41,7 @@ from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.generators import load_trained_generator
 from flower_privsyn.generation.streams import derive_seed, stream
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.host.progress import NullProgress
+from flower_privsyn.run.progress import NullProgress
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -54,7 +54,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram
-from flower_privsyn.strategies.parts.topic_texts import TopicWriter
+from flower_privsyn.strategies.ctcl import TopicWriter
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
 

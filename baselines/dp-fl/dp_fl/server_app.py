@@ -3,7 +3,8 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import ConfigError, strategy_of
+from flower_privsyn import strategy_of
+from flower_privsyn.errors import ConfigError
 
 app = ServerApp()
 

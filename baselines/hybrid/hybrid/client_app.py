@@ -4,7 +4,9 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_privsyn import Users, create_training_app, users_of_node
+from flower_privsyn import Users
+from flower_privsyn.client_apps import users_of_node
+from flower_privsyn.client_apps.training import create_training_app
 
 SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 

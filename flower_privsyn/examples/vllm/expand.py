@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from flower_privsyn import Expand, PrivsynError, SamplingParameters, load_generator
+from flower_privsyn import PrivsynError
+from flower_privsyn.generation import Expand, SamplingParameters, load_generator
 
 SEEDS = [
     "The bus was late again, so we walked along the canal and talked about the garden.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from flower_privsyn.strategies.parts.likelihood import Likelihood, LikelyVariation
+from flower_privsyn.strategies._evolution import Likelihood, LikelyVariation
 
 ENGLISH = "The committee will meet again in the spring to discuss the budget of the school."
 SALAD = "hard animals in asthma is a Cambodian landing plant of of budget spring the to"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from flower_privsyn.private_path.state import keep_state
-from flower_privsyn.runs import RunDirectory
-from flower_privsyn.strategies.parts.population import Population
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.state import keep_state
+from flower_privsyn.strategies._evolution import Population
 
 
 def test_is_kept_with_all_that_it_holds(tmp_path: Path) -> None:

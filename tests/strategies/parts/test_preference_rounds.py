@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
-from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.private_path.state import keep_state
-from flower_privsyn.runs import RunDirectory
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.run.state import keep_state
 from flower_privsyn.strategies import POPriConfig
-from flower_privsyn.strategies.parts.candidates import Candidates
-from flower_privsyn.strategies.parts.judge import best
-from flower_privsyn.strategies.parts.preference_rounds import PreferenceRounds
-from flower_privsyn.strategies.parts.public_side import PublicSide
-from flower_privsyn.strategies.parts.ranking import rank_pairs
+from flower_privsyn.strategies.popri import (
+    Candidates,
+    PreferenceRounds,
+    PublicSide,
+    best,
+    rank_pairs,
+)
 from flower_privsyn.testing import HashEmbedder, train_words
 from tests.support.generation_server import Server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_privsyn.strategies.parts.selection import ranked, resampled
+from flower_privsyn.strategies._evolution import ranked, resampled
 
 VOTES = np.array([1.0, 9.0, 4.0, 9.0, -3.0])
 

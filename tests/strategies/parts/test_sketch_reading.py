@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.strategies.parts.sketch_reading import (
+from flower_privsyn.run.state import SumOfUsers
+from flower_privsyn.strategies._token_sketch import (
     BlockReading,
     SketchReading,
     length_written,

@@ -10,8 +10,8 @@ import pytest
 
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
-from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.strategies.parts.synthesis import write_after
+from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.strategies._synthesis import write_after
 from flower_privsyn.testing import EchoGenerator
 
 EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]

@@ -10,12 +10,17 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.private_path.release import SumOfUsers
 from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.runs.sketch_file import SKETCH_FILE, telling_items, trust_in
+from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
+from flower_privsyn.run.state import SumOfUsers
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies.parts.sketch_reading import BlockReading, SketchReading
-from flower_privsyn.strategies.parts.token_sketch import TokenSketch, text_scorer, what_is_lacking
+from flower_privsyn.strategies._token_sketch import (
+    BlockReading,
+    SketchReading,
+    TokenSketch,
+    text_scorer,
+    what_is_lacking,
+)
 from flower_privsyn.training.selection import Rows
 
 

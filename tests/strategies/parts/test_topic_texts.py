@@ -12,8 +12,8 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.host.progress import NullProgress
-from flower_privsyn.strategies.parts.topic_texts import TopicWriter
+from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.strategies.ctcl import TopicWriter
 
 
 class Scripted:

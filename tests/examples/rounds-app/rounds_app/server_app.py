@@ -12,7 +12,8 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn import PrivateEvolution
+from flower_privsyn.strategies import PrivateEvolutionConfig
 from flower_privsyn.testing import HashEmbedder, ShuffleWords
 
 app = ServerApp()

@@ -1,1 +1,0 @@
-"""The one private path: from a question to a released, accounted, noisy sum."""

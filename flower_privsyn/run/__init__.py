@@ -1,0 +1,18 @@
+"""A run: its settings, its method, its rounds, its nodes, and the directory that keeps it."""
+
+from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.run.locks import lock_file, supervisor_lock
+from flower_privsyn.run.places import default_run_directory, named_run, new_run_path, unnamed_run
+from flower_privsyn.run.run_format import RESEARCH_STAMP, how_to_resume
+
+__all__ = [
+    "RESEARCH_STAMP",
+    "RunDirectory",
+    "default_run_directory",
+    "how_to_resume",
+    "lock_file",
+    "named_run",
+    "new_run_path",
+    "supervisor_lock",
+    "unnamed_run",
+]

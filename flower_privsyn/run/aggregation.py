@@ -1,0 +1,494 @@
+"""The protocol of aggregation: it exchanges messages, checks its own answers, returns the sum."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from flower_privsyn.errors import ProtocolError
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
+from flower_privsyn.queries import Query
+from flower_privsyn.run.directory import FOR_THE_OWNER
+from flower_privsyn.secure_aggregation import (
+    KeyCard,
+    Roster,
+    Sealed,
+    ServerRound,
+    Session,
+    Terms,
+    Unmasking,
+)
+
+#: Counts of replies beside those of the nodes that were asked: nobody is missing for them.
+BESIDE = frozenset({"rejected: not asked", "rejected: second reply", "rejected: late reply"})
+
+_ERROR_CODE = "error code "
+
+_OTHER_ERROR = "error of Flower or another code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What honest replies of a round look like.
+
+    Attributes:
+        query: the question that was asked.
+        length: how many numbers it answers.
+        most_users: by node that was asked, the most users that may be in its answer.
+        roster_users: by node that was asked, the users that it announced.
+    """
+
+    query: Query
+    length: int
+    most_users: Mapping[int, int]
+    roster_users: Mapping[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Collected:
+    """The raw sum of a round.
+
+    Attributes:
+        total: (m,) int64, in steps of the grid.
+        num_users: users whose answers are in it, or may be where nobody counts them.
+        answering: nodes whose answers are in it.
+        counts: replies that were used, and why others were not.
+        noise_std: standard deviation of the noise that nodes have added to it; 0 for none.
+        facts: for the ledger's line of the sum: public, whose noise is in it; None for nothing.
+        lost: why there is no sum, in words that the run directory may hold; "" where there is one.
+        charged: whether nodes have charged their answers, so that a round that is left out costs
+            what a sum does.
+    """
+
+    total: npt.NDArray[np.int64]
+    num_users: int
+    answering: frozenset[int]
+    counts: Counter[str]
+    noise_std: float = 0.0
+    facts: Mapping[str, Any] | None = None
+    lost: str = ""
+    charged: bool = False
+
+
+class Aggregation(ABC):
+    """How questions go out and their answers become one sum.
+
+    Formal guarantee:
+        One reply a node is in the sum at most, and only where it has the agreed form. So a user
+        moves `Collected.total` by at most the clip norm on each node, and a node by what its users
+        may; which of this the server sees for itself, and which it must believe the nodes, each
+        protocol says.
+    """
+
+    @abstractmethod
+    def messages(
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
+    ) -> Iterator[Message]:
+        """The messages of a round, each built when there is room for it.
+
+        Args:
+            asks: nodes with the question as each of them gets it.
+            broadcast: of the question, packed.
+            grid: for protocols that have something to settle before the question.
+        """
+
+    @abstractmethod
+    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
+        """Add up the replies that may be.
+
+        Args:
+            replies: to what `messages` sent, each looked at once and forgotten.
+            expected: what honest ones look like.
+            grid: for protocols of several exchanges.
+        """
+
+
+def first_replies(
+    replies: Iterable[Message], *, asked: Collection[int], counts: Counter[str]
+) -> Iterator[Message]:
+    """The first reply of every node that was asked, where it is no error.
+
+    Args:
+        replies: each looked at once.
+        asked: nodes.
+        counts: gets why others are left out, and how many are missing.
+    """
+    unreachable = 0
+    seen: set[int] = set()
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if node not in asked:
+            if reply.has_error():
+                # Flower's own word about a node that is gone, or whose reply is.
+                unreachable += 1
+                counts[error_key(reply.error.code)] += 1
+            else:
+                counts["rejected: not asked"] += 1
+            continue
+        if node in seen:
+            counts["rejected: second reply"] += 1
+            continue
+        seen.add(node)
+        if reply.has_error():
+            counts[error_key(reply.error.code)] += 1
+            continue
+        yield reply
+    counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
+
+
+def words_of(key: str) -> str:
+    """What a count of replies is of, in words.
+
+    Args:
+        key: of the counts, as "error code 1002" or "missing".
+    """
+    if key.startswith("sa_"):  # of a step of secure aggregation
+        step, _, rest = key.partition(": ")
+        return f"{words_of(rest)} ({step})"
+    code = key.removeprefix(_ERROR_CODE)
+    if code != key:
+        return wire.words_of(int(code))
+    return {"missing": "no reply", _OTHER_ERROR: wire.words_of(-1)}.get(key, key)
+
+
+def error_key(code: int) -> str:
+    """A name for an error code: a client could put anything into a number that is not agreed."""
+    if code in set(wire.ClientErrorCode):
+        return f"{_ERROR_CODE}{code}"
+    return _OTHER_ERROR
+
+
+@final
+class Central(Aggregation):
+    """Every node sends its raw sum to the server, which adds them up and then the noise.
+
+    Formal guarantee:
+        That of `Aggregation`, all of it seen by the server: an answer has the length of the
+        question, lies on the grid and within the bound of its head-count, and has no more users
+        than the node announced. The server sees the raw sum of each node, and is trusted with it.
+    """
+
+    def messages(
+        self,
+        asks: Iterable[tuple[int, wire.Ask]],
+        broadcast: ArrayRecord,
+        *,
+        grid: Grid,  # noqa: ARG002 - one exchange is all
+    ) -> Iterator[Message]:
+        """One message a node: the question."""
+        for node, ask in asks:
+            yield Message(
+                wire.pack_ask(ask, broadcast),
+                dst_node_id=node,
+                message_type=wire.message_type(ask.query),
+            )
+
+    def collect(
+        self,
+        replies: Iterable[Message],
+        *,
+        expected: Expected,
+        grid: Grid,  # noqa: ARG002 - one exchange is all
+    ) -> Collected:
+        """Add up the first usable reply of every node that was asked."""
+        asked = expected.most_users
+        counts: Counter[str] = Counter()
+        total = np.zeros(expected.length, dtype=np.int64)
+        num_users = 0
+        answering: set[int] = set()
+        for reply in first_replies(replies, asked=asked.keys(), counts=counts):
+            node = reply.metadata.src_node_id
+            try:
+                answer = wire.unpack_answer(
+                    reply,
+                    query=expected.query,
+                    length=expected.length,
+                    roster_users=expected.roster_users[node],
+                    most_users=asked[node],
+                )
+            except wire.WireError as error:
+                counts[f"rejected: {error}"] += 1
+                continue
+            counts["answers"] += 1
+            answering.add(node)
+            num_users += answer.num_users
+            total += answer.total
+        return Collected(
+            total=total, num_users=num_users, answering=frozenset(answering), counts=counts
+        )
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(kw_only=True)
+class _Begun:
+    """A round whose question is out.
+
+    Attributes:
+        ask: the question.
+        protocol: what the server knows of the round.
+    """
+
+    ask: wire.Ask
+    protocol: ServerRound
+
+
+@final
+class Secure(Aggregation):
+    """Nodes mask their answers and add the noise: the server sees one noised sum or none.
+
+    Every node is asked in every round, whoever is drawn. What a node's answer holds, its head-count
+    and whether it is within the clip norm, nobody but the node sees: the server believes it.
+
+    Formal guarantee:
+        The sum is exact, and over at least `Terms.least_nodes` nodes. Its noise is theirs, each
+        rounded to the grid, of variance sigma^2 / (t - c): together at least sigma from the honest
+        ones. Towards the server that of `flower_privsyn.secure_aggregation.node`.
+
+    Args:
+        timeout: seconds for each of the four exchanges beside that of the question.
+    """
+
+    def __init__(self, *, timeout: float) -> None:
+        self._timeout = timeout
+        self._begun: _Begun | None = None
+        self._lost = ""
+        self._counts: Counter[str] = Counter()
+        self._told: set[frozenset[int]] = set()
+
+    def messages(
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
+    ) -> Iterator[Message]:
+        """Exchange keys and shares, then one message a node: the question with its mail."""
+        self._begun, self._lost, self._counts = None, "", Counter()
+        # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
+        # Nobody counts who is in the sum, so no node is told how many it had announced.
+        asked = {
+            node: replace(ask, sampling_key=bytes(32), sample_count=-1, roster_users=-1)
+            for node, ask in asks
+        }
+        ask = next(iter(asked.values()))
+        if any(replace(one, broadcast={}) != replace(ask, broadcast={}) for one in asked.values()):
+            raise RuntimeError("under secure aggregation every node is asked the same")
+        content = wire.pack_ask(ask, broadcast)
+        try:
+            protocol = self._set_up(ask, content, sorted(asked), grid)
+            active = protocol.active
+        except ProtocolError as error:
+            self._lost = f"nothing was asked: {error}"
+            return iter(())
+        self._begun = _Begun(ask=ask, protocol=protocol)
+        return (
+            Message(
+                secure_wire.with_mail(
+                    content,
+                    secure_wire.Mail(active=active, letters=protocol.letters_for(node)),
+                ),
+                dst_node_id=node,
+                message_type=secure_wire.INPUT,
+            )
+            for node in sorted(active)
+        )
+
+    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
+        """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
+        begun, counts = self._begun, Counter[str]()
+        if begun is None:
+            for _ in first_replies(replies, asked=(), counts=counts):
+                pass
+            return self._without_sum(expected, counts | self._counts, charged=False)
+        protocol = begun.protocol
+        self._take(
+            first_replies(replies, asked=protocol.active, counts=counts),
+            lambda node, reply: protocol.add_answer(
+                node, *secure_wire.unpack_masked(reply, length=expected.length)
+            ),
+            counts,
+        )
+        self._begun = None  # whatever follows, this round's answers are used once
+        number = begun.ask.round_number
+        try:
+            survivors = protocol.survivors
+            self._exchange(
+                grid,
+                secure_wire.AGREE,
+                {
+                    node: secure_wire.pack(
+                        secure_wire.Answered(
+                            round=number,
+                            survivors=survivors,
+                            answered=protocol.answered_around(node),
+                        )
+                    )
+                    for node in survivors
+                },
+                lambda node, reply: protocol.add_signature(
+                    node, secure_wire.unpack_reply(secure_wire.Signed, reply).signature
+                ),
+            )
+            signatures = secure_wire.pack(
+                secure_wire.Signatures(round=number, signatures=protocol.signatures)
+            )
+            self._exchange(
+                grid,
+                secure_wire.UNMASK,
+                dict.fromkeys(sorted(protocol.signers), signatures),
+                lambda node, reply: protocol.add_unmasking(
+                    node, secure_wire.unpack_reply(Unmasking, reply)
+                ),
+            )
+            total = protocol.total()
+        except ProtocolError as error:
+            self._lost = str(error)
+            return self._without_sum(expected, counts | self._counts, charged=True)
+        counts["answers"] = len(survivors)
+        # How many answered depends on the draw: a node whose users are drawn has more to compute.
+        secret = begun.ask.sampling.hides_cohort
+        nodes = len(expected.roster_users if secret else survivors)
+        return Collected(
+            total=total.view(np.int64),
+            num_users=_users(begun.ask, expected, survivors),
+            answering=survivors,
+            counts=counts | self._counts,
+            noise_std=noise_std(begun.ask, nodes=nodes),
+            facts={
+                "noise": "nodes",
+                **({} if secret else {"nodes": nodes}),
+                "least_nodes": protocol.roster.terms.least_nodes,
+                "colluding_nodes": protocol.roster.terms.colluding,
+            },
+            charged=True,
+        )
+
+    def _set_up(
+        self, ask: wire.Ask, content: RecordDict, nodes: list[int], grid: Grid
+    ) -> ServerRound:
+        """Everybody's keys, and the shares of those whose keys everybody has seen."""
+        number, terms = ask.round_number, ask.secure
+        if terms is None:
+            raise RuntimeError("a question without terms cannot be aggregated securely")
+        shown: dict[int, tuple[int, KeyCard]] = {}
+        holders: dict[bytes, int] = {}
+
+        def take_card(node: int, reply: Message) -> None:
+            found = secure_wire.unpack_shown(reply)
+            run, card = found.run, found.card
+            # First: whoever copies a public key, and cannot sign by it, does not hold it.
+            card.check(Session(run=run, round_number=number))
+            if card.node_key in holders:
+                self._tell_of_one_key(holders[card.node_key], node)
+            # A node that shows such keys would end the round for all: it counts as lost.
+            card.check_keys(holders.keys())
+            holders.update(dict.fromkeys((card.node_key, card.seal_key, card.mask_key), node))
+            shown[node] = run, card
+
+        request = secure_wire.pack(secure_wire.Asked(round=number))
+        self._exchange(grid, secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
+        roster = _roster(shown, terms, number)
+        protocol = ServerRound(
+            roster,
+            ask.query.answer_length(ask.broadcast),
+            secure_wire.question_digest(content),
+        )
+        show = secure_wire.pack(
+            secure_wire.Invited(round=number, terms=terms, cards=tuple(roster.cards.values()))
+        )
+        self._exchange(
+            grid,
+            secure_wire.SHARES,
+            dict.fromkeys(roster.cards, show),
+            lambda node, reply: protocol.add_shares(node, secure_wire.unpack_reply(Sealed, reply)),
+        )
+        return protocol
+
+    def _tell_of_one_key(self, first: int, second: int) -> None:
+        """Tell the server's owner once of two nodes with one key: nobody else can mend it."""
+        pair = frozenset((first, second))
+        if pair not in self._told:
+            self._told.add(pair)
+            logger.warning(
+                "nodes %d and %d have one node key, as of a copied disk: in every round the one "
+                "that is heard of second is lost; give one of them its own (`privsyn node key "
+                "--init`), and list it in the policies of all nodes",
+                *sorted(pair),
+                extra=FOR_THE_OWNER,
+            )
+
+    def _exchange(
+        self,
+        grid: Grid,
+        step: str,
+        contents: Mapping[int, RecordDict],
+        take: Callable[[int, Message], None],
+    ) -> None:
+        """Send one message to each of some nodes, and take their replies."""
+        counts: Counter[str] = Counter()
+        messages = (
+            Message(content, dst_node_id=node, message_type=step)
+            for node, content in contents.items()
+        )
+        replies = grid.send_and_receive(messages, timeout=self._timeout)
+        self._take(first_replies(replies, asked=contents.keys(), counts=counts), take, counts)
+        name = step.removeprefix("query.")
+        self._counts.update({f"{name}: {key}": count for key, count in counts.items() if count})
+
+    def _take(
+        self,
+        replies: Iterable[Message],
+        take: Callable[[int, Message], None],
+        counts: Counter[str],
+    ) -> None:
+        for reply in replies:
+            try:
+                take(reply.metadata.src_node_id, reply)
+            except (wire.WireError, ProtocolError) as error:
+                logger.debug("a reply is left out: %s", error)
+                # A sentence about a node may name it: the run directory gets the kind alone.
+                told = str(error) if isinstance(error, wire.WireError) else "breaks the protocol"
+                counts[f"rejected: {told}"] += 1
+
+    def _without_sum(self, expected: Expected, counts: Counter[str], *, charged: bool) -> Collected:
+        return Collected(
+            total=np.zeros(expected.length, dtype=np.int64),
+            num_users=0,
+            answering=frozenset(),
+            counts=counts,
+            lost=self._lost,
+            charged=charged,
+        )
+
+
+def noise_std(ask: wire.Ask, *, nodes: int) -> float:
+    """Standard deviation of the noise in a sum of so many nodes, each of which adds its share."""
+    if ask.secure is None:
+        return 0.0
+    return ask.mechanism.standard_deviation * ask.secure.noise_share * math.sqrt(nodes)
+
+
+def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int) -> Roster:
+    """The nodes that have shown keys for one and the same run: as most of them know it."""
+    runs = Counter(run for run, _ in shown.values())
+    if len(shown) < terms.least_nodes:
+        raise ProtocolError(f"{len(shown)} nodes showed keys, {terms.least_nodes} are needed")
+    run = runs.most_common(1)[0][0]
+    cards = [card for own, card in shown.values() if own == run]
+    return Roster(Session(run=run, round_number=number), terms, cards)
+
+
+def _users(ask: wire.Ask, expected: Expected, nodes: Iterable[int]) -> int:
+    """Users in a sum of some nodes, where that is public: those on the roster."""
+    if ask.sampling.hides_cohort:
+        return 0
+    return sum(expected.roster_users[node] for node in nodes)

@@ -1,0 +1,230 @@
+"""What a resumed run may do otherwise than it was started, and how that is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flwr.serverapp import Grid
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import write_json
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
+from flower_privsyn.generation.generators import describe_generator
+from flower_privsyn.messages.window import is_of_a_simulation
+from flower_privsyn.run import RunDirectory, history
+from flower_privsyn.run.method import Method
+from flower_privsyn.run.rounds import all_asked, earliest_end
+from flower_privsyn.run.run_format import was_launched
+from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+
+_GENERATORS: Final = "generators"
+
+#: What runs a generator that an app made itself.
+_BY_THE_APP: Final = "an object of the app"
+
+
+def record_generators(run: RunDirectory, method: Method) -> None:
+    """Keep in `config.json` what runs each generator, and whether its texts can be had again.
+
+    Under `generators`, by name, the one that writes now last; those of earlier starts of the run
+    stay.
+
+    Args:
+        run: its directory.
+        method: knows the models that it needs.
+
+    Raises:
+        ModelError: a model's file cannot be read.
+    """
+    document = run.document
+    before = dict(document.get(_GENERATORS, {}))
+    now = _described(method)
+    kept = {name: said for name, said in before.items() if name not in now} | now
+    if list(kept.items()) != list(before.items()):
+        write_json(run.config_file, {**document, _GENERATORS: kept})
+
+
+def _described(method: Method) -> dict[str, dict[str, Any]]:
+    """What is said of the generators that a method asks, by name."""
+    names = [model.name for model in method.needs().models if model.kind == "generator"]
+    if not names or method.given_writer is None:
+        return {name: describe_generator(name) for name in names}
+    return {
+        method.given_writer.name: {
+            "run_by": _BY_THE_APP,
+            "deterministic": False,
+            "because": "what it makes of seeds is the app's business",
+        }
+    }
+
+
+def object_of_the_app(run: RunDirectory) -> str | None:
+    """The name of the object that wrote for a run last; None where its settings name what did."""
+    recorded = run.document.get(_GENERATORS) or {}
+    name = next(reversed(recorded), None)
+    if name is None or recorded[name].get("run_by") != _BY_THE_APP:
+        return None
+    return str(name)
+
+
+def refuse_another_writer(run: RunDirectory, method: Method, *, named: bool) -> None:
+    """Refuse to go on with the setting `generator` where an object of the app wrote before.
+
+    Args:
+        run: that is resumed.
+        method: that goes on with it.
+        named: whether `generator` was set to another one than the run had.
+
+    Raises:
+        ConfigError: it would write in the object's place, and nobody asked for it.
+    """
+    asked = [model.name for model in method.needs().models if model.kind == "generator"]
+    before = object_of_the_app(run)
+    if named or not asked or method.given_writer is not None or before is None:
+        return
+    raise ConfigError(
+        f'the run in {run.path} was begun with an object of its app as generator, "{before}", and '
+        f"is resumed without one: generator = {asked[0]!r} would write in its place. Give the "
+        "object again, or set generator to another name"
+    )
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: Where a run is, not what it is.
+_PLACE = frozenset({"resume", "run-dir"})
+
+#: Settings that a resumed run may change at any time: timeouts, places and memory.
+_ALWAYS_FREE = (
+    _PLACE
+    | SERVER_SETTINGS
+    | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
+    | {"training-micro-batch-size", "gradient-checkpointing"}
+)
+
+
+def changes_of_run(
+    run: RunDirectory,
+    settings: PrivateSumConfig,
+    *,
+    strategy: str,
+    grid: Grid | None = None,
+) -> dict[str, tuple[Any, Any]]:
+    """What a resumed run does otherwise; refused where releases depend on it.
+
+    Args:
+        run: its directory.
+        settings: that it is resumed with.
+        strategy: that it is resumed by.
+        grid: Flower's connection to the nodes; None where nobody will be asked.
+
+    Raises:
+        ConfigError: a setting differs that may not, or the strategy does.
+    """
+    started_by = run.document.get("strategy") or strategy
+    if started_by != strategy:
+        raise ConfigError(
+            f"the run in {run.path} was started by {started_by} and is resumed by {strategy}: a "
+            "resumed run keeps its strategy"
+        )
+    free = _ALWAYS_FREE
+    if all_asked(run, num_rounds=settings.num_rounds):
+        free |= CLIENT_KEYS | settings.afterwards
+    if settings.num_rounds == earliest_end(run):
+        free |= {"num-rounds"}
+    before, known = {**run.owner.stated.get("settings", {}), **run.config}, settings.defaults()
+    nodes = int(before.get("num-nodes", known["num-nodes"]))
+    if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
+        free |= {"num-nodes"}
+    return changes_of_resume(
+        {**known, **before},
+        # What nodes read is checked where it is known: not of settings that were made in code.
+        {**settings.to_dict(), **{key: before[key] for key in CLIENT_KEYS & set(before)}}
+        | {key: value for key, value in settings.node_settings if key in before},
+        free=free,
+        run=run.path,
+    )
+
+
+def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Grid | None) -> bool:
+    """Whether a run may go on without nodes that are gone for good, as one at work goes on.
+
+    Noise and turns are those of users, whose number may fall (`settle`), and not of nodes. Not so
+    under secure aggregation, where every node adds its share of the noise. And of a simulation, and
+    of a run that `privsyn run` started, no node is ever gone: fewer of them would be dealt the same
+    users anew, and an app's own recipe may call a user by the node.
+
+    Args:
+        run: its directory.
+        settings: that it is resumed with.
+        grid: Flower's connection to the nodes; None where nobody will be asked.
+    """
+    if settings.secure_aggregation or (grid is not None and is_of_a_simulation(grid)):
+        return False
+    return not was_launched(run.document)
+
+
+def record_changes(run: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Keep what is changed, and since when: the run directory says what made its texts.
+
+    So of the libraries: another version is no reason to refuse, but it may write and train
+    otherwise.
+    """
+    history.remember(run, {key: now for key, (_, now) in changes.items()})
+    libraries = history.other_versions(run)
+    if not changes and not libraries:
+        return
+    if libraries:
+        told = (
+            f"{name} {now or 'none'} in place of {was or 'none'}"
+            for name, (was, now) in libraries.items()
+        )
+        logger.warning("the run goes on with other libraries: %s", ", ".join(told))
+    for key, (before, now) in changes.items():
+        logger.warning("%s = %r from now on, in place of %r", key, now, before)
+    history.record_changes(run, changes, libraries)
+
+
+def changes_of_resume(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, free: Collection[str], run: Path
+) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ from those a run was started with.
+
+    Args:
+        before: as recorded.
+        now: as the run is resumed with.
+        free: keys that its releases do not depend on, the ones to come included.
+        run: its directory.
+
+    Returns:
+        For each key the value before and the one now, without those that say where the run is.
+
+    Raises:
+        ConfigError: another setting differs.
+    """
+    changed = {
+        key: (before.get(key), now.get(key))
+        for key in sorted({*before, *now} - _PLACE)
+        if before.get(key) != now.get(key)
+    }
+    for key, (old, new) in changed.items():
+        if key not in free and not (key == "generator" and same_model_elsewhere(old, new)):
+            raise ConfigError(
+                f"{key} = {new!r} differs from the {old!r} the run in {run} was started with: a "
+                "resumed run keeps its settings. At this point it may change "
+                f"{', '.join(sorted({*free} & {*before, *now} - _PLACE))}"
+            )
+    return changed
+
+
+def same_model_elsewhere(before: object, now: object) -> bool:
+    """Whether two generators are one model, by its name, on two servers."""
+    names = set()
+    for generator in (before, now):
+        address, _, model = str(generator).partition("#")
+        names.add(model if is_address(address) else "")
+    return len(names) == 1 and "" not in names

@@ -1,0 +1,161 @@
+"""One process at a time works on a run, and one command drives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.files import refuses_files
+from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.run_format import hide_dates, read_json_object
+
+_LOCK_POLL_SECONDS = 0.2
+
+_DEAD_HOLDER_SECONDS = 10.0
+
+
+def started_at(pid: int) -> str:
+    """When a process started, in an opaque unit; "" when there is no such process.
+
+    Equal texts for one id mean the same process, also where another process reads them.
+    """
+    try:
+        if sys.platform != "linux":
+            return str(psutil.Process(pid).create_time())
+        # In ticks since the machine started. psutil adds the time of day to it, which moves when
+        # the clock is set: a holder that lives would then be taken for another process.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (OSError, psutil.Error):
+        return ""
+    # The name is in parentheses and may itself hold blanks and parentheses.
+    return stat.rpartition(")")[2].split()[19]
+
+
+def is_alive(pid: int, since: str) -> bool:
+    """Whether a process is alive, and still the one that was meant.
+
+    Args:
+        pid: Process id.
+        since: `started_at` of the process meant.
+
+    Returns:
+        False also for a process that is dead but not collected by its parent, which a signal
+        sent to its id would still reach.
+    """
+    try:
+        alive = psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+    return alive and since == started_at(pid)
+
+
+def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
+    """Lock a file for this process.
+
+    Args:
+        path: The lock file; created where it does not exist.
+        what: What is being locked, for the error message.
+        wait_seconds: How long to wait for another process to let go, >= 0. A holder that is
+            dead is waited for in any case: the kernel releases the lock when the last thread or
+            half-made child of it is gone, moments after the process itself is seen to be dead.
+
+    Returns:
+        The open file. Closing it, or the end of the process, releases the lock.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock, or the folder or the lock file cannot be
+            written.
+    """
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
+
+    # Who locks wants to write beside the lock, and the lock file may take what its folder refuses.
+    if why := refuses_files(path.parent):
+        raise RunDirectoryError(f"{what[:1].upper()}{what[1:]} cannot be written: {why}.")
+    try:
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The lock file {path} cannot be opened: {error.strerror or error}."
+        ) from error
+    begun = time.monotonic()
+    while True:
+        try:
+            # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
+            # closed in this process, which reading the holder would do.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = read_holder(path)
+            dead = holder is not None and not is_alive(*holder)
+            waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
+            if time.monotonic() >= begun + waits:
+                file.close()
+                who = f"process {holder[0]}" if holder else "another process"
+                raise RunDirectoryError(
+                    f"{what[:1].upper()}{what[1:]} is in use by {who}; "
+                    "wait for it to end or stop it first."
+                ) from None
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            file.close()
+            raise RunDirectoryError(
+                f"The lock file {path} cannot be locked: {error.strerror or error}."
+            ) from error
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
+    file.flush()
+    return file
+
+
+@contextlib.contextmanager
+def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Be the only command that runs or changes a run; at the end its files get their date.
+
+    Args:
+        run_path: The run directory; its owner's folder must exist.
+        wait_seconds: How long to wait for another process to let go, >= 0.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
+    """
+    file = OwnerFolder(run_path).path / "lock"
+    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+        try:
+            yield
+        finally:
+            forget_holder(held)
+            hide_dates_of(run_path)
+
+
+def forget_holder(file: IO[str]) -> None:
+    """Forget who held a lock, and when that process began; the lock is still held."""
+    file.truncate(0)
+
+
+def hide_dates_of(run_path: Path) -> None:
+    """Give all files of a run the date of its creation, where that is known."""
+    # What is missing or damaged is named by whoever reads it.
+    with contextlib.suppress(RunDirectoryError):
+        document = read_json_object(run_path / "config.json")
+        hide_dates(run_path, str(document.get("created", "")))
+
+
+def read_holder(path: Path) -> tuple[int, str] | None:
+    """Id and start of the process that a lock file names; None where it names none."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return int(record["pid"]), str(record["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

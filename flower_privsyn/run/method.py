@@ -1,0 +1,371 @@
+"""What a method gives the private path and what it gets: values, none of which is a raw sum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from flower_privsyn.privacy import Phase, Plan
+from flower_privsyn.queries import Broadcast, Query, TrainableModel
+from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
+from flower_privsyn.run.state import ReleasedSum, State, SumOfUsers
+
+if TYPE_CHECKING:
+    from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run.progress import Progress
+
+
+ModelKind = Literal["embedding", "masked", "causal", "generator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededModel:
+    """A model that a run loads or asks.
+
+    Attributes:
+        setting: the key that names it.
+        name: as the setting has it.
+        kind: what it is used as; a "generator" may also be a server.
+        max_tokens: the setting `max-tokens`, where the model refuses more than it reads; 0 where
+            that is not so.
+    """
+
+    setting: str
+    name: str
+    kind: ModelKind
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenRows:
+    """Rows of public text of which a run chooses some.
+
+    Attributes:
+        model: the setting `model`, whose tokens they are cut by.
+        max_tokens: of a row, at most.
+        least_tokens: of a row that may be chosen.
+        fewest: rows that are chosen at least, where there are so many.
+    """
+
+    model: str
+    max_tokens: int
+    least_tokens: int
+    fewest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a run uses at the server besides the nodes.
+
+    Attributes:
+        models: that are loaded or asked.
+        libraries: names under which they are imported.
+        public_text: the setting `public-text`; "" where none is read.
+        rows: of it, where rows of public text are chosen; None elsewhere.
+        prompt: the setting `prompt`; "" where none is read.
+        variation_prompt: the setting `variation-prompt`; "" where none is read.
+        initial_prompt: the setting `initial-prompt`; "" where none is read.
+        reads: what reads other public files as the run will, given the tokenizer of the embedding
+            model and no more; each raises what the run would.
+    """
+
+    models: tuple[NeededModel, ...] = ()
+    libraries: tuple[str, ...] = ()
+    public_text: str = ""
+    rows: ChosenRows | None = None
+    prompt: str = ""
+    variation_prompt: str = ""
+    initial_prompt: str = ""
+    reads: tuple[Callable[[Any], object], ...] = ()
+
+
+class Look(Protocol):
+    """What the files of models say of their sizes.
+
+    Each raises a `ModelError` where the model is not on this machine.
+    """
+
+    def dimension(self, embedder: str) -> int:
+        """Numbers in an embedding."""
+
+    def vocabulary(self, model: str) -> int:
+        """Tokens of a model's tokenizer."""
+
+    def parameters(self, model: TrainableModel) -> int:
+        """Parameters that are trained."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What one round asks: made at once, so that query and broadcast cannot disagree.
+
+    Attributes:
+        query: the question, with its clip norm.
+        broadcast: public arrays, as `query.check` wants them.
+    """
+
+    query: Query
+    broadcast: Broadcast
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found of a plan before anybody is asked.
+
+    Attributes:
+        sentence: for the person who started the run.
+        warning: whether that person should think again.
+    """
+
+    sentence: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSource:
+    """What makes the records that questions are about; the nodes must have the same.
+
+    Attributes:
+        fingerprint: of the embedding model, or of the model that is trained.
+        dimension: numbers in a record: of an embedding, or the parameters that are trained.
+        reads: what a record is, as the questions declare it (`Query.reads`).
+        trains: the model whose updates are asked for, which reads tokens; else None.
+        model: whose tokenizer cuts and counts where tokens are read and no model is trained; "" for
+            the embedding model of the settings.
+        conditioned: whether the model is trained on documents after conditions, which the embedding
+            model of the settings finds.
+    """
+
+    fingerprint: str
+    dimension: int
+    reads: Reads = "embeddings"
+    trains: TrainableModel | None = None
+    model: str = ""
+    conditioned: bool = False
+
+    @classmethod
+    def of_text(cls) -> RecordSource:
+        """Documents as they are, for which no node needs a model."""
+        return cls(fingerprint=TEXT_FINGERPRINT, dimension=TEXT_DIMENSION, reads="text")
+
+    def suits(self, query: Query) -> bool:
+        """Whether these records are what a question is about."""
+        if query.conditioned != self.conditioned:
+            return False
+        if query.trains != (self.trains is not None):
+            return False
+        return query.trains or query.reads == self.reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What the rounds of a run ask, in the shape that they will have.
+
+    Attributes:
+        sources: what makes the records; their fingerprints are empty.
+        question: from the number of a round to its question, whose arrays may hold anything.
+        at_most: whether the run may send less, as where a response cannot be used.
+    """
+
+    sources: tuple[RecordSource, ...]
+    question: Callable[[int], Question]
+    at_most: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where a method works.
+
+    Attributes:
+        run: the run directory.
+        progress: where long work reports its steps.
+        released: the release of a round; None before it and where it was lost.
+    """
+
+    run: RunDirectory
+    progress: Progress
+    released: Callable[[int], ReleasedSum | None]
+
+    def releases(self) -> list[SumOfUsers]:
+        """All releases of the run, as `ReleasedSum.of_users` has each of them."""
+        found = (self.released(number) for number in self.run.rounds_with_outcome("released"))
+        return [one.of_users for one in found if one is not None]
+
+
+class Method(ABC):
+    """A method: what is asked, and what becomes of what was released.
+
+    It sees public text, released sums and the run directory. Nodes, sums, noise and ledger are the
+    private path's (`PrivateSumStrategy`) and the same for every method.
+
+    What a method knows between two rounds is its state, a mapping that the engine keeps
+    (`flower_privsyn.run.state`): after any kill it loads the last one and steps it through
+    the releases that were charged since. So `init`, `ask` and `step` give the same from the same,
+    in whatever process, and a method restores nothing itself. Files that they write for readers of
+    the run, such as a round's texts, are written again alike.
+
+    Long work within `init` or `step` may keep what it has done in `scratch`, a folder that a killed
+    run finds again and that is emptied once the state is on the disk.
+    """
+
+    #: What an app gave to write in place of the setting `generator`; None where the setting says.
+    given_writer: TextGenerator | None = None
+
+    #: Where the method works, from `setup` on: `setup` sets it.
+    place: RunContext
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; from `setup` on."""
+        return self.place.run
+
+    @property
+    def progress(self) -> Progress:
+        """Where long work reports its steps; from `setup` on."""
+        return self.place.progress
+
+    @property
+    def stamp(self) -> str | None:
+        """What marks every figure of a run whose result the ledger does not cover; else None."""
+        return None
+
+    @property
+    @abstractmethod
+    def queries(self) -> tuple[Query, ...]:
+        """Every question the run may ask, as it is first asked; settled by `setup`."""
+
+    @abstractmethod
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        """Load and check everything the server needs, before any budget is spent.
+
+        Every start calls it. The one before may have failed, also in here, have had another run
+        directory, or have been followed by another process: nothing that it left in memory may
+        stand for what is in the run directory now.
+
+        Args:
+            place: where to work from now on.
+
+        Returns:
+            What makes the records, one source for each kind that the questions read.
+
+        Raises:
+            PrivsynError: something is missing or unusable.
+        """
+
+    def init(self, scratch: Path) -> State:
+        """What is known before round 1; here nothing.
+
+        Args:
+            scratch: a folder for what long work keeps of itself.
+        """
+        return {}
+
+    @abstractmethod
+    def ask(self, state: State, number: int) -> Question:
+        """What a round asks.
+
+        Args:
+            state: what is known.
+            number: of the round, 1-based.
+        """
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        """Post-process a release; here nothing is made of it before all are there.
+
+        A round that was lost has no step: the state stays as it was.
+
+        Args:
+            state: what was known when the round was asked; stays as it is.
+            release: the noisy sum.
+            scratch: a folder for what long work keeps of itself.
+
+        Returns:
+            What is known after it.
+        """
+        return state
+
+    @abstractmethod
+    def finish(self, state: State) -> dict[str, Any]:
+        """Make and write the result, which a killed run may have begun; figures for its end.
+
+        Args:
+            state: what is known after the last round.
+        """
+
+    def phases(self, population: int) -> tuple[Phase, ...] | None:
+        """The rounds of the run, in groups that share noise, sampling and correlation.
+
+        None, as here: one phase, as the settings have it.
+
+        Args:
+            population: users on the roster; before the nodes are met, the fewest there must be.
+        """
+        return None
+
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
+        """Refuse a plan whose releases could not be used; asked before the next round is.
+
+        What it reads is public. `privsyn check` asks before `setup` as well.
+
+        Args:
+            plan: its phases, with the population there is and their noise settled.
+            spent: words for what the run has cost.
+            state: what is known, of a run that goes on.
+
+        Returns:
+            What the noise leaves; None where there is nothing to say.
+
+        Raises:
+            ConfigError: the result would say nothing.
+        """
+
+    def arrays(self, state: State) -> Broadcast | None:
+        """What has been learnt, as arrays: for `evaluate_fn` and Flower's `Result`.
+
+        None, as here: there is nothing but the next round's broadcast.
+
+        Args:
+            state: what is known.
+        """
+        return None
+
+    def needs(self) -> Needs:
+        """What `setup` and `finish` will use; nothing of it is loaded, and nothing by default."""
+        return Needs()
+
+    def outline(self, look: Look) -> Outline | None:
+        """What the rounds will ask, made without loading a model; None where nobody can say.
+
+        Args:
+            look: what the files of models say of their sizes.
+
+        Raises:
+            ModelError: a model is not on this machine.
+        """
+        return None
+
+    def describe(self, plan: Plan) -> Sequence[str]:
+        """Further sentences for the log, on what the run is about to spend.
+
+        Args:
+            plan: its phases, with their noise settled.
+        """
+        return ()
+
+
+def need(value: T | None) -> T:
+    """What `setup` has set.
+
+    Raises:
+        RuntimeError: it has not been called.
+    """
+    if value is None:
+        raise RuntimeError("the strategy has not been started")
+    return value

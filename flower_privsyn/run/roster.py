@@ -1,0 +1,452 @@
+"""Meeting the nodes before the first round: who is there, ready, and how each may be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flower_privsyn.errors import FederationError
+from flower_privsyn.messages import wire
+from flower_privsyn.messages.wire import Announcement
+from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
+from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run.changes import may_leave_out_nodes
+from flower_privsyn.run.directory import FOR_THE_OWNER
+from flower_privsyn.run.method import RecordSource
+from flower_privsyn.run.progress import Progress, Stage
+from flower_privsyn.run.settings import PrivateSumConfig
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: Rounds in a row without enough answers after which a run ends.
+LOST_IN_A_ROW = 2
+
+#: Connected nodes of one user that are asked in every round of a secret cohort, drawn or not.
+ROLL_CALL = 64
+
+
+def roll_call(
+    roster: Mapping[int, int], *, connected: Collection[int], random: RandomSource
+) -> frozenset[int]:
+    """Nodes that are asked in a round of a secret cohort whoever is drawn.
+
+    Whether such a node replies says nothing about who was drawn. Every node of several users is
+    one; of the nodes of one user, which else are asked when that user is drawn and not otherwise,
+    `ROLL_CALL` of those that are connected, chosen anew in every round.
+
+    Args:
+        roster: users by node.
+        connected: nodes that Flower reaches now.
+        random: chooses among the nodes of one user.
+    """
+    several = [node for node, users in roster.items() if users > 1]
+    single = sorted(node for node in connected if roster.get(node) == 1)
+    if len(single) > ROLL_CALL:
+        chosen = np.argsort(random.uint64(len(single)), kind="stable")[:ROLL_CALL]
+        single = [single[index] for index in chosen]
+    return frozenset([*several, *single])
+
+
+class Attendance:
+    """Counts rounds in a row that were lost because nobody, or too few, answered.
+
+    A run stops after several of them, because those to come would probably be lost as well, and
+    some of them charged.
+
+    Formal guarantee:
+        What is counted depends on head-counts and on which nodes replied, never on a sum. Where the
+        cohort is secret, only nodes count that are asked whoever is drawn (`roll_call`), so that
+        neither the end of a run nor its length depends on the draw; and nothing said here names a
+        node, a round or a number. What is left: a node that is asked replies before `round-timeout`
+        or does not, and a node whose users are drawn has more to compute than one whose users are
+        not. Only where *every* node of two roll calls is late for that reason can the end of a run
+        tell of it.
+
+    Args:
+        secret: whether the size of a cohort is secret.
+    """
+
+    def __init__(self, *, secret: bool) -> None:
+        self._secret = secret
+        self._lost: list[tuple[int, str]] = []
+        self._missed = ""
+
+    def answered(self) -> None:
+        """Note a round that was released with answers in it."""
+        self._lost.clear()
+
+    def missed(self, number: int, why: str) -> None:
+        """Say that a round is released without some of its nodes, once for every change of why.
+
+        A node that is gone is gone for many rounds. Where the cohort is secret the server's owner
+        alone is told.
+
+        Args:
+            number: of the round.
+            why: as `AskedRound.told` has it; "" where all were there.
+        """
+        if why and why != self._missed:
+            who = FOR_THE_OWNER if self._secret else None
+            logger.warning("round %d is released without some nodes%s", number, why, extra=who)
+        self._missed = why
+
+    def lost(self, number: int, reason: str) -> None:
+        """Note a round that was lost.
+
+        Args:
+            number: of the round.
+            reason: why, in words that the run directory may hold.
+        """
+        self._lost.append((number, reason))
+
+    def check(self, *, consequence: str) -> None:
+        """End the run when enough rounds in a row were lost.
+
+        Args:
+            consequence: what they cost and how to go on.
+
+        Raises:
+            FederationError: the sentence that says so.
+        """
+        if len(self._lost) < LOST_IN_A_ROW:
+            return
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in self._lost))
+        numbers = list(dict.fromkeys(number for number, _ in self._lost))
+        which = f"rounds {' and '.join(map(str, numbers))} were lost"
+        if self._secret:
+            which = "two rounds in a row were lost"
+        elif len(numbers) == 1:
+            which = f"round {numbers[0]} was asked {len(self._lost)} times and lost"
+        raise FederationError(f"{which}: {reasons}; {consequence}")
+
+
+_POLL_SECONDS = 0.5
+
+#: Nodes of a simulation are there sooner; whoever waits longer is told for what.
+_QUIET_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipient:
+    """How one node is asked in a round.
+
+    Attributes:
+        sampling: that the node applies.
+        count: users to draw, under fixed-size sampling; -1 otherwise.
+        roster_users: users that the node announced.
+    """
+
+    sampling: Sampling
+    count: int
+    roster_users: int
+
+    @property
+    def most_users(self) -> int:
+        """Users that may be in its answer."""
+        return self.roster_users if self.count < 0 else self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The public roster: who can be asked.
+
+    Attributes:
+        users: by node, how many users it hosts.
+    """
+
+    users: Mapping[int, int]
+
+    @property
+    def total(self) -> int:
+        """Users on all nodes."""
+        return sum(self.users.values())
+
+    def always_asked(
+        self,
+        sampling: Sampling,
+        *,
+        connected: Collection[int],
+        random: RandomSource,
+        everybody: bool = False,
+    ) -> frozenset[int]:
+        """Nodes that a round asks whoever is drawn.
+
+        Args:
+            sampling: of the round.
+            connected: nodes that Flower reaches now.
+            random: chooses among the nodes of one user.
+            everybody: whether every node is asked, because the coins are flipped there.
+        """
+        if everybody or not sampling.hides_cohort:
+            return frozenset(node for node, users in self.users.items() if users > 0)
+        return roll_call(self.users, connected=connected, random=random)
+
+    def recipients(
+        self, sampling: Sampling, *, always: Collection[int], random: RandomSource
+    ) -> dict[int, Recipient]:
+        """Nodes to ask in a round, with the sampling and the draw each of them applies.
+
+        A node with one user is only sent the broadcast when that user takes part, so the server
+        flips its coin; on a node with many users each flips their own. Nodes of the roll call are
+        asked in every round, so that who is asked does not tell who was drawn; without a user who
+        was, they answer zeros.
+
+        Args:
+            sampling: of the round.
+            always: nodes of the roll call.
+            random: flips the server's coins.
+        """
+        nodes = sorted(self.users)
+        counts = sampling.allocate([self.users[node] for node in nodes], random)
+        if counts is not None:
+            return {
+                node: Recipient(sampling=sampling, count=count, roster_users=self.users[node])
+                for node, count in zip(nodes, counts, strict=True)
+                if count > 0 or node in always
+            }
+        recipients: dict[int, Recipient] = {}
+        for node in nodes:
+            if self.users[node] == 0:
+                continue
+            share: Sampling = sampling
+            if sampling.method == "poisson" and node not in always:
+                mine = sampling.participants([""], key=random.uint64(4).tobytes())
+                if not mine[0]:
+                    continue
+                share = FullParticipation(population=self.total)
+            recipients[node] = Recipient(sampling=share, count=-1, roster_users=self.users[node])
+        return recipients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Has the nodes prepare, and learns who is there.
+
+    Attributes:
+        grid: Flower's connection to the nodes.
+        settings: the settings.
+        timeout: seconds to wait for the nodes' replies.
+        sources: what makes records at the server, one for each kind.
+        progress: shows how many nodes have read.
+        nothing_spent: words for what a run has cost that stops now.
+        resumed: the directory of a run that goes on, and keeps its settings; None of a new one.
+    """
+
+    grid: Grid
+    settings: PrivateSumConfig
+    timeout: float
+    sources: tuple[RecordSource, ...]
+    progress: Progress
+    nothing_spent: str
+    resumed: RunDirectory | None = None
+
+    def hold(self, announcement: Announcement) -> Roster:
+        """Wait for the planned nodes, have them prepare, and return the public roster.
+
+        Args:
+            announcement: what the run may still ask.
+
+        Raises:
+            FederationError: nodes or users are missing.
+        """
+        settings = self.settings
+        nodes = self._wait_for_nodes()
+        roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
+        times = len(self.sources)
+        often = f" for {times} kinds of questions" if times > 1 else ""
+        with self.progress.stage(f"Nodes read their text{often}", len(nodes) * times) as stage:
+            for source in self.sources:
+                ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
+                # Whoever cannot make one kind of records takes no part in the others, either.
+                alike = {
+                    node: users for node, users in ready.items() if roster[node] in (-1, users)
+                }
+                if unlike := len(ready) - len(alike):
+                    problems["other users for one kind of question than for another"] += unlike
+                roster = alike
+        users = sum(roster.values())
+        told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
+        if problems:
+            logger.warning(
+                "%d of %d nodes are not ready: %s", len(nodes) - len(roster), len(nodes), told
+            )
+        because = f" ({told})" if told else ""
+        if len(roster) < len(nodes) and not settings.num_users:
+            # Going ahead without them would let one broken record decide who takes part.
+            # A run that goes on keeps its num-users, on which the noise of its rounds stands.
+            advice = (
+                "set num-users to the number of users that is enough to go ahead without them; "
+                if roster and self.resumed is None
+                else ""
+            )
+            raise FederationError(
+                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; {advice}"
+                f"{self.nothing_spent}"
+            )
+        planned, key = max(
+            (settings.num_users, "num-users"),
+            (settings.min_users or 0, "min-users"),
+            (1, "at least"),
+        )
+        if users < planned:
+            raise FederationError(
+                f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
+                f"planned ({key}){because}; {self.nothing_spent}"
+            )
+        return Roster(users=roster)
+
+    def _ask_to_prepare(
+        self,
+        nodes: list[int],
+        source: RecordSource,
+        announcement: Announcement,
+        problems: Counter[str],
+        stage: Stage,
+    ) -> dict[int, int]:
+        """Users of the nodes that have made one kind of records; why the others have not."""
+        request = data_request(self.settings, source)
+        messages = (
+            Message(
+                wire.pack_prepare(request, plan=announcement),
+                dst_node_id=node,
+                message_type=wire.PREPARE,
+            )
+            for node in nodes
+        )
+        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+        roster, found = self._roster_of(
+            replies, asked=set(nodes), source=source, queries=announcement.queries, stage=stage
+        )
+        problems += found
+        return roster
+
+    def _wait_for_nodes(self) -> list[int]:
+        """Block until `num_nodes` nodes are connected.
+
+        Simulations start the server before their nodes are registered; going ahead with those
+        that happen to be there would change the sampling that the accountant is told of.
+        """
+        wanted, begun = self.settings.num_nodes, time.monotonic()
+        with contextlib.ExitStack() as shown:
+            stage: Stage | None = None
+            while True:
+                nodes = sorted(self.grid.get_node_ids())
+                if len(nodes) >= wanted:
+                    return nodes
+                waited = time.monotonic() - begun
+                if waited >= self.settings.node_timeout:
+                    raise FederationError(
+                        f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
+                        f"{wanted} were planned (num-nodes); {self._without_the_others(len(nodes))}"
+                        f"{self.nothing_spent}"
+                    )
+                if stage is None and waited >= _QUIET_SECONDS:
+                    stage = shown.enter_context(
+                        self.progress.stage("Wait for nodes to connect", wanted)
+                    )
+                if stage is not None:
+                    stage.update(len(nodes) - stage.done)
+                time.sleep(_POLL_SECONDS)
+
+    def _without_the_others(self, there: int) -> str:
+        """How a run goes on whose other nodes do not come back; "" where it cannot."""
+        run = self.resumed
+        if run is None or not there or not may_leave_out_nodes(run, self.settings, self.grid):
+            return ""
+        command = how_to_resume(run.path, num_nodes=there)
+        return f"to go on without those that are gone for good: {command}; "
+
+    def _roster_of(
+        self,
+        replies: Iterable[Message],
+        *,
+        asked: set[int],
+        source: RecordSource,
+        queries: Collection[str],
+        stage: Stage,
+    ) -> tuple[dict[int, int], Counter[str]]:
+        """Users per node that is ready, and why the others are not."""
+        roster: dict[int, int] = {}
+        problems: Counter[str] = Counter()
+        seen: set[int] = set()
+        gone = 0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in asked and reply.has_error():
+                # Flower's own word, in its own name, about a node that it reaches no longer.
+                gone += 1
+                problems["the node is gone (an error of Flower)"] += 1
+                stage.update()
+                continue
+            if node not in asked or node in seen:
+                problems["a reply that was not asked for"] += 1
+                continue
+            seen.add(node)
+            stage.update()
+            if reply.has_error():
+                problems[_told(reply.error.code, queries)] += 1
+                continue
+            try:
+                entry = wire.unpack_roster(reply)
+            except wire.WireError as error:
+                problems[str(error)] += 1
+                continue
+            if (entry.embedder, entry.dimension) != (
+                source.fingerprint,
+                source.dimension,
+            ):
+                problems[self._other_model(source)] += 1
+                continue
+            roster[node] = entry.num_users
+        if len(seen) + gone < len(asked):
+            problems["no reply"] += len(asked) - len(seen) - gone
+        return roster, problems
+
+    def _other_model(self, source: RecordSource) -> str:
+        settings, trains = self.settings, source.trains
+        if trains is not None:
+            beside = f" or {settings.embedding_model}" if source.conditioned else ""
+            return f"another model or tokenizer than the server's {trains.name}{beside}"
+        if source.model:
+            return f"another tokenizer than the server's {source.model}"
+        return (
+            "another embedding model or precision than the server's "
+            f"{settings.embedding_model} ({settings.embedding_precision})"
+        )
+
+
+def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
+    """How the nodes make their records, the same in every round."""
+    return wire.DataRequest(
+        embedding_model=source.model or settings.embedding_model,
+        embedding_precision=settings.embedding_precision,
+        max_tokens=settings.max_tokens,
+        max_samples=settings.max_samples,
+        newer_than=settings.newer_than,
+        held_out_fraction=settings.held_out_fraction,
+        seed=settings.seed,
+        max_nodes_per_user=settings.max_nodes_per_user,
+        trains=source.trains,
+        reads=source.reads,
+        classes=settings.class_names,
+        conditioned=source.conditioned,
+    )
+
+
+def _told(code: int, queries: Collection[str]) -> str:
+    """Words for an error code; a node's own text is never shown."""
+    told = wire.words_of(code)
+    if code == wire.ClientErrorCode.UNKNOWN_QUERY:
+        told += (
+            f" ({', '.join(queries)}): install the server's flower-privsyn on the node, and serve "
+            "model_delta with flower_privsyn.client_apps.training:app"
+        )
+    return told

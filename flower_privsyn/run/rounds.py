@@ -1,0 +1,372 @@
+"""The rounds of a run on the disk: what is known after each, and how a killed run goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from flower_privsyn.errors import ConfigError, FederationError, LedgerError, StoppedError
+from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
+from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run.method import Method, Question, need
+from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.run.state import (
+    ReleasedSum,
+    State,
+    is_stored,
+    keep_state,
+    last_state,
+    store_release,
+    stored_release,
+)
+from flower_privsyn.run.surroundings import STOPPED
+from flower_privsyn.run.trackers import Following
+
+
+def rounds_over(ledger: PrivacyLedger) -> int:
+    """Rounds that no node will be asked again.
+
+    Those that were charged, or begun and are about to be; and where the noise of rounds is
+    correlated, whatever was begun of them: the second answer of a user would be one more than the
+    sensitivity allows for. Others that were discarded are asked again.
+    """
+    correlated = (ledger.last_started(one) or 0 for one in ledger.correlations)
+    return max((0, *ledger.rounds_charged, *ledger.rounds_started, *correlated))
+
+
+def rounds_behind(run: RunDirectory) -> int:
+    """Rounds of a resumed run that are paid for, or about to be; 0 of a run without a ledger."""
+    if not run.ledger_file.exists():
+        return 0
+    ledger = PrivacyLedger.read(run.ledger_file)
+    return max((0, *ledger.rounds_charged, *ledger.rounds_started))
+
+
+def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:
+    """Whether a run that is resumed has no round left to ask.
+
+    Args:
+        run: its directory.
+        num_rounds: rounds that it is resumed for.
+    """
+    if not run.ledger_file.exists():
+        return False
+    return rounds_over(PrivacyLedger.read(run.ledger_file)) >= num_rounds
+
+
+def earliest_end(run: RunDirectory) -> int | None:
+    """The number of rounds with which a run can end now, with what was released; None if none can.
+
+    It is that of the last round that was charged. Noise that is correlated was charged for all
+    rounds, and a run without any release has nothing to end with.
+    """
+    behind = rounds_behind(run)
+    if behind == 0 or PrivacyLedger.read(run.ledger_file).correlations:
+        return None
+    released = any(is_stored(run, number) for number in range(1, behind + 1))
+    return behind if released else None
+
+
+class Releases:
+    """The releases of a run, one round at a time: its ledger is read again where it was written.
+
+    Who was drawn from is read there: on a resumed run the users may be others.
+
+    Args:
+        run: the run directory.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._read: tuple[int, int, int] | None = None
+        self._samplings: dict[int, Sampling] = {}
+
+    def of(self, number: int) -> ReleasedSum | None:
+        """The release of a round; None before it, and where it did not reach the disk.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+            RunDirectoryError: the release is damaged, or cannot be read.
+        """
+        written = self._written()
+        # Reading it takes every file that states one of its lines, so for all rounds of a long run
+        # it is read once. Every line makes it longer, whatever date the file is given.
+        if written is None or written != self._read:
+            self._samplings, self._read = _samplings(self._run), written
+        sampling = self._samplings.get(number)
+        return None if sampling is None else stored_release(self._run, number, sampling=sampling)
+
+    def _written(self) -> tuple[int, int, int] | None:
+        """What tells one state of the ledger from another; None where there is no ledger."""
+        try:
+            found = self._run.ledger_file.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _samplings(run: RunDirectory) -> dict[int, Sampling]:
+    """Who was drawn from in each round that was begun, by the ledger."""
+    return {
+        int(line["round"]): Sampling.from_dict(line["sampling"])
+        for line in run.ledger_lines()
+        if line["event"] == "started"
+    }
+
+
+def nothing_spent(run: RunDirectory, settings: PrivateSumConfig) -> str:
+    """What a run that stops before it asks anybody has cost, and how a paid one can end.
+
+    Args:
+        run: its directory.
+        settings: that it goes on with; some methods have no result of as few rounds.
+    """
+    if not rounds_behind(run):
+        return "nothing was spent"
+    end = earliest_end(run)
+    if end is None or not _may_have(settings, num_rounds=end):
+        return "nothing more was spent"
+    return (
+        "nothing more was spent; to end with what was released: "
+        f"{how_to_resume(run.path, num_rounds=end)}"
+    )
+
+
+def _may_have(settings: PrivateSumConfig, *, num_rounds: int) -> bool:
+    try:
+        replace(settings, num_rounds=num_rounds)
+    except ConfigError:
+        return False
+    return True
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: What all rounds of the plan cost together, in the record of round 0.
+_PLANNED: Final = "planned"
+
+
+@dataclass(kw_only=True)
+class KeptRounds:
+    """The method's state, kept in the run directory round by round.
+
+    Attributes:
+        run: the run directory.
+        method: post-processes.
+        total: rounds of the whole run.
+        tracker: told of every round, and of a failure; None where nobody is.
+        state: what the method knows, from `go_on` on.
+        over: rounds that are over.
+    """
+
+    run: RunDirectory
+    method: Method
+    total: int
+    tracker: Following | None = None
+    state: State = field(default_factory=dict)
+    over: int = 0
+
+    def __post_init__(self) -> None:
+        """Let the tracker know how the run ends."""
+        if self.tracker is not None:
+            self.run.follow_failure(partial(self.tracker.tell, self.run))
+
+    @property
+    def question(self) -> Question | None:
+        """What the next round asks; None after the last."""
+        return None if self.over >= self.total else self.method.ask(self.state, self.over + 1)
+
+    # ------------------------------------------------------------------ beginning and going on
+
+    def go_on(self, ledger: PrivacyLedger, plan: Plan | None) -> None:
+        """Begin the run, or bring the one in the directory to the end of a round.
+
+        The last state is loaded, and stepped through the releases that were charged since, which is
+        free. A charged round whose release was lost stays charged.
+
+        Args:
+            ledger: open.
+            plan: of the whole run; None where every round has been asked.
+
+        Raises:
+            LedgerError: the ledger lacks a round that was released.
+        """
+        run, charged = self.run, set(ledger.rounds_charged)
+        self._refuse_missing_lines(charged)
+        self._settle_lines()
+        if (kept := last_state(run)) is None:
+            kept = 0, self._keep(0, self.method.init)
+        known, self.state = kept
+        if run.round_state(0) is None:
+            # The cost of a run whose end its releases decide.
+            run.finish_round(0, {} if plan is None else {_PLANNED: plan.costs()})
+        releases = Releases(run)
+        for number in range(1, rounds_over(ledger) + 1):
+            if run.round_state(number) is None:
+                release = releases.of(number)
+                if release is not None:
+                    self.release(release, is_known=number <= known)
+                else:
+                    self.leave_out(number, "interrupted" if number in charged else "discarded")
+                    if number in charged:
+                        logger.warning("round %d was interrupted: it is left out", number)
+                        self._hold_cost(number, ledger)
+            self.over = number
+        for number in run.finished_rounds():
+            if number > self.over:
+                run.reopen_round(number)  # it was left out at no charge, and is asked again
+        run.settle_metrics()
+
+    def _keep(self, number: int, known: Callable[[Path], State]) -> State:
+        """Make a state, write it, and delete what led to it.
+
+        Args:
+            number: of the round that it is known after; 0 before the first.
+            known: makes it, with a folder for what long work keeps of itself.
+        """
+        folder = self.run.round_dir(number) / "scratch"
+        folder.mkdir(exist_ok=True)
+        state = keep_state(self.run, number, known(folder))
+        shutil.rmtree(folder)
+        return state
+
+    def _settle_lines(self) -> None:
+        """Complete the metrics of rounds that were killed after their users had answered."""
+        for number, files in self.run.rounds:
+            line = files.record("metrics")
+            if line.get("released") and not is_stored(self.run, number):
+                # Killed before the sum was on the disk: it was asked for, and is lost.
+                counted = {"num_users": 0} if "num_users" in line else {}
+                self.run.hold_metrics(number, {**line, **counted, "released": False})
+        self.run.settle_metrics()
+
+    def _hold_cost(self, number: int, ledger: PrivacyLedger) -> None:
+        """Give a round that was killed while it was asked its line of `metrics.jsonl`.
+
+        Nobody has counted its replies, but epsilon has grown, and whoever reads that file alone
+        would miss it. One that was killed later has its line; the line of an earlier time, when it
+        was asked and discarded, says what was spent before.
+        """
+        spent = ledger.spent
+        told = [line for line in self.run.metrics() if line.get("round") == number]
+        known = [line.get("epsilon_release") or 0.0 for line in told]
+        if any(math.isclose(epsilon, spent["epsilon_release"] or 0.0) for epsilon in known):
+            return
+        stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
+        self.run.hold_metrics(number, {"round": number, "released": False, **spent, **stamp})
+
+    def _refuse_missing_lines(self, charged: set[int]) -> None:
+        """A ledger that was removed or cut must not make a resumed run look cheaper."""
+        released = set(self.run.rounds_with_outcome("released"))
+        for number in range(1, self.total + 1):
+            if (is_stored(self.run, number) or number in released) and number not in charged:
+                raise LedgerError(
+                    f"{self.run.ledger_file} has no line for round {number}, which was released: "
+                    "the ledger was removed or cut, and the run cannot continue"
+                )
+
+    # ------------------------------------------------------------------ a round
+
+    def refuse_where_stopped(self, number: int) -> None:
+        """End the run where its owner asked for it; the round has not begun, in no ledger.
+
+        Args:
+            number: of the round that would begin.
+
+        Raises:
+            StoppedError: the owner asked.
+        """
+        if self.run.owner.stop_file.exists():
+            raise StoppedError(
+                f"{STOPPED} {number} of {self.total}, as was asked: nothing is lost; go on with "
+                f"{how_to_resume(self.run.path)}"
+            )
+
+    def release(self, release: ReleasedSum, *, is_known: bool = False) -> None:
+        """Store a release, have the method step through it, and close its round.
+
+        Args:
+            release: of the next round.
+            is_known: whether the state is one that the method has made of it.
+        """
+        number = release.round_number
+        store_release(self.run, release)
+        if not is_known:
+            self.state = self._keep(number, partial(self.method.step, self.state, release))
+        self.run.finish_round(
+            number,
+            {
+                "num_users": release.num_users,
+                "noise_std": release.noise_std,
+                "outcome": "released",
+            },
+        )
+        self.over = number
+
+    def leave_out(self, number: int, outcome: str) -> None:
+        """Close a round that has no release and is not asked again; the state stays.
+
+        Args:
+            number: of the next round.
+            outcome: "discarded" at no charge, "lost" or "interrupted".
+        """
+        self.run.finish_round(number, {"outcome": outcome})
+        self.over = number
+
+    def settle(self) -> None:
+        """Bring the lines of rounds to `metrics.jsonl`, and tell the tracker of all there are."""
+        self.run.settle_metrics()
+        if self.tracker is not None:
+            self.tracker.tell(self.run)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, ledger: PrivacyLedger, *, go_on: str) -> None:
+        """Have the ledger state what all planned rounds cost, where fewer were asked.
+
+        Whoever ends a run early may have looked at its releases: see `PrivacyLedger.end`. Rounds
+        that were lost or interrupted are over as well.
+
+        Args:
+            ledger: open.
+            go_on: words for how a run goes on that has no release, and so nothing to end with.
+
+        Raises:
+            FederationError: it has none.
+        """
+        self._refuse_to_end_empty_handed(ledger, go_on=go_on)
+        changes = self.run.document.get("changes", [])
+        changed = {key for change in changes for key in change.get("settings", {})}
+        if "num-rounds" not in changed or ledger.ended or ledger.epsilon_release is None:
+            return
+        planned: dict[str, Any] = (self.run.round_state(0) or {}).get(_PLANNED, {})
+        known = planned.get("epsilon_known_cohorts")
+        # Drawn from others, later rounds cost something else, within the budget if there is one;
+        # towards who knows the cohorts it is the same.
+        others = bool(changed & {"num-users", "num-nodes"})
+        release = ledger.epsilon_budget or (known if others else planned.get("epsilon_release"))
+        ledger.end(round=self.over, epsilon_release=need(release), epsilon_known_cohorts=known)
+
+    def _refuse_to_end_empty_handed(self, ledger: PrivacyLedger, *, go_on: str) -> None:
+        """A result without any release would be public text under the name of a private one."""
+        if self.run.rounds_with_outcome("released"):
+            return
+        charged = ledger.num_releases
+        again = not ledger.correlations and not charged
+        raise FederationError(
+            "no round was released, so nothing was learned from the users and no result is "
+            f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
+            + (
+                f"{go_on}, which asks again"
+                if again
+                else "start a new run, whose cost adds to this one's"
+                if charged
+                else "start a new run"
+            )
+        )

@@ -1,0 +1,1049 @@
+"""The one private path: a question, answers of bounded norm, their sum, ledger, noise, a release.
+
+A method says what is asked and what is done with what was released (`Method`). Everything that
+touches private answers is here and is the same for all methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from flower_privsyn import clock
+from flower_privsyn.checks import check_number
+from flower_privsyn.errors import ConfigError, LedgerError
+from flower_privsyn.files import leftovers
+from flower_privsyn.messages import secure as secure_wire
+from flower_privsyn.messages import wire
+from flower_privsyn.messages.parameters import refuse_uncarried
+from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
+from flower_privsyn.models import stamped
+from flower_privsyn.privacy import (
+    CorrelatedNoise,
+    Correlation,
+    GaussianMechanism,
+    NeighboringRelation,
+    Phase,
+    Plan,
+    PoissonSampling,
+    PrivacyLedger,
+    RandomSource,
+    ReleaseSpec,
+    Sampling,
+    SecureRandom,
+)
+from flower_privsyn.privacy.grid import LARGEST_SUM, from_grid
+from flower_privsyn.queries import Query
+from flower_privsyn.queries.trial import try_query
+from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
+from flower_privsyn.run.aggregation import BESIDE, Aggregation, Central, Expected, Secure, words_of
+from flower_privsyn.run.changes import changes_of_run
+from flower_privsyn.run.directory import FOR_THE_OWNER
+from flower_privsyn.run.method import Method, Outline, Question, RecordSource, RunContext, need
+from flower_privsyn.run.opened import OpenedRun
+from flower_privsyn.run.plan import SettledPlan
+from flower_privsyn.run.progress import ShownProgress
+from flower_privsyn.run.roster import Roster, data_request
+from flower_privsyn.run.rounds import KeptRounds, Releases
+from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.run.start import Federation, Preparation
+from flower_privsyn.run.state import (
+    ReleasedSum,
+    give_room_back,
+    largest_clip_norm,
+    last_state,
+    leave_room,
+    make_room,
+)
+from flower_privsyn.run.trackers import Following, Tracker
+from flower_privsyn.secure_aggregation import Terms
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRound:
+    """A round that was begun, until its release.
+
+    Attributes:
+        number: 1-based, over the whole run.
+        question: with the broadcast as it travelled.
+        mechanism: the noise on its sum.
+        sampling: who takes part.
+        most_users: by node that is asked, the most users that may be in its answer.
+        roster_users: by node that is asked, the users that it announced.
+        always_asked: nodes that are asked whoever is drawn.
+        begun: when, for the owner.
+        traffic: what one exchange carries.
+        secure: whether answers are aggregated securely.
+    """
+
+    number: int
+    question: Question
+    mechanism: GaussianMechanism
+    sampling: Sampling
+    most_users: dict[int, int]
+    roster_users: dict[int, int]
+    always_asked: frozenset[int]
+    begun: float
+    traffic: wire.Traffic
+    secure: bool = False
+
+    def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
+        """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
+
+        Args:
+            released: its release; None where none was made.
+            counts: replies that were used, and why others were not.
+        """
+        metrics: dict[str, Any] = {"round": self.number, "released": released is not None}
+        if self.sampling.hides_cohort:
+            # Who was asked, answered or failed to is part of what the amplification by sampling
+            # assumes unseen, and who is late was asked in an earlier round.
+            return metrics
+        metrics["num_nodes"] = len(self.most_users)
+        metrics["num_users"] = 0 if released is None else released.num_users
+        return metrics | {key: counts[key] for key in sorted(counts)}
+
+    def why_lost(self, reason: str) -> str:
+        """Why there is no sum, as the run directory may hold it.
+
+        Args:
+            reason: in full; where who was drawn is secret the server's owner alone is told of it.
+        """
+        if not self.sampling.hides_cohort:
+            return reason
+        logger.warning("round %d: %s", self.number, reason, extra=FOR_THE_OWNER)
+        return "too few nodes answered for a sum"
+
+    def told(self, counts: Counter[str]) -> str:
+        """Why nodes are not in the sum, as ": 2 x the client app failed"; "" where all are.
+
+        Args:
+            counts: replies that were used, and why others were not.
+        """
+        found = [
+            f"{count} x {words_of(reason)}"
+            for reason, count in sorted(counts.items())
+            if count and reason != "answers" and reason not in BESIDE
+        ]
+        return f": {', '.join(found)}" if found else ""
+
+    def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
+        """What rounds that too few answered have cost, and how the run goes on.
+
+        Args:
+            makes_up: whether a round that nobody answered may be asked again.
+            go_on: what to do.
+        """
+        if self.secure:
+            return f"they are charged if nodes had answered; {go_on}"
+        if self.sampling.hides_cohort:
+            return f"they are charged; {go_on}"
+        if not makes_up:
+            return f"they are not asked again; {go_on}, which goes on with the next"
+        return f"they cost nothing; {go_on}, which asks them again"
+
+
+def refuse_unfit(
+    question: Question, number: int, *, phase: Phase, source: RecordSource, roster: Roster
+) -> None:
+    """Refuse what a round may not ask, before it is begun: what was begun is charged.
+
+    Args:
+        question: that the round is about to ask, with the broadcast as it travels.
+        number: of the round.
+        phase: of the round.
+        source: what makes the records that the question is about.
+        roster: everybody who may answer.
+
+    Raises:
+        ConfigError: no node would answer it, or its sums may leave the exact numbers.
+        RuntimeError: the phase does not ask it.
+    """
+    refuse_other_question(question.query, phase)
+    refuse_unanswerable(question, number=number, dimension=source.dimension)
+    refuse_off_the_grid(question.query, roster)
+
+
+def refuse_other_question(query: Query, phase: Phase) -> None:
+    """A phase was accounted and announced for its own questions.
+
+    Args:
+        query: that a round is about to ask.
+        phase: of the round.
+
+    Raises:
+        RuntimeError: the phase does not ask it.
+    """
+    asks = {one.name for one in phase.asks}
+    if query.name not in asks:
+        raise RuntimeError(
+            f'the phase "{phase.name}" asks {" or ".join(sorted(asks))}, not {query.name}'
+        )
+
+
+def refuse_unanswerable(question: Question, *, number: int, dimension: int) -> None:
+    """Refuse, before a round is begun, a question that no node would answer.
+
+    Nodes check for themselves. But a question that all of them refuse would cost what one that they
+    answer does, in this round and in every one that is asked when the run goes on.
+
+    Args:
+        question: that a round is about to ask, with the broadcast as it travels.
+        number: of the round.
+        dimension: of the users' records, as for `Query.check`.
+
+    Raises:
+        ConfigError: it cannot be carried to the nodes, its own check refuses what is sent, or it
+            cannot answer about public records.
+    """
+    query, broadcast = question.query, question.broadcast
+    refuse_uncarried(query)
+    try:
+        query.check(broadcast, dimension=dimension)
+        # Ours answer in the package's tests, and a sum as long as a model is not made for nothing.
+        if not query.bundled:
+            try_query(query, broadcast, dimension=dimension)
+    except Exception as error:
+        raise ConfigError(
+            f"no node can answer {query.name} as round {number} would ask it "
+            f"({type(error).__name__}: {error}); the round is not asked and not charged"
+        ) from error
+
+
+def refuse_off_the_grid(query: Query, roster: Roster) -> None:
+    """Refuse, before anybody is asked, sums that may leave the exact numbers.
+
+    Args:
+        query: that a round is about to ask.
+        roster: everybody who may answer.
+
+    Raises:
+        ConfigError: a node's sum or the whole may be too large for the grid.
+    """
+    most = max(roster.users.values(), default=0)
+    users = roster.total
+    largest = query.answer_bound(users)
+    if largest <= LARGEST_SUM:
+        return
+    told, advice = f"{users} users", "choose a smaller clip norm"
+    rest = users - most
+    if 0 < rest < most and query.answer_bound(rest) <= LARGEST_SUM:
+        # A node can announce what it likes: without this one there would be nothing to refuse.
+        told = f"{users} users, {most} of whom one node announces by itself,"
+        advice = "look whether it has so many (the ServerApp's log names the node), or " + advice
+        loudest = max(roster.users, key=lambda node: roster.users[node])
+        logger.warning("node %d announces %d users", loudest, most, extra=FOR_THE_OWNER)
+    raise ConfigError(
+        f"a clip norm of {query.clip_norm:g} for {told} lets the sum reach {largest:g}; "
+        f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: {advice}"
+    )
+
+
+def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
+    """A question's broadcast as it travels."""
+    return wire.broadcast_record(
+        question.broadcast,
+        precision=settings.broadcast_precision,
+        unrounded=question.query.unrounded,
+    )
+
+
+def ask_of(
+    question: Question,
+    settings: PrivateSumConfig,
+    plan: SettledPlan,
+    *,
+    number: int,
+    mechanism: GaussianMechanism,
+    source: RecordSource,
+    secure: Terms | None = None,
+) -> wire.Ask:
+    """What a round asks, as a node that answers for all of its users gets it.
+
+    Args:
+        question: with the broadcast as it travels.
+        settings: of the run.
+        plan: settled.
+        number: of the round, 1-based.
+        mechanism: the noise on the question's sum.
+        source: what makes the records.
+        secure: the terms of secure aggregation; None without it.
+    """
+    return wire.Ask(
+        round_number=number,
+        query=question.query,
+        broadcast=question.broadcast,
+        data=data_request(settings, source),
+        sampling=plan.plan.at(number).sampling,
+        sampling_key=bytes(32),
+        mechanism=mechanism,
+        num_rounds=settings.num_rounds,
+        relation=NeighboringRelation(settings.relation),
+        correlation=plan.correlation_at(number),
+        secure=secure,
+    )
+
+
+def mechanism_of(query: Query, phase: Phase, settings: PrivateSumConfig) -> GaussianMechanism:
+    """The noise on a question's sum: every node clips, so a user counts once on each.
+
+    Args:
+        query: with its clip norm.
+        phase: settled, of the round.
+        settings: of the run.
+    """
+    return GaussianMechanism(
+        noise_multiplier=phase.noise_multiplier or 0.0,
+        l2_sensitivity=settings.max_nodes_per_user * query.clip_norm,
+    )
+
+
+def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Traffic:
+    """What a round carries to one node and back, all its exchanges together.
+
+    Args:
+        ask: the question as any node might get it.
+        broadcast: `ask.broadcast` packed.
+        nodes: that are asked.
+    """
+    if ask.secure is None:
+        return wire.traffic(ask, broadcast)
+    return secure_wire.traffic(ask, broadcast, ask.secure, nodes=nodes)
+
+
+def planned_traffic(
+    outline: Outline, settings: PrivateSumConfig, plan: SettledPlan
+) -> list[wire.Traffic]:
+    """What every round will carry to a node and back, counted as a run counts it.
+
+    Args:
+        outline: of the method.
+        settings: of the run.
+        plan: settled, for the population there is.
+    """
+    found: list[wire.Traffic] = []
+    counted: dict[tuple[object, ...], wire.Traffic] = {}
+    packed: tuple[Question, ArrayRecord] | None = None
+    for number in range(1, settings.num_rounds + 1):
+        question, phase = outline.question(number), plan.plan.at(number)
+        # Rounds differ in nothing but their number, which takes more room the longer it is.
+        alike = (id(question), phase.name, len(str(number)), -(-number.bit_length() // 7))
+        if alike not in counted:
+            if packed is None or packed[0] is not question:
+                packed = question, broadcast_of(question, settings)
+            source = next(one for one in outline.sources if one.suits(question.query))
+            ask = ask_of(
+                question,
+                settings,
+                plan,
+                number=number,
+                mechanism=mechanism_of(question.query, phase, settings),
+                source=source,
+                secure=settings.secure_terms(settings.num_nodes),
+            )
+            counted[alike] = traffic_of(ask, packed[1], nodes=settings.num_nodes)
+        found.append(counted[alike])
+    return found
+
+
+def spending_of(plan: Plan, settings: PrivateSumConfig, *, name: str) -> Iterator[str]:
+    """A sentence per phase: what it will spend.
+
+    Args:
+        plan: its noise settled.
+        settings: of the run.
+        name: of the strategy, for a run of one phase.
+    """
+    for phase in plan.phases:
+        yield (
+            f"{name if len(plan.phases) == 1 else phase.name}: {phase.rounds} rounds, "
+            f"{phase.sampling}; noise multiplier {phase.noise_multiplier:.5g}, "
+            f"clip norm {max(query.clip_norm for query in phase.asks):.5g}, "
+            f"relation {settings.relation}, accountant {settings.accountant}"
+        )
+
+
+def shown(epsilon: float | None) -> str:
+    """An epsilon in the log; None is that of a run without noise."""
+    return "none (no privacy)" if epsilon is None else f"{epsilon:.4g}"
+
+
+#: The memory of correlated noise, in the run directory while there are rounds to come. Secret: with
+#: the releases it reveals the sums without noise.
+NOISE_FILE = "noise.npz"
+
+
+@dataclass(kw_only=True)
+class Started:
+    """What one start asks its rounds with, from the first of them to the last.
+
+    A start makes its own: another process may have gone on with the run since an earlier one, and
+    noise that takes up other noise than that of the rounds which are out is not what was accounted
+    for.
+
+    Attributes:
+        grid: Flower's connection to the nodes.
+        aggregation: what makes a sum of answers.
+        ledger: open.
+        federation: the nodes and their noise.
+        rounds: the method's state, and what is over.
+        asked: the round under way, or the one that was last; None before the first.
+        noise: the stream of the phase under way; None where its rounds draw their own.
+    """
+
+    grid: WindowedGrid
+    aggregation: Aggregation
+    ledger: PrivacyLedger
+    federation: Federation
+    rounds: KeptRounds
+    asked: AskedRound | None = None
+    noise: CorrelatedNoise | None = None
+
+
+class PrivateSumStrategy(Strategy):
+    """A Flower strategy whose only view of private data is a noised, accounted sum.
+
+    A subclass gives a `Method` and nothing else.
+
+    Formal guarantee:
+        Unit: user, one `client_id` on at most `config.max_nodes_per_user` nodes. Relation:
+        `config.relation`. In every round each user's contribution has L2 norm at most the clip norm
+        of the question on each node; Gaussian noise of standard deviation noise multiplier x
+        clip norm x `max_nodes_per_user` is added once to the sum. The phases of the method compose
+        to (epsilon, delta) as accounted by `config.accountant` (`flower_privsyn.privacy.Plan`); a
+        round is written to the ledger and synced to disk before its release is used, and a round
+        that was interrupted is charged. Where a phase correlates its noise, its rounds are one
+        Gaussian mechanism, charged with the first of them (`flower_privsyn.privacy.Correlation`).
+        Two epsilons are kept: for those who see only what is released, with the sampling secret,
+        and for those who also know who took part. The server itself sees the raw sums of the nodes,
+        and is trusted with them (`Central`), or sees none of them (`Secure`, with
+        `config.secure_aggregation`: the nodes then add the noise, at least as much of it).
+
+    Args:
+        config: the settings.
+        method: what is asked, and what is done with what was released.
+        random: source of noise and coins; only tests pass one, and the ledger says so.
+
+    Attributes:
+        tracker: one of your own, told in place of the setting's; set it before `start`.
+    """
+
+    #: Its settings.
+    config_class: ClassVar[type[PrivateSumConfig]] = PrivateSumConfig
+
+    #: Messages to nodes that are built and not yet answered, at most.
+    messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that replaces anything of the private path, itself or by a base."""
+        super().__init_subclass__(**kwargs)
+        for name in sorted(_PRIVATE_PATH):
+            owner = next(base for base in cls.__mro__ if name in base.__dict__)
+            if owner is not PrivateSumStrategy:
+                raise TypeError(
+                    f"{cls.__name__} must not override {name}: sums, noise and accounting are the "
+                    "same code for every method"
+                )
+
+    def __init__(
+        self, config: PrivateSumConfig, method: Method, *, random: RandomSource | None = None
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.tracker: Tracker | None = None
+        self._random: RandomSource = random or SecureRandom()
+        self._run: RunDirectory | None = None
+        self._started: Started | None = None
+
+    @classmethod
+    def from_run_config(
+        cls, run_config: Mapping[str, Any], *, other_keys: Collection[str] = (), **parts: Any
+    ) -> Self:
+        """The strategy with the settings of a run configuration.
+
+        Args:
+            run_config: `context.run_config`: flat hyphenated keys, as in `[tool.flwr.app.config]`.
+            other_keys: keys that belong to the rest of your app.
+            parts: what the strategy takes beside its settings, such as `generator`.
+
+        Raises:
+            ConfigError: a key is unknown, or its value has the wrong type or is out of range.
+        """
+        made: Any = cls
+        config = cls.config_class.from_run_config(run_config, other_keys=other_keys)
+        return cast("Self", made(config, **parts))
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory; available from `start` on."""
+        return need(self._run)
+
+    @property
+    def plan(self) -> Plan:
+        """The phases of the run with their noise; available from the first question on."""
+        return need(self._started).federation.settled.plan
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the method from the first round, or from where an earlier run stopped.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: must be None: the method makes its own first broadcast.
+            num_rounds: must be None or `config.num_rounds`: the noise depends on it.
+            timeout: seconds for the replies to what is sent at a time, in a round or before the
+                first one, above 0; None for `config.round_timeout`.
+            train_config: must be None.
+            evaluate_config: must be None: no evaluate phase is sent.
+            evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
+                then after every round with what the next one is asked of. Where the nodes train,
+                that is the model so far, after the last round as well. A run that goes on begins
+                with the number of rounds that are over, if any are left; there is no call for
+                rounds after an early end.
+
+        Returns:
+            Flower's Result, by the run's own rounds: in `train_metrics_clientapp` the counts of
+            this call's, in `arrays` what `evaluate_fn` gets last, if a release changed it. What was
+            made of it all is in the run directory, `self.run.path`.
+
+        Raises:
+            PrivsynError: a setting, a file, the federation or the budget is at fault. The run
+                directory keeps everything finished so far.
+        """
+        settings = self.config
+        _refuse_own_messages(type(self).__name__, initial_arrays, train_config, evaluate_config)
+        if num_rounds not in (None, settings.num_rounds):
+            raise ConfigError(
+                f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
+                "which the noise is computed: set it in the configuration"
+            )
+        # At 0 a round would be charged without waiting for anybody.
+        timeout = settings.round_timeout if timeout is None else timeout
+        timeout = check_number("timeout", timeout, gt=0)
+        tracker = Following.of(settings.tracker, self.tracker)
+        run = self._open_run()
+        if run.status == "finished":  # which resume = "auto" allows
+            return self._result_again(tracker)
+        with run.session():
+            window = WindowedGrid(grid, window=self.messages_under_way)
+            rounds = KeptRounds(
+                run=run, method=self.method, total=settings.num_rounds, tracker=tracker
+            )
+            federation = self._prepare(window, timeout)
+            with self._open_ledger(run) as ledger:
+                plan = None if federation is None else federation.settled.plan
+                with self._timed("begin"):
+                    rounds.go_on(ledger, plan)
+                result = Result()
+                if federation is not None:
+                    secure = settings.secure_aggregation
+                    self._started = Started(
+                        grid=window,
+                        aggregation=Secure(timeout=timeout) if secure else Central(),
+                        ledger=ledger,
+                        federation=federation,
+                        rounds=rounds,
+                    )
+                    self._ask_all(result, timeout, evaluate_fn)
+                give_room_back(run)  # what a process has left that was killed in the last round
+                self._forget_noise()
+                rounds.close(ledger, go_on=self._go_on)
+                result.arrays = result.arrays or self._arrays(rounds) or result.arrays
+                with self._timed("finish"):
+                    summary = {
+                        **self.method.finish(rounds.state),
+                        **ledger.spent,
+                        **self._stamped(),
+                    }
+                    stamped.mark_all(run.path / "models", self.method.stamp)
+                run.settle_metrics()  # what may fail comes before the word that all is done
+                run.mark_finished(summary)
+                rounds.settle()
+            logger.info(
+                "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
+                shown(summary["epsilon_release"]),
+                shown(summary["epsilon_known_cohorts"]),
+                settings.delta,
+            )
+            logger.info("the run is in %s", run.path)
+        return result
+
+    def _ask_all(
+        self,
+        result: Result,
+        timeout: float,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Ask every round that is left, as Flower's own loop does; a discarded one again."""
+        started = need(self._started)
+        grid, rounds = started.grid, started.rounds
+        arrays = self._arrays(rounds)
+        try:
+            number = rounds.over
+            while True:
+                if evaluate_fn is not None and arrays is not None and number == rounds.over:
+                    evaluated = evaluate_fn(number, arrays)
+                    if evaluated is not None:
+                        result.evaluate_metrics_serverapp[number] = evaluated
+                if rounds.over >= rounds.total:
+                    break
+                number = rounds.over + 1
+                messages = self.configure_train(number, need(arrays), ConfigRecord(), grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                arrays, metrics = self.aggregate_train(number, replies)
+                if arrays is not None:
+                    result.arrays = arrays
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+        finally:
+            give_room_back(self.run)  # also what a killed process had taken
+
+    def _arrays(self, rounds: KeptRounds) -> ArrayRecord | None:
+        """What the next round is asked of; after the last one what the method has learnt."""
+        question = rounds.question
+        if question is None and (learnt := self.method.arrays(rounds.state)) is not None:
+            question = Question(self.method.queries[-1], learnt)
+        return None if question is None else broadcast_of(question, self.config)
+
+    def _result_again(self, tracker: Following | None) -> Result:
+        """Flower's result of a finished run, from its directory; nobody is asked.
+
+        Of every round the numbers of its line, and the arrays that the run ended with, for which
+        the method loads its model. What `evaluate_fn` gave is not in the run directory.
+        """
+        run, name = self.run, type(self).__name__
+        try:
+            run.ledger_lines()  # a cut ledger is refused, as wherever a run is opened
+            changes = changes_of_run(run, self.config, strategy=name)
+            for key, (made, now) in changes.items():
+                logger.warning("%s = %r changes nothing: the run finished with %r", key, now, made)
+            logger.info(
+                "the run in %s has finished: this is its result; nobody is asked, nothing is spent",
+                run.path,
+            )
+            result = Result()
+            kept = last_state(run)
+            if type(self.method).arrays is not Method.arrays and kept is not None:
+                unseen = ShownProgress(lambda _: None)  # the run's own file stays as it is
+                self.method.setup(RunContext(run=run, progress=unseen, released=Releases(run).of))
+                total = self.config.num_rounds
+                result.arrays = (
+                    self._arrays(
+                        KeptRounds(
+                            run=run, method=self.method, total=total, state=kept[1], over=total
+                        )
+                    )
+                    or result.arrays
+                )
+            for line in run.metrics():
+                result.train_metrics_clientapp[int(line["round"])] = _numbers_of(line)
+            if tracker is not None:
+                tracker.tell(run)
+            return result
+        finally:
+            run.unlock()
+
+    def summary(self) -> None:
+        """Log what the run will spend."""
+        for sentence in spending_of(self.plan, self.config, name=type(self).__name__):
+            logger.info("\t%s", sentence)
+        for sentence in self.method.describe(self.plan):
+            logger.info("\t%s", sentence)
+
+    def texts(self) -> Dataset:
+        """The synthetic texts of the run, in memory; see `flower_privsyn.open_run` for the rest.
+
+        Raises:
+            RunDirectoryError: the run has none: it is not finished, or its method writes none.
+        """
+        return OpenedRun(self.run).dataset()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the ledger, then pack one message per node, each when there is room for it.
+
+        The ledger records that the round has begun before anything is sent, so a run that dies
+        inside the round finds it there and charges it. The messages can be read once.
+        """
+        started = need(self._started)
+        number, begun = started.rounds.over + 1, clock.seconds()
+        # As nodes see it after the journey.
+        question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
+        phase = self.plan.at(number)
+        roster, source = started.federation.roster, started.federation.source_of(question.query)
+        refuse_unfit(question, number, phase=phase, source=source, roster=roster)
+        always = roster.always_asked(
+            phase.sampling,
+            connected=set(started.grid.get_node_ids()),
+            random=self._random,
+            everybody=self.config.secure_aggregation,
+        )
+        recipients = roster.recipients(phase.sampling, always=always, random=self._random)
+        mechanism = mechanism_of(question.query, phase, self.config)
+        ask = ask_of(
+            question,
+            self.config,
+            started.federation.settled,
+            number=number,
+            mechanism=mechanism,
+            source=source,
+            secure=started.federation.terms,
+        )
+        asked = AskedRound(
+            number=number,
+            question=question,
+            mechanism=mechanism,
+            sampling=phase.sampling,
+            most_users={node: one.most_users for node, one in recipients.items()},
+            roster_users={node: one.roster_users for node, one in recipients.items()},
+            always_asked=always,
+            begun=begun,
+            # Packed before it is paid for: what cannot be packed is not asked.
+            traffic=traffic_of(ask, arrays, nodes=len(recipients)),
+            secure=self.config.secure_aggregation,
+        )
+        self._begin(asked)
+
+        def asks() -> Iterator[tuple[int, wire.Ask]]:
+            for node, one in recipients.items():
+                yield (
+                    node,
+                    replace(
+                        ask,
+                        sampling=one.sampling.of_round(number),
+                        # One key per node: equal ids on two nodes must not share a coin, and no
+                        # node may know the coins of another's users.
+                        sampling_key=self._random.uint64(4).tobytes(),
+                        sample_count=one.count,
+                        roster_users=one.roster_users,
+                    ),
+                )
+
+        return started.aggregation.messages(asks(), arrays, grid=started.grid)
+
+    def _begin(self, asked: AskedRound) -> None:
+        """Have the ledger say that a round has begun; nothing of it is sent before."""
+        started, settings = need(self._started), self.config
+        started.rounds.refuse_where_stopped(asked.number)
+        numbers = asked.question.query.answer_length(asked.question.broadcast)
+        correlation = self._open_noise(asked.number)
+        memory = numbers * correlation.factorisation.buffers if correlation else 0
+        # What is begun is charged, whether or not its release finds room on the disk.
+        make_room(self.run, asked.number, numbers=numbers, beside=memory)
+        spec = ReleaseSpec(
+            round=asked.number,
+            query=asked.question.query.name,
+            mechanism=asked.mechanism,
+            relation=NeighboringRelation(settings.relation),
+            sampling=asked.sampling,
+            correlation=correlation,
+            max_nodes_per_user=settings.max_nodes_per_user,
+        )
+        started.ledger.begin(
+            spec,
+            planned_users=max(1, round(asked.sampling.expected_users)),
+            secure_randomness=self._random.secure,
+        )
+        started.asked = asked
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Release the noisy sum of a round and hand it to the method."""
+        started = need(self._started)
+        asked, rounds = need(started.asked), started.rounds
+        released, counts = self._release(asked, replies)
+        if late := started.grid.take_late():
+            counts["rejected: late reply"] = late
+        answered = clock.seconds()
+        spent = {**started.ledger.spent, **self._stamped()}
+        metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
+        # On the disk before anything is made of the release: a round that is killed from here on
+        # keeps its line.
+        self.run.hold_metrics(asked.number, metrics)
+        if released is not None:
+            rounds.release(released)
+        elif asked.number in started.ledger.rounds_charged:
+            rounds.leave_out(asked.number, "lost")
+        elif asked.secure or not self.plan.at(asked.number).makes_up:
+            # A node begins a round of secure aggregation once in a run of Flower's.
+            rounds.leave_out(asked.number, "discarded")
+        # How long it took may say how much somebody wrote: that is for the owner alone.
+        self.run.owner.record(
+            "round",
+            round=asked.number,
+            seconds_feedback=answered - asked.begun,
+            seconds_server=clock.seconds() - answered,
+        )
+        rounds.settle()
+        started.federation.attendance.check(consequence=self._after_silence(asked))
+        return self._arrays(rounds), _numbers_of(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send nothing: what nodes could report of an evaluation is not accounted."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """There is nothing to aggregate."""
+        return None
+
+    # ------------------------------------------------------------------ the private sum
+
+    def _release(
+        self, asked: AskedRound, replies: Iterable[Message]
+    ) -> tuple[ReleasedSum | None, Counter[str]]:
+        """Sum the answers, charge the ledger, add the noise: the raw sum never leaves this frame.
+
+        Args:
+            asked: the round.
+            replies: what the nodes sent.
+
+        Returns:
+            The release, or None when too few users answered for it to be made; and how many
+            replies were used, and why others were not.
+        """
+        started, query = need(self._started), asked.question.query
+        expected = Expected(
+            query=query,
+            length=query.answer_length(asked.question.broadcast),
+            most_users=asked.most_users,
+            roster_users=asked.roster_users,
+        )
+        collected = started.aggregation.collect(replies, expected=expected, grid=started.grid)
+        leave_room(self.run, numbers=expected.length)
+        counts, num_users = collected.counts, collected.num_users
+        required = self.config.required_users(asked.sampling)
+        reason = collected.lost
+        if not reason and num_users < required:
+            reason = (
+                f"{num_users} users on {counts['answers']} of {len(asked.most_users)} nodes "
+                f"answered, {required} are required{asked.told(counts)}"
+            )
+        if reason:
+            self._leave_out(asked, reason, num_users=num_users, charged=collected.charged)
+            return None, counts
+        self._note_attendance(asked, collected.answering, counts)
+        random: RandomSource = self._random
+        noise_std = asked.mechanism.standard_deviation
+        if started.noise is not None:
+            # On the disk before the ledger says that the sum is out: what is out, later rounds
+            # must take up. The round's noise then comes from there in place of fresh noise.
+            started.noise.prepare(asked.number, expected.length)
+            noise_std *= started.noise.deviation(asked.number)
+            random = started.noise
+        started.ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
+        if collected.noise_std:
+            # The nodes have added it.
+            values, noise_std = from_grid(collected.total), collected.noise_std
+        else:
+            values = from_grid(asked.mechanism.release_steps(collected.total, random=random))
+        del collected
+        return (
+            ReleasedSum(
+                round_number=asked.number,
+                values=values,
+                noise_std=float(noise_std),
+                num_users=None if asked.sampling.hides_cohort else num_users,
+                expected_users=asked.sampling.expected_users,
+                largest_clip_norm=largest_clip_norm(asked.sampling),
+                rate=asked.sampling.rate,
+                by_coins=isinstance(asked.sampling, PoissonSampling),
+            ),
+            counts,
+        )
+
+    def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
+        """Close a round without a release; it is charged where nodes have charged it, too."""
+        started, told = need(self._started), asked.why_lost(reason)
+        started.federation.attendance.lost(asked.number, told)
+        if charged or asked.sampling.hides_cohort:
+            started.ledger.charge(round=asked.number, num_users=num_users)
+        else:
+            started.ledger.discard(round=asked.number, num_users=num_users, reason=reason)
+        logger.warning("round %d is left out: %s", asked.number, told)
+
+    def _note_attendance(
+        self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
+    ) -> None:
+        """Note who answered a round that is released, and tell the server's owner of silence."""
+        attendance = need(self._started).federation.attendance
+        if not asked.sampling.hides_cohort or answering & asked.always_asked:
+            attendance.answered()
+        else:
+            attendance.lost(asked.number, "no node that is asked in every round answered")
+        if asked.most_users and not answering:
+            # It depends on the draw where nodes of one user are drawn.
+            logger.warning(
+                "round %d: none of the nodes that were asked answered; it is released, as noise "
+                "alone, and charged",
+                asked.number,
+                extra=FOR_THE_OWNER,
+            )
+        attendance.missed(asked.number, asked.told(counts))
+
+    def _open_noise(self, number: int) -> Correlation | None:
+        """Begin the stream of a phase's correlated noise, or go on with it."""
+        started = need(self._started)
+        settled = started.federation.settled
+        correlation = settled.correlation_at(number)
+        if number == settled.plan.first_round(settled.plan.at(number)):
+            # That of the phase before, which no round takes up, also of a process that is gone.
+            self._forget_noise()
+        if correlation is None or started.noise is not None:
+            return correlation
+        path = self.run.path / NOISE_FILE
+        started.noise = CorrelatedNoise(correlation, random=self._random, path=path)
+        released = started.ledger.last_released(correlation)
+        if released is not None and released > started.noise.last_round:
+            raise LedgerError(
+                f"{path} does not reach round {released}, which was released: the noise of the "
+                "rounds to come must take that round's noise up, and the run cannot continue"
+            )
+        return correlation
+
+    def _forget_noise(self) -> None:
+        """Delete the memory of the noise: no round is left that would take it up.
+
+        Not only after a last round that was released. One that was lost leaves the memory of the
+        round before on the disk, and a process killed while writing leaves a file of its own.
+        """
+        if self._started is not None:
+            self._started.noise = None
+        for file in (self.run.path / NOISE_FILE, *leftovers(self.run.path / NOISE_FILE)):
+            file.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ before the first round
+
+    def _open_run(self) -> RunDirectory:
+        """The run directory, new or with a run to go on with."""
+        settings = self.config
+        if settings.run_dir:
+            resume: bool | Literal["auto"] = settings.resume
+            path = named_run(settings.run_dir, resume=resume)
+        else:  # which takes a home
+            path, resume = unnamed_run(type(self).__name__)
+        self._run = RunDirectory.start(
+            path,
+            config={**settings.to_dict(), **dict(settings.node_settings)},
+            strategy=type(self).__name__,
+            resume=resume,
+        )
+        self._started = None  # of an earlier start
+        return self._run
+
+    def _prepare(self, grid: Grid, timeout: float) -> Federation | None:
+        """What must hold before the first question; None where every round has been asked."""
+        return Preparation(
+            run=self.run,
+            settings=self.config,
+            method=self.method,
+            strategy=type(self).__name__,
+            grid=grid,
+            timeout=timeout,
+        ).get_ready(resume=self.run.goes_on)
+
+    def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
+        settings, path = self.config, run.ledger_file
+        expected: dict[str, Any] = {
+            "delta": settings.delta,
+            "epsilon_budget": settings.epsilon,
+            "accountant": settings.accountant,
+        }
+        if path.exists():
+            ledger = PrivacyLedger.open(path, expected=expected, stated=run.stated_digests())
+        else:
+            ledger = PrivacyLedger.create(path, **expected)
+        run.follow_ledger(lambda: ledger.digest)
+        return ledger
+
+    @contextlib.contextmanager
+    def _timed(self, event: str) -> Iterator[None]:
+        """Record for the owner how long the server works on something."""
+        begun = clock.seconds()
+        yield
+        self.run.owner.record(event, seconds_server=clock.seconds() - begun)
+
+    def _after_silence(self, asked: AskedRound) -> str:
+        """What rounds that too few answered have cost, and how the run goes on."""
+        makes_up = self.plan.at(asked.number).makes_up
+        return asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
+
+    @property
+    def _go_on(self) -> str:
+        return f"bring the nodes back and continue with {how_to_resume(self.run.path)}"
+
+    def _stamped(self) -> dict[str, str]:
+        return {} if self.method.stamp is None else {"stamp": self.method.stamp}
+
+
+def _refuse_own_messages(strategy: str, *given: object) -> None:
+    """Refuse what Flower's strategies take to make messages of; a private round makes its own.
+
+    Raises:
+        ConfigError: `initial_arrays`, `train_config` or `evaluate_config` is not None.
+    """
+    if any(one is not None for one in given):
+        raise ConfigError(
+            f"{strategy}.start makes its own messages: leave initial_arrays, train_config and "
+            "evaluate_config out"
+        )
+
+
+def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:
+    """What of a round's line is a number, as Flower keeps it."""
+    return MetricRecord(
+        {
+            key: value
+            for key, value in metrics.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    )
+
+
+#: What a subclass may not replace: everything but how it is made.
+_PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
+    "__init__",
+    "config_class",
+    "messages_under_way",
+    "__module__",
+    "__doc__",
+    "__dict__",
+    "__weakref__",
+    "__abstractmethods__",
+    "_abc_impl",
+    "__annotations__",
+    "__orig_bases__",
+    "__parameters__",
+    "__qualname__",
+    "__firstlineno__",
+    "__static_attributes__",
+}

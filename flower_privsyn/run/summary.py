@@ -1,0 +1,292 @@
+"""What is known of a run from its directory: the one reading that every command and page shows.
+
+Nothing is read here that is not in the run directory, so whatever a summary holds may be shown to
+whoever may read that: settings, what was spent, and what was released or made of it. No file of the
+owner's folder is opened, and no model library is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from flower_privsyn.errors import DataError
+from flower_privsyn.files import read_json_lines
+from flower_privsyn.privacy import Sampling
+from flower_privsyn.privacy.ledger_file import open_rounds, stated_costs
+from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.run.run_format import stamp_of
+from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
+
+#: Texts that are shown of a run.
+_SAMPLES: Final = 9
+
+#: Items of each kind, at each end, that are shown of a joint sketch.
+_ITEMS: Final = 20
+
+_COUNTS: Final = ("floats_down", "floats_up", "bytes_down", "bytes_up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCosts:
+    """What a run has cost its users, from its own records; public.
+
+    Per-user figures are for a user alone on a node, as on a phone. A node with many users receives
+    and sends one message for all of them.
+
+    Attributes:
+        rounds: whose messages were sent and whose replies were waited for; one that was repeated
+            after an interruption was sent twice and counts twice.
+        lost_rounds: of a process that died inside them: charged, but their messages not counted.
+        floats_down: numbers one user receives in all rounds, when in all of them.
+        floats_up: numbers one user sends.
+        bytes_down: of the packed messages one user receives.
+        bytes_up: of the packed messages one user sends.
+        participation: share of rounds that a user is in, on average, by the sampling.
+        expected: the four counts as a user may expect them: each round's, times the share of users
+            who are in it.
+        per_round: for each round its number and the four counts.
+    """
+
+    rounds: int
+    lost_rounds: int
+    floats_down: int
+    floats_up: int
+    bytes_down: int
+    bytes_up: int
+    participation: float
+    expected: Mapping[str, float]
+    per_round: tuple[dict[str, int], ...]
+
+
+def run_costs(run: RunDirectory) -> RunCosts:
+    """Add up what a run recorded about its rounds.
+
+    Raises:
+        DataError: no round has counted its messages.
+    """
+    lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
+    if not lines:
+        raise DataError(f"the run in {run.path} recorded no round with its communication")
+    lost = run.rounds_with_outcome("interrupted")
+    counted = {int(line["round"]) for line in lines}
+    # By round, the expected share of users in it: public, from the ledger's own description.
+    shares = {
+        int(line["round"]): Sampling.from_dict(line["sampling"]).rate
+        for line in run.ledger_lines()
+        if line.get("event") == "started"
+    }
+    return RunCosts(
+        rounds=len(lines),
+        lost_rounds=len([number for number in lost if number not in counted]),
+        participation=sum(shares.values()) / len(shares) if shares else 1.0,
+        # Rounds differ in size and in who is in them: the product of two averages is another.
+        expected={
+            key: sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)
+            for key in _COUNTS
+        },
+        per_round=tuple(
+            {"round": int(line["round"]), **{key: int(line[key]) for key in _COUNTS}}
+            for line in lines
+        ),
+        **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run, whatever has become of it.
+
+    Attributes:
+        path: the run directory.
+        app: that started it; None of one that `privsyn run` did not start.
+        strategy: the class that runs it; None of a run of something else.
+        status: running, finished, failed or interrupted (killed, or ended by a signal).
+        error: the sentence that says why it failed; None unless it did.
+        changes: what resumed runs changed, oldest first.
+        created: when it was begun, ISO 8601.
+        settings: by hyphenated key, with what resumed runs changed, without places.
+        versions: of the libraries it was made with.
+        stamp: what must stand at every figure, where the epsilons do not cover it; else None.
+        rounds_finished: their numbers.
+        rounds_lost: those of them that gave no release.
+        rounds_open: begun, and neither charged nor discarded.
+        rounds: a record for each round that has finished or counted something: its `outcome`, its
+            line of `metrics.jsonl`, and under `server` and `training` what these reported.
+        releases: how many.
+        charged: the ledger's line of each.
+        users: in the last release's round; None where that is secret.
+        delta: of both epsilons.
+        epsilon_release: towards everyone who does not know who took part, of all releases so far;
+            None before the first and for a run that is not private.
+        epsilon_known_cohorts: towards one who does.
+        epsilon_budget: what may be spent.
+        ended_early: whether the epsilons are those of all planned rounds, as fewer were asked.
+        accountant: which computed them.
+        ledger_digest: of the ledger's last line; None before the first.
+        costs: what a user receives and sends; None before a round has counted its messages.
+        figures: of the result, as the method reported them; empty before there is one.
+        synthetic_texts: how many.
+        texts_are: what they are, in words.
+        samples: the first of them.
+        trust: how far a sketch was trusted, in [0, 1]; None where there is none.
+        sketch: what users write more and less often than public text does, as `telling_items` gives
+            it; None where there is no sketch.
+        ranking: of sets of text by their distance to a release, the nearest first, as
+            `Ranked.to_dict` gives them.
+        files: bytes by name.
+    """
+
+    path: str
+    app: str | None
+    strategy: str | None
+    status: str
+    error: str | None
+    changes: list[dict[str, Any]]
+    created: str | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    stamp: str | None
+    rounds_finished: list[int]
+    rounds_lost: list[int]
+    rounds_open: list[int]
+    rounds: list[dict[str, Any]]
+    releases: int
+    charged: list[dict[str, Any]]
+    users: int | None
+    delta: float | None
+    epsilon_release: float | None
+    epsilon_known_cohorts: float | None
+    epsilon_budget: float | None
+    ended_early: bool
+    accountant: str | None
+    ledger_digest: str | None
+    costs: RunCosts | None
+    figures: dict[str, Any]
+    synthetic_texts: int
+    texts_are: str
+    samples: list[str]
+    trust: float | None
+    sketch: dict[str, Any] | None
+    ranking: list[dict[str, Any]]
+    files: dict[str, int]
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> Self:
+        """Read a run, which is not locked and may go on meanwhile.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+            RunDirectoryError: a file of the run is damaged.
+        """
+        document, ledger = run.document, run.ledger_lines()
+        opened: dict[str, Any] = next((one for one in ledger if one.get("event") == "opened"), {})
+        charged = [line for line in ledger if line.get("event") == "release"]
+        last: dict[str, Any] = charged[-1] if charged else {}
+        spent, rounds = stated_costs(ledger), _rounds(run)
+        figures = dict(run.state.get("summary") or {})
+        costs = None
+        with contextlib.suppress(DataError):  # of a run that has asked nothing
+            costs = run_costs(run)
+        stamps = [str(one["stamp"]) for one in (figures, *rounds) if one.get("stamp")]
+        sketch = run.path / SKETCH_FILE
+        samples: list[str] = []
+        count, chosen = 0, False
+        for record in read_json_lines(run.synthetic_jsonl):
+            count += 1
+            # A sketch that nobody writes after gives real public documents, with owners.
+            chosen = chosen or record.get("source") == SELECTED
+            if len(samples) < _SAMPLES:
+                samples.append(str(record.get("text", "")))
+        return cls(
+            path=str(run.path),
+            app=document.get("app"),
+            strategy=document.get("strategy") or None,
+            status=run.standing,
+            error=run.error,
+            changes=document.get("changes", []),
+            created=document.get("created"),
+            settings=run.config,
+            versions=dict(document.get("versions") or {}),
+            stamp=stamp_of(document) or next(iter(stamps), None),
+            rounds_finished=[number for number in run.finished_rounds() if number > 0],
+            rounds_lost=run.rounds_without_release(),
+            rounds_open=open_rounds(ledger),
+            rounds=rounds,
+            releases=len(charged),
+            charged=charged,
+            users=last.get("num_users"),
+            delta=last.get("delta", opened.get("delta", run.config.get("delta"))),
+            epsilon_release=spent.get("epsilon_release"),
+            epsilon_known_cohorts=spent.get("epsilon_known_cohorts"),
+            epsilon_budget=opened.get("epsilon_budget", run.config.get("epsilon")),
+            ended_early=spent.get("event") == "ended",
+            accountant=opened.get("accountant"),
+            ledger_digest=run.last_digest(),
+            costs=costs,
+            figures=figures,
+            synthetic_texts=count,
+            texts_are="public texts that were chosen" if chosen else "synthetic texts",
+            samples=samples,
+            trust=trust_of(run.path),
+            sketch=telling_items(sketch, most=_ITEMS) if sketch.is_file() else None,
+            ranking=list(figures.get("ranking") or ()),
+            files={
+                str(file.relative_to(run.path)): file.stat().st_size
+                for file in sorted(run.path.rglob("*"))
+                if file.is_file()
+                and not any(part[0] == "." for part in file.relative_to(run.path).parts)
+            },
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the run directory's folder."""
+        return Path(self.path).name
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON can hold it."""
+        return asdict(self)
+
+
+def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
+    """What became of each round, and what it reported."""
+    lines = {line["round"]: line for line in run.round_lines()}
+    found = []
+    for number in sorted({*lines, *(n for n in run.finished_rounds() if n > 0)}):
+        files = run.rounds.files(number)
+        state = run.round_state(number) or {}
+        found.append(
+            {
+                **lines.get(number, {}),
+                "round": number,
+                "outcome": state.get("outcome"),
+                "server": files.record("server"),
+                "training": files.record("training"),
+            }
+        )
+    return found
+
+
+def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
+    """The texts that users were asked about, by round, with their noisy votes or scores.
+
+    Args:
+        run: of any strategy; one that trains on the nodes has none. Embeddings are left out, and so
+            is a file that cannot be read, as when it is being replaced.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: dict[int, list[dict[str, Any]]] = {}
+    for number, files in run.rounds:
+        if files.texts is not None:
+            try:
+                names = [name for name in pq.read_schema(files.texts).names if name != "embedding"]
+                found[number] = pq.read_table(files.texts, columns=names).to_pylist()
+            except (OSError, pa.ArrowException):
+                continue
+    return found

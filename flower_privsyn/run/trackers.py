@@ -1,0 +1,279 @@
+"""Figures of a run for trackers of experiments: what the run directory says, when it says it.
+
+A tracker is told the settings without places, and after every round the numbers of `metrics.jsonl`.
+What counts people is in those lines only where the run directory may hold it
+(`AskedRound.outcome`). Libraries of trackers write the moment of every figure, and how long a round
+took may say how much somebody wrote: whoever names a tracker sends times to it. What they keep here
+is in the owner's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.files import read_json, write_json
+from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.run_format import LEDGER_KEY
+from flower_privsyn.run.summary import RunSummary
+
+logger = logging.getLogger("flwr.privsyn")
+
+_PROJECT: Final = "flower-privsyn"
+
+#: How a run ends, as MLflow calls it.
+_ENDS: Final = {"finished": "FINISHED", "failed": "FAILED"}
+
+#: For MLflow, whose patience is minutes for every request, and between two rounds a run waits.
+_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+#: Who asks a server, and by which password, in an address.
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]*@")
+
+#: In the owner's folder: what each tracker calls the run, and how much it has been told.
+_TOLD: Final = "trackers.json"
+
+
+class Tracker(Protocol):
+    """Where figures go: one of those that settings name, or `tracker` of a strategy."""
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        """Begin to track a run, or go on: called once in a process, before its first figure.
+
+        Args:
+            run: with its settings, its stamp and where it lies.
+            known: what this returned when the run was first told of; "" before that.
+
+        Returns:
+            What the tracker calls the run.
+        """
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        """Take the figures of a round; of one that was discarded and asked again twice."""
+
+    def end(self, status: str) -> None:
+        """The run has ended: "finished" or "failed"; a resumed one begins again."""
+
+
+def require_tracker(name: str) -> None:
+    """Refuse a tracker whose library is not installed, before a run is begun; it is not imported.
+
+    Args:
+        name: "", "tensorboard", "mlflow" or "wandb".
+
+    Raises:
+        MissingExtraError: its library is not installed.
+    """
+    if name and importlib.util.find_spec(name) is None:
+        raise MissingExtraError(
+            f"tracker = \"{name}\" needs its library: pip install 'flower-privsyn[{name}]'"
+        )
+
+
+class TensorBoard:
+    """Event files in `tensorboard` of the owner's folder."""
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        """See `Tracker`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(_folder(run).path / "tensorboard"))
+        if not known:
+            told = [f"{key} = {value}" for key, value in sorted(_settings(run).items())]
+            self._writer.add_text("settings", "  \n".join(told))
+        return "tensorboard"
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, number)
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._writer.add_text("status", status)
+        self._writer.close()
+
+
+class MLflow:
+    """A run of the experiment "flower-privsyn" where `MLFLOW_TRACKING_URI` says."""
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        """See `Tracker`."""
+        from mlflow import MlflowClient
+
+        for key, value in _PATIENCE.items():
+            os.environ.setdefault(key, value)
+        self._client, self._name = MlflowClient(), known
+        if known:
+            self._client.update_run(known, status="RUNNING")
+            return known
+        found = self._client.get_experiment_by_name(_PROJECT)
+        made = self._client.create_run(
+            self._client.create_experiment(_PROJECT) if found is None else found.experiment_id,
+            run_name=run.name,
+        )
+        self._name = str(made.info.run_id)
+        for key, value in _settings(run).items():
+            self._client.log_param(self._name, key, value[:500])
+        return self._name
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        for name, value in figures.items():
+            self._client.log_metric(self._name, name, value, step=number)
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._client.set_terminated(self._name, _ENDS[status])
+
+
+class WeightsAndBiases:
+    """A run of the project "flower-privsyn", where its own `WANDB_...` say.
+
+    Source code, console, machine and its use stay here.
+    """
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        """See `Tracker`."""
+        import wandb
+
+        name = known or secrets.token_hex(4)
+        self._run: Any = wandb.init(
+            project=_PROJECT,
+            id=name,
+            resume="allow",
+            name=run.name,
+            config=_settings(run),
+            dir=str(_folder(run).path),
+            settings=wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                silent=True,
+                # A server that does not answer must not keep the run from ending.
+                init_timeout=30.0,
+                finish_timeout=60.0,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
+        )
+        return name
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._run.log(dict(figures), step=number)
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._run.finish(exit_code=int(status == "failed"))
+
+
+_TRACKERS: Final[dict[str, Callable[[], Tracker]]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+class Following:
+    """A tracker that is told of a run while it lasts; one that failed, not before the run ends.
+
+    Args:
+        tracker: of the run.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._begun = self._fails = False
+
+    @classmethod
+    def of(cls, name: str, own: Tracker | None) -> Following | None:
+        """The tracker of a run; None where nobody is told.
+
+        Args:
+            name: as of `require_tracker`.
+            own: somebody's own, which counts before that.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+        """
+        if own is not None:
+            return cls(own)
+        require_tracker(name)
+        return cls(_TRACKERS[name]()) if name else None
+
+    def tell(self, run: RunDirectory) -> None:
+        """Tell it the lines of `metrics.jsonl` that it lacks; what goes wrong costs no round."""
+        if self._fails and run.status == "running":
+            return
+        try:
+            self._tell(run)
+            self._fails = False
+        except Exception as error:  # a library of others, and a server of others
+            self._fails = True
+            # The warning is in the run directory, and libraries quote the address they were given.
+            said = _LOGIN.sub("", str(error))
+            logger.warning(
+                "the tracker was not told: %s: %s (metrics.jsonl has the figures)",
+                type(error).__name__,
+                said,
+            )
+
+    def _tell(self, run: RunDirectory) -> None:
+        file, own = run.owner.path / _TOLD, type(self._tracker).__name__
+        known = read_json(file)
+        told = {"name": "", "lines": 0, "status": "", **known.get(own, {})}
+        lines = run.metrics()[told["lines"] :]
+        if not lines and told["status"] == run.status:
+            return  # of a run that was finished before
+
+        def note(**what: Any) -> None:
+            told.update(what)
+            with contextlib.suppress(OSError):  # a later process tells it once more
+                run.owner.make()
+                write_json(file, {**known, own: told}, for_the_owner=True)
+
+        if not self._begun:
+            note(name=self._tracker.begin(RunSummary.of(run), told["name"]))
+            self._begun = True
+        for line in lines:
+            self._tracker.log(int(line["round"]), _figures(line))
+            note(lines=told["lines"] + 1)
+        if run.status in _ENDS:
+            self._tracker.end(run.status)
+            note(status=run.status)
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line but that of its round, and the digest it states."""
+    return {
+        name: float(value)
+        for name, value in line.items()
+        if name not in ("round", LEDGER_KEY)
+        and isinstance(value, int | float)
+        and math.isfinite(value)
+    }
+
+
+def _settings(run: RunSummary) -> dict[str, str]:
+    """Of the run, as text; and the stamp where the epsilons do not cover its figures."""
+    found = {key: "" if value is None else str(value) for key, value in run.settings.items()}
+    return {"strategy": run.strategy or "", **found, **({"stamp": run.stamp} if run.stamp else {})}
+
+
+def _folder(run: RunSummary) -> OwnerFolder:
+    folder = OwnerFolder(Path(run.path))
+    folder.make()
+    return folder

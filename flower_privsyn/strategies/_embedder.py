@@ -1,0 +1,42 @@
+"""The embedding model that server and nodes share, as the server loads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flower_privsyn.files import located
+from flower_privsyn.run.method import RecordSource
+from flower_privsyn.run.settings import PrivateSumConfig
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+
+
+def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
+    """Load the embedding model of a run, and try whether its batch changes a text's embedding.
+
+    Args:
+        config: the settings.
+        given: in place of `config.embedding_model`.
+
+    Raises:
+        ModelError: it is not on this machine, or what is embedded beside a text changes its
+            embedding.
+        MissingExtraError: what it needs is not installed.
+    """
+    from flower_privsyn.embedding import (
+        default_cache_directory,
+        load_embedder,
+        require_batch_invariance,
+    )
+
+    found = given
+    if found is None:
+        found = load_embedder(located(config.embedding_model), precision=config.embedding_precision)
+    require_batch_invariance(found, default_cache_directory())
+    return found
+
+
+def embeddings_by(embedder: Embedder) -> RecordSource:
+    """What makes the records of questions about embeddings."""
+    return RecordSource(fingerprint=embedder.fingerprint, dimension=embedder.dimension)

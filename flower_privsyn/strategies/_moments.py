@@ -1,0 +1,841 @@
+"""Released moments at the server: Fréchet distances to any text, all of it post-processing."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.checks import OrZero, PositiveInt
+from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.evaluation.distribution import gaussian_frechet
+from flower_privsyn.files import replacing, user_path, write_json
+from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.queries import Moments
+from flower_privsyn.queries.moments import clipped_points, symmetric
+from flower_privsyn.run.method import Finding, Outline, Question, RecordSource
+from flower_privsyn.run.state import SumOfUsers, added_up
+
+if TYPE_CHECKING:
+    from flower_privsyn.embedding import Embedder
+    from flower_privsyn.run.progress import Progress
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+Matrix = npt.NDArray[Any]
+
+Float64Array = npt.NDArray[np.float64]
+
+#: In a run directory, the coordinates.
+SPACE_FILE: Final = "moments_space.npz"
+
+#: Above it the noise of a covariance is as large as half of what it says, and a warning is due.
+WARN_ABOVE: Final = 0.5
+
+#: Draws of the noise from which the error of a distance is computed.
+_REDRAWS: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentSpace:
+    """In what coordinates moments are taken: public, and settled before anybody is asked.
+
+    Attributes:
+        centre: (k,) what is subtracted, as it travels.
+        basis: (k, d) orthonormal rows, as they travel; None for the embedding's own coordinates.
+        radius: c, how far from the centre a record counts.
+        public_variances: (k,) of public text in these coordinates, clipped.
+    """
+
+    centre: npt.NDArray[np.float32]
+    basis: npt.NDArray[np.float32] | None
+    radius: float
+    public_variances: Float64Array
+
+    @classmethod
+    def of_public(
+        cls,
+        embeddings: Matrix,
+        *,
+        dimensions: int,
+        radius: float,
+        centred: bool,
+        precision: str,
+    ) -> Self:
+        """Settle the coordinates from public text.
+
+        Args:
+            embeddings: (n, d) of public texts, n above `dimensions`.
+            dimensions: principal components of them, at most d; 0 for all numbers as they are.
+            radius: c; 0 for a ball about the centre with nine tenths of the public texts.
+            centred: whether their mean is subtracted.
+            precision: in which arrays travel; both sides compute with what arrives.
+        """
+        rows = embeddings.astype(np.float64)
+        mean = rows.mean(axis=0)
+        basis, centre = None, mean if centred else np.zeros_like(mean)
+        if dimensions:
+            axes = np.linalg.svd(rows - mean, full_matrices=False)[2][:dimensions]
+            # A sign is arbitrary: the largest number of each axis is positive.
+            largest = np.abs(axes).argmax(axis=1)
+            axes *= np.sign(axes[np.arange(len(axes)), largest])[:, None]
+            basis = axes.astype(precision).astype(np.float32)
+            centre = basis.astype(np.float64) @ centre
+        space = cls(
+            centre=centre.astype(precision).astype(np.float32),
+            basis=basis,
+            radius=radius or 1e6,
+            public_variances=np.zeros(len(centre)),
+        )
+        points = space.points(embeddings)
+        if not radius:
+            radius = max(1e-6, float(np.quantile(np.linalg.norm(points, axis=1), 0.9)))
+            space = replace(space, radius=radius)
+            points = space.points(embeddings)
+        return replace(space, public_variances=points.var(axis=0))
+
+    @property
+    def dimensions(self) -> int:
+        """K."""
+        return len(self.centre)
+
+    def broadcast(self, query: Moments, *, shift: Matrix | None = None) -> dict[str, Matrix]:
+        """What a round sends.
+
+        Args:
+            query: the question.
+            shift: what the second of two rounds subtracts.
+        """
+        return query.broadcast(self.centre, self.basis, shift=shift)
+
+    def points(self, embeddings: Matrix, *, shift: Matrix | None = None) -> Float64Array:
+        """Embeddings in these coordinates, clipped as the users' are: (n, k).
+
+        Args:
+            embeddings: (n, d).
+            shift: what is subtracted afterwards, before another clip.
+        """
+        sent = self.broadcast(Moments(), shift=shift)
+        return clipped_points(embeddings, sent, radius=self.radius)
+
+    def save(self, file: Path) -> None:
+        """Write the coordinates, so that a resumed run asks in the same."""
+        # A basis of no rows stands for the embedding's own coordinates.
+        basis = np.zeros((0, 0), dtype=np.float32) if self.basis is None else self.basis
+        with replacing(file) as temporary, temporary.open("wb") as opened:
+            np.savez(
+                opened,
+                centre=self.centre,
+                basis=basis,
+                radius=np.array(self.radius),
+                variances=self.public_variances,
+            )
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            RunDirectoryError: the file is missing or damaged.
+        """
+        try:
+            with np.load(file) as held:
+                return cls(
+                    centre=held["centre"],
+                    basis=held["basis"] if len(held["basis"]) else None,
+                    radius=float(held["radius"]),
+                    public_variances=held["variances"],
+                )
+        except (OSError, ValueError, KeyError) as error:
+            raise RunDirectoryError(f"{file} holds no readable coordinates: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """How far one set of texts is from the users'.
+
+    Attributes:
+        name: of the set.
+        texts: that were compared.
+        fred: squared Fréchet distance, >= 0; FreD.
+        mean_part: its first term, the squared distance of the means.
+        error: its standard deviation over draws of the release's noise.
+        nearest: in which share of these draws it is the nearest set.
+    """
+
+    name: str
+    texts: int
+    fred: float
+    mean_part: float
+    error: float
+    nearest: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentSketch:
+    """Mean and covariance of users' text as a federation released them.
+
+    Formal guarantee:
+        Post-processing of one or two accounted releases: reading it any number of times costs
+        nothing, whatever it is compared with.
+
+    Attributes:
+        space: the coordinates.
+        mean: (k,) noisy.
+        covariance: (k, k) symmetric, noisy; it may have eigenvalues below zero.
+        mean_noise: standard deviation of the noise in each number of `mean`.
+        covariance_noise: the same of the covariance's diagonal; off it, it is less by sqrt(2).
+        count: users that the moments are means over, or records; noisy where it was released.
+        two_rounds: whether the covariance is about the released mean, of embeddings that were
+            clipped a second time.
+    """
+
+    figure: ClassVar[str] = "fred"
+
+    space: MomentSpace
+    mean: Float64Array
+    covariance: Float64Array
+    mean_noise: float
+    covariance_noise: float
+    count: float
+    two_rounds: bool = False
+
+    @classmethod
+    def of_joint(
+        cls,
+        space: MomentSpace,
+        query: Moments,
+        releases: Sequence[SumOfUsers],
+        *,
+        count: float = 0.0,
+    ) -> Self | None:
+        """Read one release, or several of the same question; None without any.
+
+        Args:
+            space: the coordinates.
+            query: the question.
+            releases: noisy sums.
+            count: records, where their number is public; 0 for the released count, or where there
+                is none the users.
+        """
+        added = added_up(releases)
+        if added is None:
+            return None
+        total, users, noise = added[:3]
+        _, w1, w2 = query.weights
+        where = query.columns(space.dimensions)
+        n = count * len(releases) or _counted(query, total[where[0]], users)
+        c = space.radius
+        mean = c * total[where[1]] / (w1 * n)
+        mean_noise = c * noise / (w1 * n)
+        second = c**2 * symmetric(total[where[2]]) / (w2 * n)
+        # What the noise adds to the square of the mean is known, and is taken off.
+        about_mean = second - np.outer(mean, mean) + mean_noise**2 * np.eye(len(mean))
+        return cls(
+            space=space,
+            mean=mean,
+            covariance=about_mean,
+            mean_noise=mean_noise,
+            covariance_noise=c**2 * noise / (w2 * n),
+            count=n,
+        )
+
+    @classmethod
+    def of_two_rounds(
+        cls,
+        space: MomentSpace,
+        questions: tuple[Moments, Moments],
+        releases: Sequence[SumOfUsers],
+        *,
+        count: float = 0.0,
+    ) -> Self | None:
+        """Read the paper's two rounds: a mean, then second moments about it; None without both.
+
+        Args:
+            space: the coordinates.
+            questions: of the first round, and of those after it.
+            releases: noisy sums; all after the first are of second moments.
+            count: records, where their number is public; 0 as for `of_joint`.
+        """
+        first, after = added_up(releases[:1]), added_up(releases[1:])
+        if first is None or after is None:
+            return None
+        c, k = space.radius, space.dimensions
+        (total, users, noise), (asked_mean, asked_second) = first[:3], questions
+        columns = asked_mean.columns(k)
+        n = count or _counted(asked_mean, total[columns[0]], users)
+        w1 = asked_mean.weights[1]
+        second, users_after, noise_after = after[:3]
+        columns_after = asked_second.columns(k)
+        m = count * (len(releases) - 1) or _counted(
+            asked_second, second[columns_after[0]], users_after
+        )
+        w2 = asked_second.weights[2]
+        return cls(
+            space=space,
+            mean=c * total[columns[1]] / (w1 * n),
+            covariance=c**2 * symmetric(second[columns_after[2]]) / (w2 * m),
+            mean_noise=c * noise / (w1 * n),
+            covariance_noise=c**2 * noise_after / (w2 * m),
+            count=n,
+            two_rounds=True,
+        )
+
+    # ------------------------------------------------------------------ what it says
+
+    @property
+    def projected(self) -> Float64Array:
+        """The nearest covariance there is: eigenvalues below zero become zero."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        nearest: Float64Array = (vectors * np.maximum(values, 0.0)) @ vectors.T
+        return (nearest + nearest.T) / 2.0
+
+    @property
+    def noise_ratio(self) -> float:
+        """The noise of the covariance over what it says: spectral norm over mean eigenvalue.
+
+        Infinite where nothing is left of the covariance.
+        """
+        return noise_ratio(float(np.trace(self.projected)), self.covariance_noise, len(self.mean))
+
+    @property
+    def shift(self) -> npt.NDArray[np.float32] | None:
+        """What the second of two rounds subtracted."""
+        return shift_of(self.mean, self.space.radius) if self.two_rounds else None
+
+    def moments_of(self, embeddings: Matrix) -> tuple[Float64Array, Float64Array]:
+        """Mean and covariance of a set of texts, clipped as the users' are.
+
+        Args:
+            embeddings: (n, d), n >= 1.
+
+        Raises:
+            ValueError: there is no row.
+        """
+        if embeddings.ndim != 2 or not len(embeddings):
+            raise ValueError(f"embeddings must be (n, d) with n >= 1, got {embeddings.shape}")
+        points = self.space.points(embeddings)
+        mean: Float64Array = points.mean(axis=0)
+        if self.two_rounds:
+            about = self.space.points(embeddings, shift=shift_of(mean, self.space.radius))
+            return mean, about.T @ about / len(about)
+        return mean, np.cov(points, rowvar=False, bias=True).reshape(len(mean), len(mean))
+
+    def frechet(self, embeddings: Matrix) -> float:
+        """Squared Fréchet distance to a set of texts: FreD, >= 0.
+
+        The noise adds the same to the mean's part of every set; to the rest it adds about as much,
+        because what the projection onto covariances adds to their trace does not depend on the set.
+
+        Args:
+            embeddings: (n, d), n >= 1.
+        """
+        return gaussian_frechet(*self.moments_of(embeddings), self.mean, self.projected)
+
+    def distance(self, embeddings: Matrix) -> float:
+        """How far a set of texts is: FreD."""
+        return self.frechet(embeddings)
+
+    def rank(self, sets: Mapping[str, Matrix], *, seed: int = 0) -> list[Ranked]:
+        """Sets of texts, the nearest first, with what the release's noise may have done to them.
+
+        Args:
+            sets: (n, d) embeddings by name, at least one set.
+            seed: of the draws of noise.
+        """
+        moments = {name: self.moments_of(rows) for name, rows in sets.items()}
+        drawn = np.array(
+            [
+                [gaussian_frechet(*own, noisy.mean, projected) for own in moments.values()]
+                for noisy, projected in self._redrawn(seed)
+            ]
+        )
+        nearest = np.bincount(drawn.argmin(axis=1), minlength=len(sets)) / len(drawn)
+        projected = self.projected
+        found = [
+            Ranked(
+                name=name,
+                texts=len(sets[name]),
+                fred=gaussian_frechet(*own, self.mean, projected),
+                mean_part=float(((own[0] - self.mean) ** 2).sum()),
+                error=float(drawn[:, place].std(ddof=1)),
+                nearest=float(nearest[place]),
+            )
+            for place, (name, own) in enumerate(moments.items())
+        ]
+        return sorted(found, key=lambda one: one.fred)
+
+    def _redrawn(self, seed: int) -> list[tuple[MomentSketch, Float64Array]]:
+        """The release with the noise of other draws on top."""
+        generator = np.random.default_rng([seed, 1])
+        k, found = len(self.mean), []
+        for _ in range(_REDRAWS):
+            noise = generator.normal(scale=self.covariance_noise, size=k * (k + 1) // 2)
+            noisy = replace(
+                self,
+                mean=self.mean + generator.normal(scale=self.mean_noise, size=k),
+                covariance=self.covariance + symmetric(noise),
+            )
+            found.append((noisy, noisy.projected))
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """What a run says of its release."""
+        kept = float(np.trace(self.projected))
+        return {
+            "dimensions": len(self.mean),
+            "radius": self.space.radius,
+            "count": self.count,
+            "mean_noise": self.mean_noise,
+            "covariance_noise": self.covariance_noise,
+            # JSON has no infinity: nothing is left of the covariance.
+            "noise_ratio": self.noise_ratio if math.isfinite(self.noise_ratio) else None,
+            "trace": kept,
+            "trace_added": max(0.0, kept - float(np.trace(self.covariance))),
+        }
+
+    def warn(self) -> None:
+        """Say so where the noise is more than half of what the covariance says."""
+        if not self.noise_ratio <= WARN_ABOVE:
+            logger.warning(
+                "the noise of the covariance is %.2g of what it says, above %g: take fewer "
+                "dimensions, more users or a larger epsilon",
+                self.noise_ratio,
+                WARN_ABOVE,
+            )
+
+    # ------------------------------------------------------------------ on the disk
+
+    def save(self, folder: Path) -> None:
+        """Write `moments.npz` and `moments.json`, enough to compare with it elsewhere.
+
+        The released numbers are for the owner alone (mode 0600); who gets them gets the release.
+        """
+        target = folder / "moments.npz"
+        with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
+            np.savez(
+                file,
+                mean=self.mean,
+                covariance=self.covariance,
+                noise=np.array([self.mean_noise, self.covariance_noise, self.count]),
+                two_rounds=np.array(self.two_rounds),
+            )
+        write_json(folder / "moments.json", self.figures())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what `save` wrote, and the coordinates beside it.
+
+        Raises:
+            RunDirectoryError: a file is missing or damaged.
+        """
+        space = MomentSpace.load(folder / SPACE_FILE)
+        try:
+            with np.load(folder / "moments.npz") as held:
+                mean_noise, covariance_noise, count = (float(x) for x in held["noise"])
+                return cls(
+                    space=space,
+                    mean=held["mean"],
+                    covariance=held["covariance"],
+                    mean_noise=mean_noise,
+                    covariance_noise=covariance_noise,
+                    count=count,
+                    two_rounds=bool(held["two_rounds"]),
+                )
+        except (OSError, ValueError, KeyError) as error:
+            raise RunDirectoryError(f"{folder} holds no readable moments: {error}") from error
+
+
+def noise_ratio(trace: float, covariance_noise: float, dimensions: int) -> float:
+    """Expected spectral norm of a covariance's noise over its mean eigenvalue.
+
+    The noise is a symmetric matrix with standard deviation s on the diagonal and s / sqrt(2) off
+    it, whose spectral norm is sqrt(2 k) s for large k.
+
+    Args:
+        trace: of the covariance, >= 0.
+        covariance_noise: s.
+        dimensions: k.
+    """
+    if covariance_noise == 0:
+        return 0.0
+    norm = math.sqrt(2.0 * dimensions) * covariance_noise
+    return norm * dimensions / trace if trace > 0 else math.inf
+
+
+def shift_of(mean: Matrix, radius: float) -> npt.NDArray[np.float32]:
+    """A mean as the second round subtracts it: inside the ball where means are, as it travels."""
+    inside = mean / max(1.0, float(np.linalg.norm(mean)) / radius)
+    return inside.astype(np.float16).astype(np.float32)
+
+
+def _counted(query: Moments, counts: Float64Array, users: float) -> float:
+    """What the moments are means over: a noisy count of at least one, or the users."""
+    if not query.count_share:
+        return users
+    return max(1.0, float(counts[0]) / query.weights[0])
+
+
+#: Above it a run is refused: the noise would be twice what the covariance says.
+_MOST_RATIO: Final = 2.0
+
+#: Public texts that the coordinates are settled from.
+SPACE_TEXTS: Final = 2000
+
+MomentDimensions = Annotated[
+    PositiveInt,
+    OrZero("all numbers of an embedding, as in the paper"),
+    "principal components of public text in which moments are taken. The noise of a covariance "
+    "over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, "
+    "all 384 a million.",
+]
+
+DIMENSIONS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceChoice:
+    """How the coordinates of moments are settled.
+
+    Attributes:
+        dimensions: principal components of public text; 0 for all numbers of an embedding.
+        public_text: the setting.
+        max_tokens: length of a public text.
+        precision: in which arrays travel.
+        seed: of the draw among public texts.
+        radius: how far from the centre an embedding counts; 0 to follow from public text.
+        centred: whether the public text's mean is subtracted.
+    """
+
+    dimensions: int
+    public_text: str
+    max_tokens: int
+    precision: str
+    seed: int
+    radius: float = 0.0
+    centred: bool = True
+
+    def texts(self, tokenizer: Any, *, enough: bool = False) -> list[str]:
+        """The public texts, of which there must be more than dimensions.
+
+        Args:
+            tokenizer: of the embedding model.
+            enough: read no more than there must be.
+
+        Raises:
+            PrivsynError: they cannot be read, or are too few.
+        """
+        from flower_privsyn.data import public_texts
+
+        return public_texts(
+            self.public_text,
+            tokenizer=tokenizer,
+            max_tokens=self.max_tokens,
+            fewest=max(2, self.dimensions + 1),
+            wanted_by=f"moment-dimensions = {self.dimensions}",
+            enough=enough,
+        )
+
+
+def settled_space(
+    folder: Path, choice: SpaceChoice, *, embedder: Embedder, progress: Progress
+) -> MomentSpace:
+    """The coordinates of a run: read from the run directory, or settled now from public text.
+
+    They are written down because a resumed run must ask in the very coordinates of its releases,
+    and embeddings' last digits depend on the machine.
+
+    Args:
+        folder: the run directory.
+        choice: how they are settled.
+        embedder: whose embeddings users are asked about.
+        progress: where the work reports.
+
+    Raises:
+        ConfigError: there are not enough public texts for the dimensions, or more dimensions than
+            numbers in an embedding.
+        RunDirectoryError: what was written down is damaged.
+    """
+    file = folder / SPACE_FILE
+    if file.exists():
+        return MomentSpace.load(file)
+    if choice.dimensions > embedder.dimension:
+        raise ConfigError(
+            f"moment-dimensions = {choice.dimensions} is more than the {embedder.dimension} "
+            "numbers of an embedding"
+        )
+    texts = choice.texts(embedder.tokenizer)
+    chooser = np.random.default_rng(derive_seed(choice.seed, "moments"))
+    drawn = np.sort(chooser.permutation(len(texts))[:SPACE_TEXTS])
+    with progress.stage("Coordinates from public text", len(drawn)) as stage:
+        embeddings = embedder.embed([texts[place] for place in drawn], progress=stage.update)
+    space = MomentSpace.of_public(
+        embeddings,
+        dimensions=choice.dimensions,
+        radius=choice.radius,
+        centred=choice.centred,
+        precision=choice.precision,
+    )
+    space.save(file)
+    return space
+
+
+def question_outline(first: Moments, last: Moments, *, dimensions: int, dimension: int) -> Outline:
+    """Moments in as many coordinates, in every round.
+
+    Args:
+        first: what round 1 asks.
+        last: what the rounds after it ask; the same, or about a shift.
+        dimensions: the setting; 0 for all numbers of an embedding.
+        dimension: of an embedding.
+    """
+    k = dimensions or dimension
+    basis = np.zeros((k, dimension), dtype=np.float32) if dimensions else None
+    centre = np.zeros(k, dtype=np.float32)
+    begin = Question(first, first.broadcast(centre, basis))
+    after = begin
+    if last is not first:
+        after = Question(last, last.broadcast(centre, basis, shift=centre))
+    source = RecordSource(fingerprint="", dimension=dimension)
+    return Outline(sources=(source,), question=lambda number: begin if number == 1 else after)
+
+
+def describe_ratio(
+    space: MomentSpace,
+    query: Moments,
+    *,
+    count: float,
+    noise: float,
+    refuse: bool,
+    spent: str,
+) -> Finding:
+    """What the noise will leave of a covariance like that of public text.
+
+    Args:
+        space: the coordinates.
+        query: the question with second moments.
+        count: users or records that the moments are means over.
+        noise: standard deviation of the noise in their sum.
+        refuse: whether a run whose covariance would be noise is stopped.
+        spent: words for what the run has cost.
+
+    Raises:
+        ConfigError: it would be, and `refuse` is set.
+    """
+    scale = space.radius**2 / (query.weights[2] * max(count, 1.0))
+    k, traces = space.dimensions, np.cumsum(np.sort(space.public_variances)[::-1])
+    ratio = noise_ratio(float(traces[-1]), noise * scale, k)
+    told = (
+        f"noise of a covariance in {k} dimensions over {count:,.0f} "
+        f"{'users' if query.unit == 'user' else 'records at most'}: {ratio:.2g} of what that of "
+        "public text says"
+    )
+    if ratio <= WARN_ABOVE:
+        return Finding(sentence=told)
+    fitting = [
+        fewer
+        for fewer in range(1, k)
+        if noise_ratio(float(traces[fewer - 1]), noise * scale, fewer) <= WARN_ABOVE
+    ]
+    advice = (
+        f"{max(fitting)} dimensions keep it below"
+        if fitting
+        else "no number of dimensions keeps it below: take more users or a larger epsilon"
+    )
+    told += f", above {WARN_ABOVE:g}; {advice}"
+    if refuse and ratio > _MOST_RATIO:
+        raise ConfigError(
+            f"moment-dimensions = {k} is more than {count:,.0f} "
+            f"{'users' if query.unit == 'user' else 'records'} allow: {told}. Set accept-noise = "
+            f"true to run all the same; {spent}"
+        )
+    return Finding(sentence=told, warning=True)
+
+
+_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateText:
+    """One set of texts, of one source or mixed from several.
+
+    Attributes:
+        name: as it was written.
+        parts: sources with their shares, which add up to 1.
+    """
+
+    name: str
+    parts: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, name: str) -> CandidateText:
+        """Read what was written: a source, or "40% NEAR + 60% FAR" for a mixture.
+
+        Args:
+            name: a JSONL file, a .txt file, a folder of them, a run directory, "bundled", or a
+                mixture of them.
+
+        Raises:
+            DataError: the shares of a mixture do not add up to 100 %.
+        """
+        matches = [_PART.fullmatch(part) for part in name.split(" + ")]
+        parts = [(match[2], float(match[1]) / 100.0) for match in matches if match]
+        if len(parts) < len(matches):
+            return cls(name=name, parts=((name, 1.0),))
+        total = 100.0 * sum(share for _, share in parts)
+        if abs(total - 100.0) > 1e-6:
+            raise DataError(
+                f'the shares of the candidate "{name}" must add up to 100%, got {total:g}%'
+            )
+        return cls(name=name, parts=tuple(part for part in parts if part[1] > 0))
+
+    def texts(self, *, tokenizer: Any, max_tokens: int, most: int, seed: int) -> list[str]:
+        """The pieces that are compared: of at most `max_tokens` tokens, as users' text is cut.
+
+        Args:
+            tokenizer: of the embedding model.
+            max_tokens: length of a piece, >= 1.
+            most: pieces to draw; 0 for as many as there are in these shares.
+            seed: of the draw.
+
+        Raises:
+            DataError: a source is missing, unreadable or without text, or too small for its share.
+        """
+        found = [(self._pieces(one, tokenizer, max_tokens), share) for one, share in self.parts]
+        available = min(int(len(pieces) / share + 1e-9) for pieces, share in found)
+        total = min(most, available) if most else available
+        generator = np.random.default_rng(derive_seed(seed, "candidate-text"))
+        drawn = []
+        for pieces, share in found:
+            count = round(total * share)
+            order = np.sort(generator.permutation(len(pieces))[:count])
+            drawn.append([pieces[place] for place in order])
+        texts = list(itertools.chain.from_iterable(drawn))
+        if len(texts) < 2:
+            raise DataError(
+                f'the candidate "{self.name}" has {len(texts)} texts in these shares, and a '
+                "distance needs at least 2"
+            )
+        return texts
+
+    def _pieces(self, source: str, tokenizer: Any, max_tokens: int) -> list[str]:
+        from flower_privsyn.data import Cut
+        from flower_privsyn.data.public_text import public_documents
+
+        path = user_path(source)
+        written = path / "synthetic.jsonl"
+        documents = public_documents(
+            str(written) if written.is_file() else source, setting="candidates"
+        )
+        pieces = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
+        return list(itertools.chain.from_iterable(pieces))
+
+
+def candidate_names(setting: str) -> tuple[str, ...]:
+    """The sets that a setting names, with semicolons between them.
+
+    Raises:
+        DataError: one is named twice, or a name is empty.
+    """
+    names = tuple(name.strip() for name in setting.split(";")) if setting.strip() else ()
+    return checked_names(names)
+
+
+def checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of sets, each once.
+
+    Raises:
+        DataError: one is named twice, or a name is empty.
+    """
+    if len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise DataError(
+            f"candidates must be different sets of text, none of them empty, got {list(names)}"
+        )
+    return tuple(names)
+
+
+def read_sets(
+    names: Sequence[str], *, tokenizer: Any, max_tokens: int, most: int, seed: int
+) -> dict[str, list[str]]:
+    """The texts of sets, by name.
+
+    Args:
+        names: as `CandidateText.of` takes them.
+        tokenizer: of the embedding model.
+        max_tokens: length of a piece.
+        most: pieces of each set; 0 for all.
+        seed: of their draw.
+
+    Raises:
+        DataError: a set cannot be read.
+    """
+    return {
+        name: CandidateText.of(name).texts(
+            tokenizer=tokenizer, max_tokens=max_tokens, most=most, seed=seed
+        )
+        for name in names
+    }
+
+
+def rank_sets(
+    sketch: MomentSketch,
+    settings: Mapping[str, Any],
+    names: Sequence[str],
+    *,
+    most: int,
+    seed: int,
+    progress: Progress,
+    embedder: Embedder,
+) -> list[Ranked]:
+    """Embed sets of text as the run did, and rank them.
+
+    Args:
+        sketch: what was released.
+        settings: of the run, under their hyphenated keys.
+        names: of the sets, as `CandidateText.of` takes them.
+        most: samples of each set; 0 for all.
+        seed: of their draw.
+        progress: shows the work.
+        embedder: the run's embedding model.
+
+    Raises:
+        DataError: a set cannot be read, or is named twice.
+    """
+    texts = read_sets(
+        checked_names(names),
+        tokenizer=embedder.tokenizer,
+        max_tokens=int(settings["max-tokens"]),
+        most=most,
+        seed=seed,
+    )
+    return sketch.rank(embedded(texts, embedder=embedder, progress=progress), seed=seed)
+
+
+def embedded(
+    texts: Mapping[str, Sequence[str]], *, embedder: Embedder, progress: Progress
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The embeddings of sets of text, by name.
+
+    Args:
+        texts: by name.
+        embedder: whose embeddings users were asked about.
+        progress: shows the work.
+    """
+    found = {}
+    for name, pieces in texts.items():
+        with progress.stage(f"Embed {name}", len(pieces)) as stage:
+            found[name] = embedder.embed(pieces, progress=stage.update)
+    return found

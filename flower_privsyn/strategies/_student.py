@@ -1,0 +1,34 @@
+"""Settings of a student that learns from public text at the server, whatever chose the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt
+
+from flower_privsyn.run.settings import PrivateSumConfig
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.causal_settings import CausalTraining
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentConfig(PrivateSumConfig):
+    """Settings of a run that trains a model on public text, and how long and fast."""
+
+    student_steps: Annotated[int, Ge(1), "steps of the training on public text."] = 200
+    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
+    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
+
+    def student_training(self) -> CausalTraining:
+        """How the model is trained on public text."""
+        from flower_privsyn.training.causal_settings import CausalTraining
+
+        return CausalTraining(
+            max_steps=self.student_steps,
+            batch_size=self.student_batch_size,
+            learning_rate=self.student_learning_rate,
+            max_tokens=self.max_tokens,
+            learn_ends=False,  # rows are pieces of documents, and end where they were cut
+        )

@@ -1,0 +1,223 @@
+"""Writing the synthetic corpus batch by batch, so that nothing that was written is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.generation import Expand
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.expand import Earlier
+from flower_privsyn.generation.generators import is_gguf
+from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.run.progress import ProgressReporter
+
+if TYPE_CHECKING:
+    from flower_privsyn.models.bias import LogitBias
+
+
+logger = logging.getLogger("flwr.privsyn")
+
+
+def expand_resumably(
+    expand: Expand,
+    seeds: Sequence[str],
+    *,
+    ids: Sequence[str],
+    num_samples: int,
+    kept: Path,
+    seed: int,
+    round_number: int,
+    source: str,
+    stage: str,
+    progress: ProgressReporter,
+    adapter: Path | None = None,
+    label: str | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Expand until `num_samples` texts are kept; what an earlier attempt kept counts.
+
+    Texts are written down batch by batch, so that a generator that fails, or a run that is killed,
+    loses none; a resumed run writes the ones that are missing, and they are the same ones.
+
+    Args:
+        expand: the generator, its prompt and how it samples.
+        seeds: the texts that stand in the prompts.
+        ids: one identifier per seed; they become the parents of a text.
+        num_samples: texts to keep, earlier attempts included, >= 0.
+        kept: JSON-lines file of the texts kept so far.
+        seed: of what is written.
+        round_number: stored with every text.
+        source: stored with every text.
+        stage: what the progress calls the work.
+        progress: where the work reports.
+        adapter: folder of a LoRA adapter for the generator.
+        label: the class of the seeds and of what is written, of which there are to be so many
+            texts in the file; None where texts have no classes.
+
+    Returns:
+        The records for `RunDirectory.write_synthetic`, and how many texts were dropped, by reason.
+
+    Raises:
+        GenerationError: the generator failed; what it wrote before is in `kept`.
+    """
+    before = list(read_json_lines(kept))
+    records = [record for record in before if label is None or record.get("label") == label]
+    earlier = Earlier(
+        kept=len(records),
+        attempts=max((int(record.get("attempts", 0)) for record in records), default=0),
+        known=tuple(str(record["text"]) for record in before),
+    )
+    of_class = {} if label is None else {"label": label}
+
+    def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]], attempts: int) -> None:
+        fresh = [
+            {
+                "text": text,
+                "round": round_number,
+                "parent": [ids[index] for index in group],
+                "source": source,
+                "attempts": attempts,
+                **of_class,
+            }
+            for text, group in zip(texts, parents, strict=True)
+        ]
+        append_json_lines(kept, fresh)
+        records.extend(fresh)
+
+    with progress.stage(stage, num_samples) as reporter:
+        reporter.update(len(records))
+        result = expand.run(
+            seeds,
+            num_samples=num_samples,
+            seed=seed,
+            adapter=adapter,
+            progress=reporter.update,
+            on_batch=keep,
+            earlier=earlier,
+        )
+    # Where a resumed run goes on is of no interest to who reads the texts.
+    texts = [{key: record[key] for key in record if key != "attempts"} for record in records]
+    return texts, dict(result.dropped)
+
+
+def refuse_nothing(
+    records: Sequence[object], dropped: Mapping[str, int], *, num_samples: int, generator: str
+) -> None:
+    """Refuse a corpus that holds no text, and say in the log what is missing of one that does.
+
+    A run that ended without a text would have spent its budget and could not be resumed.
+
+    Args:
+        records: what was kept.
+        dropped: how many texts were not, by reason.
+        num_samples: how many were asked for, >= 0.
+        generator: who was asked, by name.
+
+    Raises:
+        GenerationError: nothing was kept of what was asked for.
+    """
+    if len(records) >= num_samples:
+        return
+    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+    if not records:
+        raise GenerationError(
+            f"the generator {generator} was asked for {num_samples} texts and wrote none that can "
+            f"be kept (dropped: {why or 'none'}): what was released stays, and the run can be "
+            "resumed with another generator, prompt or temperature; the same ones are asked for "
+            "the same texts again"
+        )
+    logger.warning(
+        "the generator %s was asked for %d texts, and %d could be kept (dropped: %s)",
+        generator,
+        num_samples,
+        len(records),
+        why or "none",
+    )
+
+
+def biased_generator(
+    name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
+) -> Path | None:
+    """Write a generator with a bias of its logits, where it has the tokens that the bias is of.
+
+    Args:
+        name: of the generator, as `load_generator` takes it.
+        tokens_of: a model whose tokens the bias is of.
+        folder: where to write it.
+        lacking: from the generator's name to the bias.
+
+    Returns:
+        The folder; None, and a warning that says why, for one that runs elsewhere, has other
+        tokens, or has a bias already.
+    """
+    from flower_privsyn.training.bias import load_plain, save_biased
+    from flower_privsyn.training.distillation import check_same_tokens
+
+    try:
+        if is_address(name) or is_gguf(name):
+            raise ConfigError("its logits are not at hand")
+        check_same_tokens(tokens_of, name, setting="its model")
+        load_plain(name)
+    except PrivsynError as error:
+        logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
+        return None
+    save_biased(name, folder, lacking(name))
+    return folder
+
+
+def write_after(
+    expand: Expand,
+    examples: Sequence[str],
+    *,
+    ids: Sequence[str],
+    num_samples: int,
+    best_of: int,
+    seed: int,
+    score: Callable[[list[str]], npt.NDArray[np.float64]],
+    kept: Path,
+    progress: ProgressReporter,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Write more texts than are wanted, shown examples, and keep the best.
+
+    Args:
+        expand: the generator, its prompt and how it samples.
+        examples: the texts that stand in the prompts.
+        ids: identifiers of the examples, the parents of a text; there may be more of them.
+        num_samples: texts that are kept, >= 1.
+        best_of: texts that are written for each of these, >= 1.
+        seed: of what is written.
+        score: of texts, higher for better ones.
+        kept: JSON-lines file of what was written so far.
+        progress: where the work reports.
+
+    Returns:
+        The best in the order in which they were written, and how many texts were dropped before.
+
+    Raises:
+        GenerationError: the generator failed, or nothing that it wrote can be kept; what it wrote
+            before is in `kept`.
+    """
+    wanted = best_of * num_samples
+    records, dropped = expand_resumably(
+        expand,
+        examples,
+        ids=ids[: len(examples)],
+        num_samples=wanted,
+        kept=kept,
+        seed=derive_seed(seed, "write", 0),
+        round_number=1,
+        source="written",
+        stage="Write synthetic text",
+        progress=progress,
+    )
+    refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
+    scores = score([str(record["text"]) for record in records])
+    best = np.argsort(-scores, kind="stable")[:num_samples]
+    return [records[index] for index in sorted(best.tolist())], dropped

@@ -1,0 +1,227 @@
+"""What a run directory says about one heavy user beyond the release: nothing, byte for byte.
+
+The same run twice, with a user of 1,200 documents and without those documents. What is released is
+replaced by the same vector in both, so any byte that differs comes past the release. Random names
+and keys come from a source that repeats, and the clock stands still or jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from flower_privsyn import clock
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.data import Users
+from flower_privsyn.report import write_run_page
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.strategies import (
+    DPFTRL,
+    DPFedAvg,
+    DPFedAvgConfig,
+    DPFTRLConfig,
+    POPri,
+    POPriConfig,
+    PrivateEvolution,
+    PrivateEvolutionConfig,
+)
+from flower_privsyn.testing import (
+    EchoGenerator,
+    HashEmbedder,
+    LoopbackGrid,
+    ShuffleWords,
+    WordGenerator,
+    hash_embedder,
+    train_words,
+)
+from tests.support.federation import WORDS, make_users
+from tests.support.repeating import CREATED, CREATED_SECONDS, Repeating, stop
+from tests.support.run_files import contents, times_in
+
+HEAVY = "user-3"
+METHODS = (
+    "private-evolution",
+    "private-evolution-poisson",
+    "popri",
+    "dp-fedavg",
+    "dp-ftrl",
+)
+
+
+def users(documents: int) -> Users:
+    """Six users; one of them has so many documents, or none, and stays on the roster."""
+    light = make_users(6, samples=2)
+    rows = [
+        (light.user_ids[owner], text)
+        for owner, text in zip(light.owners.tolist(), light.texts, strict=True)
+        if light.user_ids[owner] != HEAVY
+    ]
+    heavy = [(HEAVY, f"the canary sings {WORDS[n % 7]} {n}") for n in range(documents)]
+    return Users.from_rows([*rows, *(heavy or [(HEAVY, "")])])
+
+
+class Federation:
+    """Runs in one folder, each moved aside when it has ended."""
+
+    def __init__(self, folder: Path, public_file: Path, model: Path) -> None:
+        self.folder, self.public_file, self.model = folder, public_file, model
+
+    def run(self, method: str, documents: int, *, name: str) -> Path:
+        """Run a method with a heavy user of so many documents; returns its run directory."""
+        everyone = users(documents)
+
+        def load(context: Context) -> Users:
+            return everyone.deal(
+                partition_id=int(context.node_config["partition-id"]), num_partitions=2
+            )
+
+        if method.startswith("dp-"):
+            app = create_training_app(load, device="cpu")
+        else:
+            app = create_client_app(
+                load, embedder=hash_embedder, cache_directory=self.folder / "cache"
+            )
+        strategy = self.strategy(method)
+        strategy.start(LoopbackGrid(app, num_nodes=2))
+        path = strategy.run.path
+        write_run_page(RunDirectory.open(path))
+        strategy.run.owner.path.rename(self.folder / f"{name}.owner")
+        return path.rename(self.folder / name)
+
+    def strategy(self, method: str) -> Any:
+        common: dict[str, Any] = {
+            "epsilon": 8.0,
+            "accept_noise": True,
+            "num_nodes": 2,
+            "num_rounds": 2,
+            "run_dir": str(self.folder / "run"),
+            "node_timeout": 0.2,
+        }
+        text = {**common, "public_text": str(self.public_file)}
+        if method.startswith("private-evolution"):
+            rate = {"sampling": "poisson", "sampling_rate": 0.5} if "poisson" in method else {}
+            return PrivateEvolution(
+                PrivateEvolutionConfig(
+                    **text, **rate, num_candidates=8, lookahead=1, expand_samples=4
+                ),
+                embedder=HashEmbedder(),
+                variation=ShuffleWords(),
+                generator=EchoGenerator(),
+                random=Repeating(7),
+            )
+        prompts: dict[str, Any] = {
+            "num_prompts": 4,
+            "responses_per_prompt": 3,
+            "rejected_rank": 2,
+            "synthetic_samples": 4,
+        }
+        parts: dict[str, Any] = {
+            "embedder": HashEmbedder(),
+            "generator": WordGenerator(WORDS),
+            "trainer": train_words,
+            "random": Repeating(7),
+        }
+        if method == "popri":
+            return POPri(POPriConfig(**text, **prompts), **parts)
+        training = {**common, "model": str(self.model), "max_tokens": 16, "local_batch_size": 8}
+        if method == "dp-fedavg":
+            return DPFedAvg(DPFedAvgConfig(**training, adaptive_clipping=True), random=Repeating(7))
+        return DPFTRL(DPFTRLConfig(**training, min_separation=2), random=Repeating(7))
+
+
+@pytest.fixture
+def federation_of(tmp_path: Path, public_file: Path, lstm: Path) -> Federation:
+    return Federation(tmp_path, public_file, lstm)
+
+
+def dates(path: Path) -> set[float]:
+    return {entry.stat().st_mtime for entry in [path, *path.rglob("*")]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("same_release")
+def test_a_canary_changes_no_byte(
+    federation_of: Federation, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    stop(monkeypatch)
+    without = federation_of.run(method, 0, name="without")
+    # A heavy user takes time, and as much of it as there is: only the owner may learn of it.
+    stop(monkeypatch, step=7.25)
+    canary = federation_of.run(method, 1200, name="canary")
+    left, right = contents(without), contents(canary)
+    assert sorted(left) == sorted(right)
+    assert [name for name in left if left[name] != right[name]] == []
+    assert "report.html" in left
+    assert "ledger.jsonl" in left
+    assert dates(without) == dates(canary) == {CREATED_SECONDS}
+
+
+def test_the_canary_is_in_the_sum(federation_of: Federation) -> None:
+    """Otherwise nothing could differ: the same two runs with the release as it is."""
+    found = []
+    for documents in (0, 1200):
+        path = federation_of.run("private-evolution", documents, name=f"run-{documents}")
+        found.append(np.load(path / "rounds" / "0001" / "release.npy"))
+    # The noise repeats, so what is left is the one user.
+    assert 1 <= np.abs(found[0] - found[1]).sum() <= 8
+
+
+@pytest.mark.parametrize("method", ["private-evolution", "popri", "dp-fedavg"])
+def test_with_a_running_clock_no_file_holds_a_time(
+    federation_of: Federation, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The clock of the machine, whatever it is read with."""
+    path = federation_of.run(method, 3, name="shared")
+    run = RunDirectory.open(path)
+    created = str(run.document["created"])
+    found = times_in(path)
+    assert found.pop("config.json") == {created}
+    # The page names the moment for people, to the minute.
+    assert {text.replace("T", " ")[:16] for text in found.pop("report.html", set())} <= {
+        created.replace("T", " ")[:16]
+    }
+    assert found == {}
+    assert len(dates(path)) == 1
+    times = (path.parent / "shared.owner" / "times.jsonl").read_text().splitlines()
+    assert len(times) > 5
+    assert "not private: times depend on private text" in times[0]
+
+
+def test_dates_are_hidden_when_a_run_ends_and_when_it_fails(
+    federation_of: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now", lambda: CREATED)
+    ended: list[set[float]] = []
+    unlock = RunDirectory.unlock
+
+    def look(self: RunDirectory) -> None:
+        unlock(self)
+        ended.append(dates(self.path))
+
+    monkeypatch.setattr(RunDirectory, "unlock", look)
+    federation_of.run("private-evolution", 1, name="whole")
+    strategy = federation_of.strategy("private-evolution")
+    strategy.method.step = _fail
+    with pytest.raises(ZeroDivisionError):
+        strategy.start(LoopbackGrid(_app(federation_of), num_nodes=2))
+    assert ended == [{CREATED_SECONDS}, {CREATED_SECONDS}]
+
+
+def _fail(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError
+
+
+def _app(federation: Federation) -> Any:
+    everyone = users(1)
+    load: Callable[[Context], Users] = lambda context: everyone.deal(  # noqa: E731
+        partition_id=int(context.node_config["partition-id"]), num_partitions=2
+    )
+    return create_client_app(
+        load, embedder=hash_embedder, cache_directory=federation.folder / "cache"
+    )

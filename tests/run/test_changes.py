@@ -1,0 +1,301 @@
+"""What a resumed run may do otherwise; what comes after the last release is tried first."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.cli.inspect import inspect_run
+from flower_privsyn.errors import (
+    ConfigError,
+    GenerationError,
+    ModelError,
+    PrivsynError,
+    RunDirectoryError,
+)
+from flower_privsyn.generation import OpenAIGenerator
+from flower_privsyn.run import directory, history
+from flower_privsyn.strategies import POPri, POPriConfig
+from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
+from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
+from tests.support.generation_server import Server
+from tests.support.probe import Killed, Probe
+from tests.support.run_files import lines
+
+Builder = Callable[..., Any]
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """The address of a server that is not there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+
+
+def remote(address: str, model: str = "tiny") -> OpenAIGenerator:
+    return OpenAIGenerator(address, model, max_retries=0)
+
+
+@pytest.fixture
+def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
+    def build(writer: Any = None, trainer: Any = train_words, **changes: Any) -> POPri:
+        values: dict[str, Any] = {
+            "noise_multiplier": 0.0,
+            "num_rounds": 2,
+            "num_prompts": 3,
+            "responses_per_prompt": 3,
+            "rejected_rank": 2,
+            "public_text": str(public_file),
+            "synthetic_samples": 4,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            **changes,
+        }
+        return POPri(
+            POPriConfig(**values),
+            embedder=HashEmbedder(),
+            generator=writer or WordGenerator(WORDS),
+            trainer=trainer,
+        )
+
+    return build
+
+
+class Silent(EchoGenerator):
+    """Writes nothing, until it is asked for a whole text for the so manieth time."""
+
+    def __init__(self, *, speaks_at: int) -> None:
+        self._left = speaks_at
+
+    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+        self._left -= 1
+        written = super().generate(prompts, **kwargs)
+        return [[""] * len(row) for row in written] if self._left > 0 else written
+
+
+def untouched(strategy: Any, grid: Any) -> bool:
+    """Whether a run stopped before anybody was asked for anything."""
+    return rounds_asked(grid) == [] and not strategy.run.ledger_file.exists()
+
+
+class TestTriedBeforeTheFirstRound:
+    def test_a_server_that_is_down(
+        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
+    ) -> None:
+        grid = federation()
+        strategy = evolution(settings(), generator=remote(nowhere))
+        with pytest.raises(GenerationError, match=f"server {nowhere} cannot be reached"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    @pytest.mark.parametrize("strategy", ["evolution", "popri"])
+    def test_a_server_that_answers_without_a_text(
+        self,
+        federation: Builder,
+        settings: Builder,
+        evolution: Builder,
+        popri: Builder,
+        server: Server,
+        strategy: str,
+    ) -> None:
+        def silence(path: str, body: dict[str, Any], number: int) -> Any:
+            choices = [{"index": index, "text": " \n"} for index in range(body["n"])]
+            return 200, {"choices": choices}
+
+        server.misbehave = silence
+        writer, grid = remote(server.url), federation()
+        built = popri(writer) if strategy == "popri" else evolution(settings(), generator=writer)
+        with pytest.raises(GenerationError, match="was asked 4 times for a text and each time"):
+            built.start(grid)
+        assert untouched(built, grid)
+        seeds = [body["seed"] for _, body, _ in server.requests]
+        assert len(set(seeds)) == 4  # else a server that honours them answers the same
+
+    def test_a_model_in_this_process_that_writes_nothing(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        grid = federation()
+        strategy = evolution(settings(), generator=Silent(speaks_at=5))
+        with pytest.raises(GenerationError, match="the generator echo was asked 4 times"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+        # One that is silent by chance is asked again.
+        strategy = evolution(settings(resume=True), generator=Silent(speaks_at=4))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+
+    def test_a_server_that_loads_no_adapters(
+        self, federation: Builder, popri: Builder, server: Server, llama: Path
+    ) -> None:
+        server.misbehave = lambda path, body, number: (
+            (404, {"detail": "Not Found"}) if path.endswith("load_lora_adapter") else None
+        )
+        grid = federation()
+        strategy = popri(remote(server.url), trainer=None, training_model=str(llama))
+        with pytest.raises(GenerationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+        assert not (strategy.run.path / ".rehearsal").exists()
+
+    def test_a_model_that_cannot_be_trained(
+        self, federation: Builder, popri: Builder, server: Server, llama: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "model"
+        broken.mkdir()
+        for file in llama.iterdir():
+            content = file.read_bytes()
+            (broken / file.name).write_bytes(
+                content[:100] if file.suffix == ".safetensors" else content
+            )
+        grid = federation()
+        strategy = popri(remote(server.url), trainer=None, training_model=str(broken))
+        with pytest.raises(ModelError):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
+
+    def test_nothing_is_tried_that_the_run_does_not_use(
+        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
+    ) -> None:
+        strategy = evolution(settings(output="survivors"), generator=remote(nowhere))
+        strategy.start(federation())
+        assert strategy.run.status == "finished"
+
+
+class Failing(EchoGenerator):
+    """Breaks down when the first text is wanted."""
+
+    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+        if is_rehearsal(prompts):
+            return super().generate(prompts, **kwargs)
+        raise GenerationError("the server has gone")
+
+
+class TestChanges:
+    def test_what_comes_after_the_last_release_may_change_and_is_recorded(
+        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
+    ) -> None:
+        first = evolution(settings(generator="http://a:1/v1#one"), generator=Failing())
+        with pytest.raises(GenerationError, match="has gone"):
+            first.start(federation())
+        ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        new = {"generator": "privsyn-lm", "temperature": 0.7, "expand_samples": 5}
+        again = evolution(settings(**new, resume=True))
+        again.start(federation())
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+        assert len(lines(again.run.synthetic_jsonl)) == 5
+        changes = {
+            "expand-samples": {"from": 12, "to": 5},
+            "generator": {"from": "http://a:1/v1#one", "to": "privsyn-lm"},
+            "temperature": {"from": 1.0, "to": 0.7},
+        }
+        history = [{"after_round": 3, "texts_before": 0, "settings": changes}]
+        assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
+        assert again.run.config["generator"] == "privsyn-lm"
+
+    def test_other_libraries_are_recorded(
+        self,
+        federation: Builder,
+        config: Builder,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def die(request: Any, reply: Any) -> Any:
+            if request.content["privsyn.request"].get("round") == 2:
+                raise Killed
+            return [reply]
+
+        monkeypatch.setattr(directory, "versions", lambda: {"numpy": "1.9", "gone": "3"})
+        with pytest.raises(Killed):
+            Probe(config(num_rounds=3)).start(federation(tamper=die))
+        monkeypatch.setattr(history, "versions", lambda: {"numpy": "2.0", "new": "1"})
+        again = Probe(config(num_rounds=3, resume=True))
+        again.start(federation())
+        (entry,) = again.run.document["changes"]
+        assert (entry["after_round"], entry["settings"]) == (1, {})
+        assert entry["versions"]["numpy"] == {"from": "1.9", "to": "2.0"}
+        assert again.run.document["versions"] == {"numpy": "2.0", "new": "1"}
+
+    def test_what_a_release_to_come_depends_on_may_not(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        def die(request: Any, reply: Any) -> Any:
+            if request.content["privsyn.request"].get("round") == 2:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            evolution(settings()).start(federation(tamper=die))
+        for change, said in (
+            ({"temperature": 0.7}, "temperature = 0.7 differs from the 1.0"),
+            ({"epsilon": 9.0}, "epsilon = 9.0 differs from the 8.0"),
+            ({"lookahead": 0}, "lookahead = 0 differs from the 1"),
+            ({"generator": "another"}, "generator = 'another' differs from the 'privsyn-lm'"),
+        ):
+            with pytest.raises(ConfigError, match=f"{said} the run in .* was started with"):
+                evolution(settings(**change, resume=True)).start(federation())
+        again = evolution(settings(node_timeout=0.3, resume=True))
+        again.start(federation())
+        assert again.run.document["changes"] == [
+            {
+                "after_round": 1,
+                "texts_before": 0,
+                "settings": {"node-timeout": {"from": 0.2, "to": 0.3}},
+            }
+        ]
+
+    def test_what_was_paid_for_stays_when_all_is_released(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(GenerationError):
+            evolution(settings(), generator=Failing()).start(federation())
+        for change in ({"threshold": 2.0}, {"num_rounds": 4}, {"seed": 1}, {"delta": 1e-5}):
+            (key,) = change
+            with pytest.raises(ConfigError, match=f"{key.replace('_', '-')} = .* differs"):
+                evolution(settings(**change, resume=True)).start(federation())
+
+    def test_rounds_that_are_asked_again_are_releases_to_come(
+        self, federation: Builder, settings: Builder, evolution: Builder
+    ) -> None:
+        with pytest.raises(PrivsynError, match="round 2 was asked 2 times"):
+            evolution(settings()).start(federation(tamper=silent(2)))
+        with pytest.raises(ConfigError, match=r"temperature = 0\.7 differs") as refused:
+            evolution(settings(temperature=0.7, resume=True)).start(federation())
+        may_change = str(refused.value).partition("may change ")[2].split(", ")
+        assert "node-timeout" in may_change
+        assert not {"temperature", "run-dir", "resume"} & set(may_change)
+
+    def test_a_generator_that_writes_candidates_moves_but_stays_the_same(
+        self, federation: Builder, popri: Builder
+    ) -> None:
+        here = {"generator": "http://a:1/v1#one", "training_model": "privsyn-lm"}
+        with pytest.raises(PrivsynError, match="round 1 was asked 2 times"):
+            popri(**here).start(federation(tamper=silent()))
+        for other in ("http://a:1/v1#two", "http://a:1/v1", "privsyn-lm"):
+            with pytest.raises(ConfigError, match="generator = .* differs"):
+                popri(**{**here, "generator": other}, resume=True).start(federation())
+        moved = popri(**{**here, "generator": "http://b:2/v1#one"}, resume=True)
+        moved.start(federation())
+        assert moved.run.status == "finished"
+
+
+class TestResumeOfNothing:
+    def test_a_folder_without_a_run_is_not_resumed_into_a_new_one(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        for folder in (tmp_path / "missing", tmp_path):
+            with pytest.raises(RunDirectoryError, match="is no run directory|holds no config"):
+                Probe(config(resume=True, run_dir=str(folder))).start(federation())
+        assert not (tmp_path / "missing").exists()
+
+    def test_a_folder_with_a_run_is_not_started_anew(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        Probe(config(num_rounds=1)).start(federation())
+        before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        with pytest.raises(RunDirectoryError, match="already holds a run; choose another"):
+            Probe(config(num_rounds=1)).start(federation())
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before

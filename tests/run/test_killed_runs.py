@@ -1,0 +1,296 @@
+"""The private path where a run was killed: what it had charged, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Message,
+)
+
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.run import RunDirectory, rounds
+from flower_privsyn.run.summary import run_costs
+from flower_privsyn.strategies import ReleasedSum
+from tests.support.federation import silent
+from tests.support.ledgers import begin
+from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+
+
+class TestResume:
+    @pytest.fixture
+    def start(self, federation: Builder, config: Builder) -> Callable[..., Probe]:
+        def run(
+            *, resume: bool = False, tamper: Any = None, prepare: Any = None, **changes: Any
+        ) -> Probe:
+            strategy = Probe(config(resume=resume, **changes))
+            if prepare:
+                prepare(strategy)
+            strategy.start(federation(tamper=tamper))
+            return strategy
+
+        return run
+
+    def check(self, run: Path, *, interrupted: Sequence[int], epsilon: float = 4.0) -> None:
+        charged = releases(run)
+        assert [line["round"] for line in charged] == [1, 2, 3]
+        assert [line["round"] for line in charged if line["interrupted"]] == list(interrupted)
+        assert charged[-1]["epsilon_release"] <= epsilon * (1 + 1e-6)
+        assert json.loads((run / "state.json").read_text())["status"] == "finished"
+
+    def test_killed_while_clients_answer(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            started = (
+                sum(line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl"))
+                if (tmp_path / "run" / "ledger.jsonl").exists()
+                else 0
+            )
+            if started == 2:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            start(tamper=die)
+        assert len(releases(tmp_path / "run")) == 1
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[2])
+        assert [release.round_number for release in strategy.released] == [3]
+
+    def test_killed_between_ledger_and_disk(
+        self, start: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def die(run: Any, release: ReleasedSum) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rounds, "store_release", die)
+            with pytest.raises(Killed):
+                start()
+        strategy = start(resume=True)
+        # The line was written as an ordinary release; the sum itself is gone for good.
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert (
+            json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"]
+            == "interrupted"
+        )
+
+    def test_killed_in_post_processing_uses_the_stored_release(
+        self, start: Builder, tmp_path: Path
+    ) -> None:
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 1:
+                    raise Killed
+
+            strategy.method.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        stored = np.load(tmp_path / "run/rounds/0002/release.npy")
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[])
+        assert [release.round_number for release in strategy.released] == [2, 3]
+        assert np.array_equal(strategy.released[0].values, stored)
+
+    @pytest.mark.parametrize(
+        ("step", "released"),
+        [
+            ("hold_metrics", None),
+            ("store_release", False),
+            ("step", True),
+            ("finish_round", True),
+            ("settle_metrics", True),
+            ("unlink", True),
+        ],
+    )
+    def test_killed_at_the_end_of_a_round_it_keeps_its_line(
+        self,
+        start: Builder,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        step: str,
+        released: bool | None,
+    ) -> None:
+        """Between the charge and the line in `metrics.jsonl` of round 2, wherever it is killed."""
+        path = tmp_path / "run"
+
+        def die(*_: Any, **__: Any) -> None:
+            if len(releases(path)) == 2:
+                raise Killed
+
+        def dying(owner: Any, name: str) -> None:
+            done = getattr(owner, name)
+
+            def instead(*args: Any, **kwargs: Any) -> Any:
+                die()
+                return done(*args, **kwargs)
+
+            patch.setattr(owner, name, instead)
+
+        with monkeypatch.context() as patch:
+            if step == "store_release":
+                dying(rounds, step)
+            elif step == "step":
+                dying(ProbeMethod, step)
+            elif step == "unlink":
+                # After the line is in its place, before the round lets go of it.
+                line = path / "rounds" / "0002" / "metrics.json"
+                unlink = Path.unlink
+
+                def keep(file: Path, **options: Any) -> None:
+                    if file == line:
+                        raise Killed
+                    unlink(file, **options)
+
+                patch.setattr(Path, "unlink", keep)
+            else:
+                dying(RunDirectory, step)
+            with pytest.raises(Killed):
+                start()
+        before = RunDirectory.open(path).metrics()
+        assert [one["round"] for one in before] == ([1] if released is None else [1, 2])
+        strategy = start(resume=True)
+        self.check(path, interrupted=[])
+        found = [(one["round"], one["released"]) for one in lines(path / "metrics.jsonl")]
+        # One whose replies nobody had counted has a line all the same: epsilon has grown.
+        assert found == [(1, True), (2, bool(released)), (3, True)]
+        spent = [one["epsilon_release"] for one in lines(path / "metrics.jsonl")]
+        assert spent == [one["epsilon_release"] for one in releases(path)]
+        cost = run_costs(strategy.run)
+        assert (cost.rounds, cost.lost_rounds) == ((2, 1) if released is None else (3, 0))
+        assert not list(path.glob("rounds/*/metrics.json"))
+
+    def test_killed_where_it_is_asked_again_its_cost_has_a_line(
+        self, start: Builder, tmp_path: Path
+    ) -> None:
+        """Round 2 is discarded; asked again it is released, and round 3 killed."""
+        with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+            start(tamper=silent(2))
+        assert [one["round"] for one in releases(tmp_path / "run")] == [1]
+
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.content["privsyn.request"].get("round") == 3:
+                raise Killed
+            return [reply]
+
+        with pytest.raises(Killed):
+            start(resume=True, tamper=die)
+        strategy = start(resume=True)
+        self.check(tmp_path / "run", interrupted=[3])
+        charged = [one["epsilon_release"] for one in releases(tmp_path / "run")]
+        found = [(one["round"], one["released"]) for one in lines(tmp_path / "run/metrics.jsonl")]
+        assert found == [(1, True), (2, False), (2, False), (2, True), (3, False)]
+        last = strategy.run.round_lines()
+        assert [(one["round"], one["released"]) for one in last] == [
+            (1, True),
+            (2, True),
+            (3, False),
+        ]
+        assert [one["epsilon_release"] for one in last] == charged
+
+    def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
+        def die(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type != wire.PREPARE:
+                raise Killed
+            return [reply]
+
+        for attempt in range(3):
+            with pytest.raises(Killed):
+                start(resume=attempt > 0, tamper=die)
+        with pytest.raises(FederationError, match="no round was released.* 3 rounds were charged"):
+            start(resume=True)
+        metrics = lines(tmp_path / "run/metrics.jsonl")
+        assert [(one["round"], one["released"]) for one in metrics] == [
+            (1, False), (2, False), (3, False),
+        ]  # fmt: skip
+        charged = releases(tmp_path / "run")
+        assert [(line["round"], line["interrupted"]) for line in charged] == [
+            (1, True), (2, True), (3, True),
+        ]  # fmt: skip
+        assert charged[-1]["epsilon_release"] <= 4.0 * (1 + 1e-6)
+
+    @pytest.mark.parametrize(
+        ("damage", "sentence"),
+        [
+            ("removed", "lacks the line .* which rounds/0000/state.json states"),
+            ("cut", "lacks the line .* which rounds/0002/state.json states"),
+            ("cut by one round", "lacks the line .* which rounds/0003/metrics.json states"),
+            ("cut by the round that died", "no line for round 3"),
+        ],
+    )
+    def test_a_lost_ledger_stops_the_run(
+        self, start: Builder, tmp_path: Path, damage: str, sentence: str
+    ) -> None:
+        from flower_privsyn.errors import LedgerError
+
+        def prepare(strategy: Probe) -> None:
+            def die() -> None:
+                if len(strategy.released) == 2:
+                    raise Killed
+
+            strategy.method.before_update = die
+
+        with pytest.raises(Killed):
+            start(prepare=prepare)
+        path = tmp_path / "run" / "ledger.jsonl"
+        left = 0
+        if damage == "removed":
+            path.unlink()
+        else:
+            left = 3 if damage == "cut" else 5
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+        if left == 5:
+            # A killed process says nothing in state.json; only its release is on the disk, with
+            # the line of its round, which runs that were begun earlier do not have.
+            (tmp_path / "run" / "state.json").unlink()
+            if damage == "cut by the round that died":
+                (tmp_path / "run" / "rounds" / "0003" / "metrics.json").unlink()
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(LedgerError, match=sentence):
+            start(resume=True)
+        assert (path.read_bytes() if path.exists() else None) == before
+
+    def test_another_strategy_does_not_go_on(
+        self, config: Builder, federation: Builder, tmp_path: Path
+    ) -> None:
+        class Other(Probe):
+            pass
+
+        run = str(tmp_path / "run")
+        with pytest.raises(FederationError):
+            Probe(config(num_nodes=5, run_dir=run)).start(federation())
+        with pytest.raises(ConfigError, match="was started by Probe and is resumed by Other"):
+            Other(config(num_nodes=5, run_dir=run, resume=True)).start(federation())
+
+    def test_the_ledger_refuses_a_round_beyond_the_budget(
+        self, start: Builder, config: Builder, federation: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=2))
+        strategy.start(federation())
+        line = releases(strategy.run.path)[-1]
+        ledger = PrivacyLedger.open(strategy.run.ledger_file)
+        from flower_privsyn.privacy import FullParticipation, GaussianMechanism
+
+        with ledger, pytest.raises(BudgetExceededError):
+            begin(
+                ledger,
+                round=3,
+                query="nearest_neighbor_histogram",
+                mechanism=GaussianMechanism(
+                    noise_multiplier=line["noise_multiplier"], l2_sensitivity=8.0
+                ),
+                sampling=FullParticipation(population=12),
+                planned_users=12,
+            )
+        assert len(releases(strategy.run.path)) == 2

@@ -1,0 +1,127 @@
+"""A run as tables: of every method, finished, failed, interrupted and at work."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn import open_run
+from flower_privsyn.errors import LedgerError, RunDirectoryError
+from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
+from tests.support import golden_runs
+from tests.support.ledgers import write_chain
+from tests.support.run_files import add_line
+
+PAGE = (Path(__file__).parents[2] / "docs" / "run_directory.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the run of each method is, made when it is first asked for."""
+    return {"": tmp_path_factory.mktemp("golden")}
+
+
+def folder_of(name: str, folders: dict[str, Path]) -> Path:
+    if name not in folders:
+        parent = folders[""] / re.sub(r"\W", "-", name)
+        parent.mkdir()
+        golden_runs.run(name, parent)
+        (folders[name],) = {file.parent for file in parent.rglob("ledger.jsonl")}
+    return folders[name]
+
+
+@pytest.mark.parametrize("name", ["private-evolution", "popri", "dp-fedavg"])
+def test_tables_hold_what_the_files_hold(name: str, folders: dict[str, Path]) -> None:
+    path = folder_of(name, folders)
+    run = open_run(path)
+    summary = run.summary
+    assert summary.status == "finished"
+    assert summary.strategy
+    assert summary.strategy in repr(run)
+    assert summary.settings == run.run.config
+    assert summary.versions["flwr"]
+    metrics = (path / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert run.metrics["round"].tolist() == [json.loads(line)["round"] for line in metrics]
+    assert len(run.ledger) == len((path / "ledger.jsonl").read_text("utf-8").splitlines())
+    released = run.run.rounds_with_outcome("released")
+    assert set(released) <= set(run.releases["round"])
+    synthetic = path / "synthetic.jsonl"
+    lines = synthetic.read_text("utf-8").splitlines() if synthetic.exists() else []
+    assert len(run.texts) == len(lines)
+    if lines:
+        assert run.texts["text"].tolist() == [json.loads(line)["text"] for line in lines]
+        assert run.dataset()["text"][:] == run.texts["text"].tolist()
+    else:
+        with pytest.raises(RunDirectoryError, match="has no synthetic texts: it is finished"):
+            run.dataset()
+    assert "embedding" not in run.candidates
+    assert set(run.survivors.get("round", ())) <= set(released)
+    for place, folder in run.models.items():
+        assert folder == path / place
+        assert place.startswith(("models/", "rounds/"))
+    assert bool(run.models) == any(path.rglob("*.safetensors"))
+
+
+def begun(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path / "run", config={"num-rounds": 3}, strategy="POPri")
+    write_chain(
+        run.ledger_file,
+        {"event": "opened", "delta": 1e-6, "epsilon_budget": 2.0, "accountant": "pld"},
+        {"event": "started", "round": 1},
+    )
+    return run
+
+
+def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    run.hold_metrics(1, {"round": 1, "released": True})
+    opened = open_run(run.path)
+    assert opened.summary.status == "running"
+    assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]
+    assert opened.ledger["event"].tolist() == ["opened", "started"]
+    assert opened.survivors.groupby("round").size().empty  # as the page has it, of any method
+    for empty in (opened.texts, opened.releases, opened.candidates, opened.survivors):
+        assert len(empty) == 0
+    assert opened.models == {}
+    assert opened.summary.figures == {}
+    run.unlock()
+    (run.path / ".lock").unlink()  # of this process, which is alive
+    assert opened.summary.status == "interrupted"
+    run.mark_failed(RunDirectoryError("The disk is full."))
+    summary = opened.summary
+    assert (summary.status, summary.error) == ("failed", "The disk is full.")
+
+
+def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="There is no run directory"):
+        open_run(tmp_path / "nowhere")
+    run = begun(tmp_path)
+    run.follow_ledger(lambda: "0" * 64)
+    add_line(run, {"round": 1})
+    with pytest.raises(LedgerError):
+        _ = open_run(run.path).ledger
+
+
+def test_a_run_without_the_budget_is_stamped(tmp_path: Path) -> None:
+    printed = {"noise-calibration": "too-little-as-printed"}
+    run = RunDirectory.create(tmp_path / "run", config=printed)
+    assert open_run(run.path).summary.stamp == RESEARCH_STAMP
+
+
+def test_the_example_of_the_page_runs_without_a_model_library(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    code, _own_tracker = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    path = folder_of(next(name for name in golden_runs.RUNS if "evolution" in name), folders)
+    code = code.replace("RUN_DIR", str(path))
+    heavy = "{'torch', 'transformers', 'sentence_transformers'}"
+    code += f"\nimport sys\nassert not {heavy} & set(sys.modules)\n"
+    ran: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("finished PrivateEvolution")

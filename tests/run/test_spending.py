@@ -1,0 +1,359 @@
+"""Budget is never spent without a word: what ends or refuses a run before or between releases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from flwr.app import Error, Message
+
+from flower_privsyn.client_apps import handlers as node
+from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.messages import wire
+from flower_privsyn.privacy import CyclicSampling, FullParticipation
+from flower_privsyn.run import how_to_resume
+from flower_privsyn.run.settings import default_least_users
+from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
+from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
+from tests.support.federation import WORDS, make_users, rounds_asked, silent
+from tests.support.probe import CorrelatedProbe, Probe
+from tests.support.run_files import lines, releases
+
+Builder = Callable[..., Any]
+
+
+class TestUnknownQuestions:
+    """A node says at the preparation what it cannot answer, not in a round that is paid for."""
+
+    def popri(self, tmp_path: Path, public_file: Path, **changes: Any) -> POPri:
+        values: dict[str, Any] = {
+            "noise_multiplier": 1.0,
+            "num_rounds": 2,
+            "num_prompts": 2,
+            "responses_per_prompt": 4,
+            "rejected_rank": 2,
+            "public_text": str(public_file),
+            "synthetic_samples": 2,
+            "run_dir": str(tmp_path / "run"),
+            "node_timeout": 0.2,
+            "accept_noise": True,
+            **changes,
+        }
+        return POPri(
+            POPriConfig(**values),
+            embedder=HashEmbedder(),
+            generator=WordGenerator(WORDS),
+            trainer=train_words,
+        )
+
+    def test_a_question_of_a_later_round_is_named_before_the_first(
+        self,
+        federation: Builder,
+        public_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # POPri with this checkpoint asks for moments first and for similarities afterwards.
+        without = tuple(query for query in node.QUERIES if query.name != "mean_similarity")
+        monkeypatch.setattr(node, "QUERIES", without)
+        grid = federation()
+        strategy = self.popri(tmp_path, public_file, checkpoint="fred")
+        with pytest.raises(FederationError, match=r"does not answer every question of the run"):
+            strategy.start(grid)
+        assert rounds_asked(grid) == []
+        assert not strategy.run.ledger_file.exists()
+        assert {reply.error.code for reply in grid.replies} == {wire.ClientErrorCode.UNKNOWN_QUERY}
+        assert "moments, mean_similarity" in str(strategy.run.error)
+        assert [query.name for query in strategy.method.queries] == [
+            "moments",
+            "mean_similarity",
+        ]
+
+
+def events(run: Path) -> list[str]:
+    return [line["event"] for line in lines(run / "ledger.jsonl")]
+
+
+class TestSilence:
+    @pytest.mark.parametrize("secret", [False, True])
+    def test_of_a_node_is_said_once_and_to_whom_it_may_be(
+        self,
+        federation: Builder,
+        config: Builder,
+        caplog: pytest.LogCaptureFixture,
+        secret: bool,
+    ) -> None:
+        """Who failed in a round of a secret cohort is the server's owner's to know."""
+
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id != 1:
+                return [reply]
+            return [wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, request)]
+
+        drawn = {"sampling": "poisson", "sampling_rate": 0.5} if secret else {}
+        strategy = Probe(config(num_rounds=3, **drawn))
+        strategy.start(federation(tamper=failing))
+        assert len([r for r in caplog.records if "without some nodes" in r.getMessage()]) == 1
+        run = strategy.run.path
+        said = [
+            file
+            for file in run.rglob("*")
+            if file.is_file() and b"without some" in file.read_bytes()
+        ]
+        assert bool(said) is not secret
+
+    @pytest.mark.parametrize("seconds", [0, -5, "60", math.nan])
+    def test_is_waited_for_or_nothing_is_spent(
+        self, federation: Builder, config: Builder, tmp_path: Path, seconds: Any
+    ) -> None:
+        grid = federation()
+        with pytest.raises(ConfigError, match=r"timeout must be .*got"):
+            Probe(config(sampling="poisson", sampling_rate=0.5)).start(grid, timeout=seconds)
+        assert grid.requests == []
+        assert not (tmp_path / "run").exists()
+
+    def test_nodes_that_fall_silent_after_preparation_cost_nothing_and_end_the_run(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        strategy = Probe(config(num_rounds=5))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(federation(tamper=silent()))
+        assert str(caught.value) == (
+            "round 1 was asked 2 times and lost: 0 users on 0 of 2 nodes answered, 6 are required: "
+            "2 x no reply; they cost nothing; bring the nodes back and continue with "
+            f"{how_to_resume(tmp_path / 'run')}, which asks them again"
+        )
+        assert events(tmp_path / "run") == ["opened", *2 * ["started", "discarded"]]
+        assert strategy.released == []
+        assert (strategy.run.status, strategy.run.error) == ("failed", str(caught.value))
+        assert [line["epsilon_release"] for line in lines(strategy.run.metrics_file)] == [0.0, 0.0]
+
+    def test_a_resumed_run_asks_them_again_and_loses_nothing(
+        self, federation: Builder, config: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+            Probe(config(num_rounds=4)).start(federation(tamper=silent(2)))
+        strategy = Probe(config(num_rounds=4, resume=True))
+        strategy.start(federation())
+        assert [release.round_number for release in strategy.released] == [2, 3, 4]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 3, 4]
+        assert releases(tmp_path / "run")[-1]["epsilon_release"] == pytest.approx(4.0, rel=1e-3)
+
+    def test_correlated_rounds_are_not_asked_again(
+        self, federation: Builder, votes: Builder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            FederationError, match="rounds 3 and 4 were lost.*goes on with the next"
+        ):
+            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=silent(3, 4)))
+        grid = federation()
+        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy.start(grid)
+        assert rounds_asked(grid) == [5, 6, 7, 8]
+        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
+
+    def test_one_silent_round_is_an_accident_and_is_asked_again(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = Probe(config(num_rounds=5))
+        strategy.start(federation(tamper=silent(2, 4, times=1)))
+        assert [release.round_number for release in strategy.released] == [1, 2, 3, 4, 5]
+        assert events(strategy.run.path).count("discarded") == 2
+        assert [line["round"] for line in lines(strategy.run.metrics_file)] == [1, 2, 2, 3, 4, 4, 5]
+        assert strategy.run.status == "finished"
+
+    def test_one_silent_round_of_correlated_noise_is_left_out(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        strategy = CorrelatedProbe(votes(epsilon=2.0))
+        grid = federation(tamper=silent(2, 4))
+        strategy.start(grid)
+        assert rounds_asked(grid) == list(range(1, 9))
+        assert [release.round_number for release in strategy.released] == [1, 3, 5, 6, 7, 8]
+
+    @pytest.mark.parametrize(
+        ("changes", "answering", "released"),
+        [
+            ({}, 6, True),  # half of twelve
+            ({}, 5, False),
+            ({"min_users": 0}, 1, True),
+            ({"min_users": 0}, 0, False),  # pure noise of nobody
+            ({"min_users": 9}, 8, False),
+            ({"sampling": "fixed-size", "sample_size": 12}, 5, False),
+            ({"sampling": "poisson", "sampling_rate": 1.0}, 5, False),
+        ],
+    )
+    def test_how_many_answers_a_public_cohort_needs(
+        self,
+        federation: Builder,
+        config: Builder,
+        changes: dict[str, Any],
+        answering: int,
+        released: bool,
+    ) -> None:
+        quiet = silent(1, nodes=tuple(range(answering + 1, 13)), times=1)
+        strategy = Probe(config(num_rounds=2, num_nodes=12, **changes))
+        strategy.start(federation(num_nodes=12, tamper=quiet))
+        assert [release.round_number for release in strategy.released] == [1, 2]
+        assert ("discarded" in events(strategy.run.path)) is not released
+
+    def test_groups_that_vary_by_chance_are_not_held_to_half_of_the_average(self) -> None:
+        def group(size: int) -> int:
+            return default_least_users(
+                CyclicSampling(groups=10, rounds=10, salt="00" * 16, population=10 * size)
+            )
+
+        assert (group(4), group(16), group(25), group(1000)) == (1, 1, 5, 500)
+        assert default_least_users(FullParticipation(population=1)) == 1
+        assert default_least_users(FullParticipation(population=5)) == 3
+
+    def test_more_than_can_answer_is_refused(self, federation: Builder, config: Builder) -> None:
+        with pytest.raises(ConfigError, match='min-users = 3 needs.*got "fixed-size"'):
+            config(sampling="fixed-size", sample_size=7, min_users=3)
+        with pytest.raises(FederationError, match="13 were planned"):
+            Probe(config(min_users=13)).start(federation())
+        assert PrivateSumConfig.from_run_config({"epsilon": 1.0, "min-users": -1}).min_users is None
+
+    def test_a_run_of_accidents_alone_has_no_result(
+        self, federation: Builder, votes: Builder
+    ) -> None:
+        strategy = CorrelatedProbe(votes(num_rounds=1, min_separation=1))
+        with pytest.raises(FederationError, match="no round was released"):
+            strategy.start(federation(tamper=silent()))
+        assert not (strategy.run.path / "synthetic.jsonl").exists()
+
+
+class TestSecretCohorts:
+    """Under Poisson sampling nothing may tell who was asked, or how many."""
+
+    def start(self, config: Builder, grid: Any, **changes: Any) -> Probe:
+        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
+        strategy = Probe(config(**values))
+        with pytest.raises(FederationError) as caught:
+            strategy.start(grid)
+        assert str(caught.value) == (
+            "two rounds in a row were lost: no node that is asked in every round answered; they "
+            "are charged; bring the nodes back and continue with "
+            f"{how_to_resume(strategy.run.path)}"
+        )
+        return strategy
+
+    def test_asked_nodes_that_stay_silent_end_the_run(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        grid = federation(num_nodes=12, tamper=silent())
+        strategy = self.start(config, grid, sampling_rate=0.3, num_rounds=40, num_nodes=12)
+        assert len(rounds_asked(grid)) == 2
+        assert len(releases(strategy.run.path)) == len(strategy.released) >= 2
+
+    def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        # Twelve nodes of one user, and next to nobody expected in a round.
+        rate = {"sampling": "poisson", "sampling_rate": 1e-9, "num_nodes": 12}
+        strategy = Probe(config(**rate, noise_multiplier=1.0, accountant="rdp", num_rounds=4))
+        strategy.start(federation(num_nodes=12))
+        assert len(strategy.released) == 4
+        grid = federation(num_nodes=12, tamper=silent())
+        where = {"run_dir": f"{strategy.run.path}-silent"}
+        strategy = self.start(config, grid, sampling_rate=1e-9, num_nodes=12, **where)
+        assert len(strategy.released) == 2
+
+    def test_what_failed_is_not_counted_where_it_would_tell_who_was_asked(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        def failing(request: Message, reply: Message) -> list[Message]:
+            if request.metadata.message_type == wire.PREPARE or reply.metadata.src_node_id > 6:
+                return [reply]
+            return [Message(Error(code=1000, reason="x"), reply_to=request)]
+
+        strategy = Probe(
+            config(
+                sampling="poisson",
+                sampling_rate=0.9,
+                noise_multiplier=1.0,
+                accountant="rdp",
+                num_nodes=12,
+            )
+        )
+        strategy.start(federation(num_nodes=12, tamper=failing))
+        kept = {
+            "round", "released", "epsilon_release", "epsilon_known_cohorts", "floats_down",
+            "floats_up", "bytes_down", "bytes_up", "ledger",
+        }  # fmt: skip
+        assert [set(row) for row in lines(strategy.run.metrics_file)] == [kept] * 3
+
+
+class TestAskingAgain:
+    """Whether at once or by a run that goes on, as if it had been answered the first time."""
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_candidates_are_the_same(
+        self, federation: Builder, public_file: Path, tmp_path: Path, times: int
+    ) -> None:
+        popri = TestUnknownQuestions().popri
+        settings = {"noise_multiplier": 0.0, "num_rounds": 3}
+        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
+        whole.start(federation())
+        lost = federation(tamper=silent(2, times=times))
+        if times == 1:
+            popri(tmp_path, public_file, **settings).start(lost)
+        else:
+            with pytest.raises(FederationError, match="round 2 was asked 2 times"):
+                popri(tmp_path, public_file, **settings).start(lost)
+            popri(tmp_path, public_file, **settings, resume=True).start(federation())
+        for number in range(1, 4):
+            file = f"rounds/{number:04d}/candidates.parquet"
+            mine, other = (pq.read_table(tmp_path / name / file) for name in ("run", "whole"))
+            assert mine.equals(other)
+
+
+class TestNoiseAgainstUsers:
+    @pytest.mark.parametrize("users", [1, 5])
+    def test_so_few_users_are_refused_before_anything_is_spent(
+        self, federation: Builder, config: Builder, users: int
+    ) -> None:
+        grid = federation(make_users(users))
+        strategy = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=False))
+        with pytest.raises(ConfigError, match="accept-noise"):
+            strategy.start(grid)
+        assert rounds_asked(grid) == []
+        assert not strategy.run.ledger_file.exists()
+        # The same run goes on once somebody has said so.
+        again = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=True, resume=True))
+        again.start(federation(make_users(users)))
+        assert len(again.released) == 3
+
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "changes", "refused"),
+        [
+            (1.21, {}, True),
+            (1.19, {}, False),
+            (0.0, {}, False),
+            (0.61, {"sampling": "poisson", "sampling_rate": 0.5}, True),
+            (0.59, {"sampling": "poisson", "sampling_rate": 0.5}, False),
+            (0.51, {"sampling": "fixed-size", "sample_size": 5}, True),
+        ],
+    )
+    def test_where_the_line_is(
+        self,
+        federation: Builder,
+        config: Builder,
+        noise_multiplier: float,
+        changes: dict[str, Any],
+        refused: bool,
+    ) -> None:
+        """Twelve users, ten standard deviations."""
+        strategy = Probe(
+            config(noise_multiplier=noise_multiplier, num_rounds=1, accept_noise=False, **changes)
+        )
+        if refused:
+            with pytest.raises(ConfigError, match="accept-noise = true"):
+                strategy.start(federation())
+        else:
+            strategy.start(federation())
+            assert len(strategy.released) == 1

@@ -1,0 +1,194 @@
+"""Trackers hold what the run directory holds, by their own libraries, once, across resumed runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.run import RunDirectory, trackers
+from flower_privsyn.run.locks import read_holder
+from flower_privsyn.run.summary import RunSummary
+from flower_privsyn.run.trackers import Following
+from tests.support import golden_runs
+from tests.support.probe import Probe
+from tests.support.run_files import add_line
+from tests.support.tracked import mlflow_run, tensorboard_points
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = {"num-rounds": 3, "data": "/secret/place", "run-dir": "/home/me", "epsilon": 2.0}
+    made = RunDirectory.create(tmp_path / "run", config=config, strategy="POPri")
+    add_line(made, {"round": 1, "released": True, "epsilon_release": 0.5, "note": "x"})
+    add_line(made, {"round": 2, "released": False, "epsilon_release": float("nan")})
+    return made
+
+
+POINTS = [(1, "released", 1.0), (1, "epsilon_release", 0.5), (2, "released", 0.0)]
+ALL = sorted([*POINTS, (3, "released", 1.0)])
+
+
+class Listening:
+    """Hears all, and may fail after that."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.begun: list[tuple[RunSummary, str]] = []
+        self.points: list[tuple[int, str, float]] = []
+        self.ends: list[str] = []
+        self.fails = fails
+
+    def begin(self, run: RunSummary, known: str) -> str:
+        self.begun.append((run, known))
+        return "its name"
+
+    def log(self, number: int, figures: Mapping[str, float]) -> None:
+        if self.fails:
+            raise ConnectionError("no route to http://me:pass@word@tracker:5000/api")
+        self.points += [(number, name, value) for name, value in figures.items()]
+
+    def end(self, status: str) -> None:
+        self.ends.append(status)
+
+
+def follow(name: str) -> Following:
+    """The tracker of a setting, as a process that works on a run has it."""
+    found = Following.of(name, None)
+    assert found is not None
+    return found
+
+
+def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirectory) -> None:
+    first, second = Listening(), Listening()
+    following = Following(first)
+    following.tell(run)
+    following.tell(run)
+    assert first.points == POINTS
+    ((summary, known),) = first.begun
+    assert (known, summary.settings) == ("", {"num-rounds": 3, "epsilon": 2.0})
+    add_line(run, {"round": 3, "released": True})
+    run.mark_finished()
+    Following(second).tell(run)  # of a run that was resumed
+    assert second.points == [(3, "released", 1.0)]
+    assert (second.begun[0][1], second.ends) == ("its name", ["finished"])
+    third = Listening()
+    Following(third).tell(run)
+    assert not third.begun
+    assert not list(run.path.rglob("*trackers*"))
+
+
+def test_tensorboard_reads_every_figure(run: RunDirectory) -> None:
+    pytest.importorskip("tensorboard")
+    follow("tensorboard").tell(run)
+    add_line(run, {"round": 3, "released": True})
+    run.mark_finished()
+    follow("tensorboard").tell(run)
+    folder = run.owner.path / "tensorboard"
+    assert sorted(tensorboard_points(folder)) == ALL
+    assert all(b"/secret" not in file.read_bytes() for file in folder.iterdir())
+
+
+def test_mlflow_goes_on_with_the_run_it_has(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    follow("mlflow").tell(run)
+    add_line(run, {"round": 3, "released": True})
+    run.mark_finished()
+    follow("mlflow").tell(run)
+    found, points = mlflow_run()
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"strategy": "POPri", "num-rounds": "3", "epsilon": "2.0"}
+    assert sorted(points) == ALL
+
+
+def test_weights_and_biases_is_told_in_the_owner_s_folder(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    add_line(run, {"round": 3, "released": True})
+    run.mark_finished()
+    follow("wandb").tell(run)
+    (file,) = run.owner.path.rglob("*.wandb")
+    assert b"epsilon_release" in file.read_bytes()
+    assert b"/secret" not in file.read_bytes()
+    assert not list(run.path.rglob("*wandb*"))
+
+
+def test_a_tracker_that_fails_costs_nothing_and_catches_up(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Listening(fails=True)
+    following = Following(broken)
+    following.tell(run)
+    said = "the tracker was not told: ConnectionError: no route to http://tracker:5000/api"
+    assert said in caplog.text  # without the password, which would be in progress.json
+    broken.fails = False
+    following.tell(run)
+    assert not broken.points  # left alone until the run has ended
+    run.mark_finished()
+    following.tell(run)
+    assert (broken.points, broken.ends) == (POINTS, ["finished"])
+
+
+def test_a_library_that_is_missing_is_named_before_a_run_begins() -> None:
+    missing = [name for name in ("tensorboard", "mlflow", "wandb") if not _is_here(name)]
+    for name in missing:
+        with pytest.raises(MissingExtraError, match=name):
+            Following.of(name, None)
+    assert Following.of("", None) is None
+
+
+def _is_here(name: str) -> bool:
+    try:
+        trackers.require_tracker(name)
+    except MissingExtraError:
+        return False
+    return True
+
+
+def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
+    federation: Callable[..., Any], config: Callable[..., Any]
+) -> None:
+    heard: list[tuple[str, int | None]] = []
+    strategy = Probe(config())
+
+    class Holding(Listening):
+        def end(self, status: str) -> None:
+            holder = read_holder(strategy.run.path / ".lock")
+            heard.append((status, holder and holder[0]))
+
+    strategy.tracker = Holding()
+
+    def break_down() -> None:
+        if strategy.released:
+            raise GenerationError("the server is down")
+
+    strategy.method.before_update = break_down
+    with pytest.raises(GenerationError):
+        strategy.start(federation())
+    assert heard == [("failed", os.getpid())]
+    assert strategy.tracker.points
+
+
+def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = Listening()
+    monkeypatch.setattr(Following, "of", classmethod(lambda cls, name, own: cls(listening)))
+    golden_runs.run("private-evolution poisson", tmp_path)
+    assert listening.ends == ["finished"]
+    ((summary, _),) = listening.begun
+    assert summary.status == "running"
+    rounds = sorted({number for number, _, _ in listening.points})
+    assert rounds == list(range(1, len(rounds) + 1))
+    # Who took part is secret under Poisson sampling, and no figure counts it.
+    assert not {name for _, name, _ in listening.points} & {"num_users", "num_nodes", "answers"}
+    assert not {"run-dir", "resume", "data"} & set(summary.settings)
