@@ -349,7 +349,7 @@ class OpenAIGenerator:
             try:
                 self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
             except GenerationError as error:
-                status = getattr(error.__cause__, "status_code", None)
+                status = getattr(error.__context__, "status_code", None)
                 if status in (404, 405):
                     raise GenerationError(
                         f"{error}: to load the adapter {folder}, start it with --enable-lora and "
@@ -366,7 +366,7 @@ class OpenAIGenerator:
         try:
             answer = self._ask(lambda: self._client.get("/models", cast_to=object), "/models")
         except GenerationError as error:
-            if getattr(error.__cause__, "status_code", None) not in _NO_LIST:
+            if getattr(error.__context__, "status_code", None) not in _NO_LIST:
                 raise
             answer = None
         entries = _part(answer, "data")
@@ -399,23 +399,25 @@ class OpenAIGenerator:
 
         Raises:
             _NoTextError: It refuses one prompt.
-            GenerationError: It refuses all, or does not answer; the client's error is the cause.
+            GenerationError: It refuses all, or does not answer; the client's error is the context.
         """
         import openai
 
         retries = self._client.max_retries
         times = f"tried {retries + 1} times" if retries else "tried once"
+        # None of the client's errors is a cause that a traceback would print: they quote what the
+        # server said, which may be the key.
         try:
             return request()
-        except openai.APITimeoutError as error:
+        except openai.APITimeoutError:
             raise GenerationError(
                 f"server {self._base_url} did not answer in time ({times})"
-            ) from error
+            ) from None
         except openai.APIConnectionError as error:
             reason = self._hide(_one_line(str(error.__cause__ or error)))
             raise GenerationError(
                 f"server {self._base_url} cannot be reached ({reason}; {times})"
-            ) from error
+            ) from None
         except openai.APIStatusError as error:
             status = error.status_code
             of_a_prompt = status in _OF_A_PROMPT and path.endswith("completions")
@@ -427,7 +429,7 @@ class OpenAIGenerator:
                 did = f"refused {path} with status {status}"
             raise (_NoTextError if of_a_prompt else GenerationError)(
                 f"server {self._base_url} {did}: {self._message(error)}{self._hint()}"
-            ) from error
+            ) from None
 
     def _hint(self) -> str:
         """What an address may lack, by which a server is found and none of its answers."""

@@ -282,7 +282,8 @@ class CorrelatedNoise:
                 "has its own, once."
             )
         ideal = noise * standard_deviation
-        if np.abs(ideal).max(initial=0.0) > 2.0**61:
+        # A comparison that NaN fails as well: cast to whole numbers it would be no noise at all.
+        if not np.abs(ideal).max(initial=0.0) <= 2.0**61:
             raise ConfigError(
                 "the noise of a round of correlated noise is too large for the grid: choose a "
                 "smaller clip norm or noise multiplier."
@@ -340,6 +341,15 @@ class CorrelatedNoise:
                 f"{path} belongs to the noise stream {stream}, not to {self._correlation.stream}."
             )
         self._step, self._size = int(step), int(size)
+        for array in arrays.values():
+            whole = array.dtype.kind == "i" and array.ndim == 0 and array >= 0
+            if not whole and not (
+                array.dtype == np.float64
+                and array.ndim == 2
+                and array.shape[1] in (0, self._size)
+                and np.isfinite(array).all()
+            ):
+                raise ConfigError(f"{path} is damaged: it is not the memory of correlated noise.")
         if self._step < self._correlation.factorisation.rounds:
             self._recurrence.memory = {
                 key.removeprefix("memory."): array for key, array in arrays.items()

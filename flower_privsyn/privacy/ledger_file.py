@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import LedgerError
+
+logger = logging.getLogger("flwr.privsyn")
 
 VERSION = 2
 """Of the format of a run's ledger."""
@@ -57,7 +60,8 @@ class LedgerFile:
                 parsed = json.loads(raw)
             except ValueError as error:
                 if number == len(complete) and not tail and number > 1:
-                    return  # a torn last line whose newline is on the disk
+                    tail = raw  # torn, though its newline is on the disk
+                    break
                 raise damaged(path, number, "not JSON") from error
             if not isinstance(parsed, dict):
                 raise damaged(path, number, "not a JSON object")
@@ -66,6 +70,8 @@ class LedgerFile:
                     path, number, "the chain is broken: it does not follow the line before"
                 )
             self._take(parsed, raw)
+        if tail and descriptor is not None:
+            logger.warning("%s ends in a torn line, which the next one replaces", path)
 
     def _take(self, line: dict[str, Any], raw: bytes) -> None:
         self.lines.append(line)

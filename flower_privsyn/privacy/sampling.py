@@ -297,9 +297,9 @@ class CyclicSampling(Sampling):
         if t - 1 = g mod ``groups``. Any two such rounds differ by a positive multiple of
         ``groups``, and there are at most ceil(``rounds`` / ``groups``) of them. A user who is away
         takes part in fewer, which the sensitivity covers. The two conditions on which this rests: a
-        user keeps one id for the whole run, and no round is asked twice. The ledger enforces the
-        second (`PrivacyLedger`), also across restarts; the first is the duty of whoever loads the
-        users.
+        user keeps one id for the whole run, and no round of correlated noise is asked
+        twice. The ledger enforces the second (`PrivacyLedger`), also across restarts; the first is
+        the duty of whoever loads the users.
 
     Groups are of users, not of nodes: a node with users of several groups answers in several
     rounds, with other users each time. Who is in which group is no secret, and nothing is

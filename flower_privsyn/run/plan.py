@@ -136,6 +136,12 @@ def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory | None) -> Se
             phases.append(phase)
         elif first in begun:
             correlation, multiplier = begun[first]
+            stated = phase.noise_multiplier
+            if stated is not None and not math.isclose(stated, multiplier, rel_tol=_ROUNDING):
+                raise ConfigError(
+                    f'the phase "{phase.name}" was begun with a noise multiplier of '
+                    f"{multiplier:.6g}, by the ledger, and the settings state {stated:.6g}"
+                )
             correlations[phase.name] = correlation
             phases.append(
                 replace(

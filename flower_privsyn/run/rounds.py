@@ -208,19 +208,22 @@ class KeptRounds:
             run.finish_round(0, {} if plan is None else {_PLANNED: plan.costs()})
         releases = Releases(run)
         for number in range(1, rounds_over(ledger) + 1):
-            if run.round_state(number) is None:
+            finished = run.round_state(number) is not None
+            if not finished or number > known:
                 release = releases.of(number)
                 if release is not None:
                     self.release(release, is_known=number <= known)
-                else:
+                elif not finished:
                     self.leave_out(number, "interrupted" if number in charged else "discarded")
                     if number in charged:
                         logger.warning("round %d was interrupted: it is left out", number)
                         self._hold_cost(number, ledger)
             self.over = number
-        for number in run.finished_rounds():
+        for number, files in run.rounds:
             if number > self.over:
                 run.reopen_round(number)  # it was left out at no charge, and is asked again
+            if number <= known:
+                shutil.rmtree(files.folder / "scratch", ignore_errors=True)
         run.settle_metrics()
 
     def _keep(self, number: int, known: Callable[[Path], State]) -> State:
@@ -348,8 +351,13 @@ class KeptRounds:
         planned: dict[str, Any] = (self.run.round_state(0) or {}).get(_PLANNED, {})
         known = planned.get("epsilon_known_cohorts")
         # Drawn from others, later rounds cost something else, within the budget if there is one;
-        # towards who knows the cohorts it is the same.
-        others = bool(changed & {"num-users", "num-nodes"})
+        # towards who knows the cohorts it is the same. The share that a fixed number of users is
+        # follows the roster, which may change without any setting.
+        others = bool(changed & {"num-users", "num-nodes"}) or any(
+            line["sampling"]["method"] == "fixed-size"
+            for line in self.run.ledger_lines()
+            if line["event"] == "started"
+        )
         release = ledger.epsilon_budget or (known if others else planned.get("epsilon_release"))
         ledger.end(round=self.over, epsilon_release=need(release), epsilon_known_cohorts=known)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,6 +255,8 @@ def keep_state(run: RunDirectory, number: int, state: State) -> State:
     """
     rest = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
     arrays = {name: value for name, value in state.items() if name not in rest}
+    if {_REST, "file"} & set(state) or any(array.dtype.hasobject for array in arrays.values()):
+        raise TypeError("a state holds arrays of numbers, and no value named json or file")
     path, packed = run.path / f"checkpoint-{number:04d}.npz", json.dumps(rest).encode()
     with replacing(path, for_the_owner=True) as temporary, temporary.open("wb") as file:
         np.savez(file, **{**arrays, _REST: np.frombuffer(packed, dtype=np.uint8)})
@@ -276,8 +277,8 @@ def last_state(run: RunDirectory) -> tuple[int, State] | None:
     try:
         with np.load(path) as found:
             arrays = {name: found[name] for name in found.files if name != _REST}
-            rest = json.loads(found[_REST].tobytes())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            rest = dict(json.loads(found[_REST].tobytes()))
+    except Exception as error:  # whatever is raised by what somebody has put there
         raise RunDirectoryError(
             f"{path} is damaged, or cannot be read: it does not hold what the run had made of its "
             "releases; put back a copy of it."

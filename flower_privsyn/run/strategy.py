@@ -790,8 +790,9 @@ class PrivateSumStrategy(Strategy):
             rounds.release(released)
         elif asked.number in started.ledger.rounds_charged:
             rounds.leave_out(asked.number, "lost")
-        elif asked.secure or not self.plan.at(asked.number).makes_up:
-            # A node begins a round of secure aggregation once in a run of Flower's.
+        elif asked.secure or counts["answers"] or not self.plan.at(asked.number).makes_up:
+            # A node begins a round of secure aggregation once in a run of Flower's, and one that
+            # answered has charged it: asked again at once it would charge both as one sum.
             rounds.leave_out(asked.number, "discarded")
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(

@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt, check_choice
 from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.privacy import (
     BandedToeplitz,
@@ -528,8 +528,12 @@ class FederatedTraining(Method):
 
         name = state.get("base", "")
         if name not in self._bases:
-            folder = str(self.run.path / name)
-            self._bases[name] = LocalModel(replace(self.config.trained_model(), name=folder))
+            folder, home = (self.run.path / name).resolve(), self.run.path.resolve()
+            if home not in folder.parents:  # of a run that somebody handed over
+                raise RunDirectoryError(
+                    f"{home} goes on from the model in {folder}, which is not one of its own"
+                )
+            self._bases[name] = LocalModel(replace(self.config.trained_model(), name=str(folder)))
         return self._bases[name]
 
     def begun_from(self, state: State, base: str) -> State:

@@ -398,9 +398,9 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="anybody may read the releases",
             guards="releases are for the run's owner",
-            where="files.py::replacing",
-            before="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
-            after="os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
+            where="run/state.py::store_release",
+            before="_room(run).chmod(0o600)",
+            after="_room(run).chmod(0o644)",
             tests=("tests/run/test_engine.py::TestTheGrid",),
         ),
         Mutation(
@@ -520,8 +520,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a discarded round of correlated noise is asked again",
             guards="correlated rounds are not asked again",
             where="run/strategy.py::PrivateSumStrategy.aggregate_train",
-            before="elif asked.secure or not self.plan.at(asked.number).makes_up:\n",
-            after="elif asked.secure:\n",
+            before=" or not self.plan.at(asked.number).makes_up:\n",
+            after=":\n",
             tests=("tests/run/test_spending.py::TestSilence",),
         ),
     ),

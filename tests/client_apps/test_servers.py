@@ -90,13 +90,13 @@ def test_two_runs_at_once_cannot_pass_the_limit_together(
 ) -> None:  # fmt: skip
     """Both fit when they begin; the second finds what the first has spent since."""
     second, grid = run_of("south"), grid_of("south", 2222)
-    begun = second.method.first
+    begun = second.method.init
 
-    def meanwhile() -> Any:
+    def meanwhile(scratch: Path) -> Any:
         run_of("north").start(grid_of("north", 1111))
-        return begun()
+        return begun(scratch)
 
-    second.method.first = meanwhile
+    second.method.init = meanwhile
     with suppress(FederationError):  # a server may give up where nobody answers
         second.start(grid)
     codes = [reply.error.code for reply in grid.replies if reply.has_error()]

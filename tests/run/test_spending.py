@@ -198,7 +198,9 @@ class TestSilence:
         quiet = silent(1, nodes=tuple(range(answering + 1, 13)), times=1)
         strategy = Probe(config(num_rounds=2, num_nodes=12, **changes))
         strategy.start(federation(num_nodes=12, tamper=quiet))
-        assert [release.round_number for release in strategy.released] == [1, 2]
+        # One that nobody answered is asked again at once.
+        rounds = [1, 2] if released or not answering else [2]
+        assert [release.round_number for release in strategy.released] == rounds
         assert ("discarded" in events(strategy.run.path)) is not released
 
     def test_groups_that_vary_by_chance_are_not_held_to_half_of_the_average(self) -> None:
