@@ -4,7 +4,7 @@ What is exported here runs at the server and sees no private text: preferences a
 and generated text and of released, noised scores.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.training.preference_settings import (
@@ -12,6 +12,9 @@ from flower_privsyn.training.preference_settings import (
     PreferenceTraining,
     TrainingReport,
 )
+
+if TYPE_CHECKING:
+    from flower_privsyn.training.preference import train_preferences
 
 __all__ = [
     "PreferencePair",
