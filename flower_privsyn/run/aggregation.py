@@ -30,6 +30,8 @@ from flower_privsyn.secure_aggregation import (
     Unmasking,
 )
 
+logger = logging.getLogger("flwr.privsyn")
+
 #: Counts of replies beside those of the nodes that were asked: nobody is missing for them.
 BESIDE = frozenset({"rejected: not asked", "rejected: second reply", "rejected: late reply"})
 
@@ -227,9 +229,6 @@ class Central(Aggregation):
         return Collected(
             total=total, num_users=num_users, answering=frozenset(answering), counts=counts
         )
-
-
-logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(kw_only=True)

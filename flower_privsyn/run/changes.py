@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,16 +11,20 @@ from typing import Any, Final
 from flwr.serverapp import Grid
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import write_json
+from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.generation.generators import describe_generator
 from flower_privsyn.messages.window import is_of_a_simulation
-from flower_privsyn.run import RunDirectory, history
+from flower_privsyn.run.directory import RunDirectory
 from flower_privsyn.run.method import Method
+from flower_privsyn.run.round_files import EXPANDED, WRITTEN
 from flower_privsyn.run.rounds import all_asked, earliest_end
 from flower_privsyn.run.run_format import was_launched
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run.surroundings import versions, without_places
+
+logger = logging.getLogger("flwr.privsyn")
 
 _GENERATORS: Final = "generators"
 
@@ -92,8 +97,6 @@ def refuse_another_writer(run: RunDirectory, method: Method, *, named: bool) -> 
         "object again, or set generator to another name"
     )
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: Where a run is, not what it is.
 _PLACE = frozenset({"resume", "run-dir"})
@@ -174,8 +177,8 @@ def record_changes(run: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) ->
     So of the libraries: another version is no reason to refuse, but it may write and train
     otherwise.
     """
-    history.remember(run, {key: now for key, (_, now) in changes.items()})
-    libraries = history.other_versions(run)
+    remember(run, {key: now for key, (_, now) in changes.items()})
+    libraries = other_versions(run)
     if not changes and not libraries:
         return
     if libraries:
@@ -186,7 +189,7 @@ def record_changes(run: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) ->
         logger.warning("the run goes on with other libraries: %s", ", ".join(told))
     for key, (before, now) in changes.items():
         logger.warning("%s = %r from now on, in place of %r", key, now, before)
-    history.record_changes(run, changes, libraries)
+    write_changes(run, changes, libraries)
 
 
 def changes_of_resume(
@@ -228,3 +231,76 @@ def same_model_elsewhere(before: object, now: object) -> bool:
         address, _, model = str(generator).partition("#")
         names.add(model if is_address(address) else "")
     return len(names) == 1 and "" not in names
+
+
+def write_changes(
+    run: RunDirectory,
+    settings: Mapping[str, tuple[Any, Any]],
+    libraries: Mapping[str, tuple[str | None, str | None]] | None = None,
+) -> None:
+    """Record that a resumed run goes on with other settings or libraries, and after which round.
+
+    `config` and `versions` then hold the new values, and `changes` every change, oldest first.
+
+    Args:
+        run: Its directory.
+        settings: For each key the value before and the one from now on.
+        libraries: For each name the version before and the one from now on; None of a library
+            that is not there.
+    """
+    document, settings = run.document, without_places(settings)
+    entry: dict[str, Any] = {
+        "after_round": max(run.finished_rounds(), default=0),
+        "texts_before": sum(
+            1 for name in (EXPANDED, WRITTEN) for _ in read_json_lines(run.path / name)
+        ),
+        "settings": _pairs(settings),
+    }
+    config = {**run.config, **{key: plain(now) for key, (_, now) in settings.items()}}
+    document = {**document, "config": config}
+    if libraries:
+        entry["versions"] = _pairs(libraries)
+        found = {**_stated(document), **{name: now for name, (_, now) in libraries.items()}}
+        document["versions"] = {name: version for name, version in found.items() if version}
+    history = [*document.get("changes", []), entry]
+    write_json(run.config_file, {**document, "changes": history})
+
+
+def remember(run: RunDirectory, changed: Mapping[str, Any]) -> None:
+    """Keep in the owner's folder what this user goes on with.
+
+    Args:
+        run: whose settings are, but for those that change, the ones that it is resumed with.
+        changed: the new values, by key.
+    """
+    own = run.owner.own
+    parts = {"settings": {**own.get("settings", run.config), **changed}}
+    if launch := own.get("launch"):
+        known = {key: new for key, new in changed.items() if key in launch["run-config"]}
+        parts["launch"] = {**launch, "run-config": {**launch["run-config"], **known}}
+    with contextlib.suppress(OSError):
+        run.owner.remember(**parts)
+
+
+def other_versions(run: RunDirectory) -> dict[str, tuple[str | None, str | None]]:
+    """Libraries that are not here as the run last had them: the version then, and the one now.
+
+    None stands for a library that is not there. Of a run that states no versions there are none.
+    """
+    before, now = _stated(run.document), versions()
+    return {
+        name: (before.get(name), now.get(name))
+        for name in (sorted({*before, *now}) if before else ())
+        if before.get(name) != now.get(name)
+    }
+
+
+def _stated(document: Mapping[str, Any]) -> dict[str, str]:
+    stated = document.get("versions")
+    return dict(stated) if isinstance(stated, dict) else {}
+
+
+def _pairs(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        key: {"from": plain(before), "to": plain(now)} for key, (before, now) in changes.items()
+    }

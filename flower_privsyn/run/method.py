@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flower_privsyn.run.progress import Progress
 
 
+T = TypeVar("T")
+
 ModelKind = Literal["embedding", "masked", "causal", "generator"]
 
 
@@ -97,9 +99,6 @@ class Look(Protocol):
 
     def parameters(self, model: TrainableModel) -> int:
         """Parameters that are trained."""
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)

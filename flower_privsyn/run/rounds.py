@@ -28,13 +28,15 @@ from flower_privsyn.run.state import (
 from flower_privsyn.run.surroundings import STOPPED
 from flower_privsyn.run.trackers import Following
 
+logger = logging.getLogger("flwr.privsyn")
+
 
 def rounds_over(ledger: PrivacyLedger) -> int:
     """Rounds that no node will be asked again.
 
     Those that were charged, or begun and are about to be; and where the noise of rounds is
     correlated, whatever was begun of them: the second answer of a user would be one more than the
-    sensitivity allows for. Others that were discarded are asked again.
+    sensitivity allows for. Others that were discarded after the last of these are asked again.
     """
     correlated = (ledger.last_started(one) or 0 for one in ledger.correlations)
     return max((0, *ledger.rounds_charged, *ledger.rounds_started, *correlated))
@@ -145,8 +147,6 @@ def _may_have(settings: PrivateSumConfig, *, num_rounds: int) -> bool:
         return False
     return True
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: What all rounds of the plan cost together, in the record of round 0.
 _PLANNED: Final = "planned"

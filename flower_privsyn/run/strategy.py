@@ -522,8 +522,7 @@ class PrivateSumStrategy(Strategy):
             evaluate_fn: called by Flower with (round, arrays): with 0 and what round 1 is asked of,
                 then after every round with what the next one is asked of. Where the nodes train,
                 that is the model so far, after the last round as well. A run that goes on begins
-                with the number of rounds that are over, if any are left; there is no call for
-                rounds after an early end.
+                with the number of rounds that are over, if any are left.
 
         Returns:
             Flower's Result, by the run's own rounds: in `train_metrics_clientapp` the counts of
@@ -568,8 +567,11 @@ class PrivateSumStrategy(Strategy):
                         federation=federation,
                         rounds=rounds,
                     )
-                    self._ask_all(result, timeout, evaluate_fn)
-                give_room_back(run)  # what a process has left that was killed in the last round
+                try:
+                    if self._started is not None:
+                        self._ask_all(result, timeout, evaluate_fn)
+                finally:
+                    give_room_back(run)  # also what a killed process had taken
                 self._forget_noise()
                 rounds.close(ledger, go_on=self._go_on)
                 result.arrays = result.arrays or self._arrays(rounds) or result.arrays
@@ -598,29 +600,25 @@ class PrivateSumStrategy(Strategy):
         timeout: float,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> None:
-        """Ask every round that is left, as Flower's own loop does; a discarded one again."""
+        """Ask every round that is left, as Flower's own loop does; one nobody answered again."""
         started = need(self._started)
         grid, rounds = started.grid, started.rounds
-        arrays = self._arrays(rounds)
-        try:
-            number = rounds.over
-            while True:
-                if evaluate_fn is not None and arrays is not None and number == rounds.over:
-                    evaluated = evaluate_fn(number, arrays)
-                    if evaluated is not None:
-                        result.evaluate_metrics_serverapp[number] = evaluated
-                if rounds.over >= rounds.total:
-                    break
-                number = rounds.over + 1
-                messages = self.configure_train(number, need(arrays), ConfigRecord(), grid)
-                replies = grid.send_and_receive(messages, timeout=timeout)
-                arrays, metrics = self.aggregate_train(number, replies)
-                if arrays is not None:
-                    result.arrays = arrays
-                if metrics is not None:
-                    result.train_metrics_clientapp[number] = metrics
-        finally:
-            give_room_back(self.run)  # also what a killed process had taken
+        arrays, number = self._arrays(rounds), rounds.over
+        while True:
+            if evaluate_fn is not None and arrays is not None and number == rounds.over:
+                evaluated = evaluate_fn(number, arrays)
+                if evaluated is not None:
+                    result.evaluate_metrics_serverapp[number] = evaluated
+            if rounds.over >= rounds.total:
+                return
+            number = rounds.over + 1
+            messages = self.configure_train(number, need(arrays), ConfigRecord(), grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            arrays, metrics = self.aggregate_train(number, replies)
+            if arrays is not None:
+                result.arrays = arrays
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
 
     def _arrays(self, rounds: KeptRounds) -> ArrayRecord | None:
         """What the next round is asked of; after the last one what the method has learnt."""

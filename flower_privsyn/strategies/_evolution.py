@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from flower_privsyn.run.progress import Progress
 
 
+logger = logging.getLogger("flwr.privsyn")
+
 Counts = npt.NDArray[np.int64]
 
 Votes = npt.NDArray[np.float64]
@@ -511,8 +513,6 @@ def votes_by_class(run: RunDirectory) -> dict[str, float]:
             found[row["label"]] = found.get(row["label"], 0.0) + row["votes"]
     return found
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 IntArray = npt.NDArray[np.int64]
 

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
 
 
+logger = logging.getLogger("flwr.privsyn")
+
 #: Nats a token by which noise alone may set the model back. Models that it set back by 0.15 ended
 #: above the public one, by 0.4 above it in bits and below it in accuracy, by 1.0 below it in both
 #: (docs/dp_ftrl.md).
@@ -260,8 +262,6 @@ def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
             velocity = np.zeros(_NUMBERS)
     return float(np.sqrt(np.mean(moved**2)))
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: Steps left to the noise that are worth a word.
 _SHORT: Final = 0.1

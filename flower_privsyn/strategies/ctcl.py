@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
 
 
+logger = logging.getLogger("flwr.privsyn")
+
 #: The topics of a run, in its directory: what its texts are conditioned on, and how often.
 TOPICS_FILE: Final = "topics.json"
 
@@ -316,9 +318,6 @@ def _by_released_filter(text: str) -> str:
 
 def _topic_of(record: dict[str, Any]) -> int:
     return int(record["parent"][0].removeprefix(_PARENT))
-
-
-logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(frozen=True, kw_only=True)

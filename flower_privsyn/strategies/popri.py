@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from flower_privsyn.training import PreferencePair, PreferenceTraining, TrainingReport
 
 
+logger = logging.getLogger("flwr.privsyn")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankedPairs:
     """Which candidate of a prompt is preferred to which other.
@@ -600,8 +603,6 @@ class Candidates:
             ends=tuple(state["ends"]),
         )
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: Responses asked of a server at a time, after which they are written down: of many requests the
 #: slowest ends much later than most.

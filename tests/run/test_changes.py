@@ -18,7 +18,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
 )
 from flower_privsyn.generation import OpenAIGenerator
-from flower_privsyn.run import directory, history
+from flower_privsyn.run import changes, directory
 from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
 from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
@@ -211,7 +211,7 @@ class TestChanges:
         monkeypatch.setattr(directory, "versions", lambda: {"numpy": "1.9", "gone": "3"})
         with pytest.raises(Killed):
             Probe(config(num_rounds=3)).start(federation(tamper=die))
-        monkeypatch.setattr(history, "versions", lambda: {"numpy": "2.0", "new": "1"})
+        monkeypatch.setattr(changes, "versions", lambda: {"numpy": "2.0", "new": "1"})
         again = Probe(config(num_rounds=3, resume=True))
         again.start(federation())
         (entry,) = again.run.document["changes"]
