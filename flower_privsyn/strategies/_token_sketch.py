@@ -1178,9 +1178,8 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         ModelError: a model is not on this machine, is no causal language model, or has a bias where
             it is to get one.
     """
-    from flower_privsyn.models.pretrained import load_pretrained
     from flower_privsyn.training.bias import load_plain
-    from flower_privsyn.training.distillation import check_same_tokens
+    from flower_privsyn.training.distillation import check_same_tokens, load_teacher
     from flower_privsyn.training.tokens import check_window
 
     network, tokenizer = load_plain(located(begins))
@@ -1192,17 +1191,12 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         )
     length = config.max_tokens  # of a row, at most
     check_window(network, length, called=f'model = "{begins}"', max_tokens=length)
-    taught = config.distillation()
-    if taught is not None:
-        check_same_tokens(located(begins), taught.teacher, setting="teacher")
+    if config.teacher:
+        teacher = located(config.teacher)
+        check_same_tokens(located(begins), teacher, setting="teacher")
+        load_teacher(teacher, longest=length, max_tokens=length)
         if config.teacher_steps:
-            teacher, _ = load_plain(taught.teacher)
-        else:
-            teacher, _ = load_pretrained(
-                taught.teacher, kind="causal", dtype="float32", device="cpu"
-            )
-        named = f'teacher = "{config.teacher}"'
-        check_window(teacher, length, called=named, max_tokens=length)
+            load_plain(teacher)  # it gets a bias
 
 
 class SketchedStudent:

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 #: it. At a tenth the text decides, and the teacher says what else might have followed.
 TEACHER_BETA: Final = 0.1
 
-#: The teacher's largest probabilities that are kept at a position, as printed.
-TEACHER_TOP_K: Final = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
@@ -106,11 +103,11 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
         'causal language model with the same tokens that teaches it on the public text; "" for '
         "the text alone.",
     ] = "privsyn-lm"
-    teacher_rest: Annotated[
-        Literal["lumped", "dropped"],
-        'what the other tokens are: "lumped": one class; "dropped": nothing follows but the kept '
-        "ones.",
-    ] = "lumped"
+    teacher_top_k: Annotated[
+        NonNegativeInt,
+        "largest probabilities of the teacher that are taught, scaled to a sum of 1, 10 in the "
+        "paper; 0 for all of them.",
+    ] = 0
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""
@@ -175,7 +172,7 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
             "select_share": 0.0008,
             "student_steps": 8_000,
             "student_batch_size": 128,
-            "teacher_rest": "dropped",
+            "teacher_top_k": 10,
             **overrides,
         }
         return cls(**preset)
@@ -188,9 +185,9 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
             return None
         return Distillation(
             located(self.teacher),
-            beta=TEACHER_BETA,
-            top_k=TEACHER_TOP_K,
-            rest=self.teacher_rest,
+            of_text=1.0,
+            of_teacher=TEACHER_BETA,
+            top_k=self.teacher_top_k,
         )
 
 
@@ -236,7 +233,7 @@ class PublicStep:
         """
         from flower_privsyn.data.public_rows import PublicRows
         from flower_privsyn.embedding import load_tokenizer
-        from flower_privsyn.training.distillation import check_same_tokens
+        from flower_privsyn.training.distillation import check_same_tokens, load_teacher
 
         config, model = self._config, located(self._config.model)
         if config.teacher:
@@ -252,7 +249,8 @@ class PublicStep:
             )
         self._check_size(public)
         if config.teacher:
-            self._check_context(int(public.lengths.max()))
+            longest = int(public.lengths.max()) + 1  # and the end of its text
+            load_teacher(located(config.teacher), longest=longest, max_tokens=config.max_tokens)
 
     def _check_size(self, public: PublicRows) -> None:
         """Refuse a share of the public text that may hold fewer rows than a batch of training.
@@ -269,19 +267,6 @@ class PublicStep:
                 f"({len(public):,} rows) may leave {fewest:,} rows, fewer than student-batch-size ="
                 f" {config.student_batch_size}: raise the share, or give more public text"
             )
-
-    def _check_context(self, longest: int) -> None:
-        from flower_privsyn.models.pretrained import load_pretrained
-        from flower_privsyn.training.tokens import check_window
-
-        teacher = self._config.teacher
-        network, _ = load_pretrained(located(teacher), kind="causal", dtype="float32", device="cpu")
-        check_window(
-            network,
-            longest + 1,  # and the end of its text
-            called=f'teacher = "{teacher}"',
-            max_tokens=self._config.max_tokens,
-        )
 
     # ------------------------------------------------------------------ the step
 

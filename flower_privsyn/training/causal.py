@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +29,24 @@ from flower_privsyn.models.pretrained import choose_device, load_pretrained
 from flower_privsyn.training import fingerprint, storage
 from flower_privsyn.training.causal_settings import CausalTraining
 from flower_privsyn.training.common import check_weights, own_random_state
-from flower_privsyn.training.distillation import Distillation, check_same_tokens
-from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
-
-if TYPE_CHECKING:
-    from flower_privsyn.training.teacher import TeacherTargets
+from flower_privsyn.training.distillation import (
+    Distillation,
+    check_same_tokens,
+    divergence,
+    load_teacher,
+)
+from flower_privsyn.training.tokens import (
+    first_token,
+    next_token_logits,
+    padded,
+    text_window,
+    token_rows,
+)
 
 #: Seconds between checkpoints: what is lost in a crash is at most this.
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
-
-#: Labels of tokens that nothing is learnt from.
-_IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def fine_tune(
         settings: How to train.
         output: Folder of the model and its tokenizer; at the end it replaces an older model there.
         seed: 0 <= seed < 2**63, of the order of the rows and of dropout.
-        distillation: A teacher as well; None, or one of weight 0, for texts alone.
+        distillation: A teacher as well; None for texts alone.
         progress: Called after every step with the steps made and the steps there will be.
         stamp: Of private texts, what the folder says of itself: runs refuse to begin with it. What
             has learnt from a model that says so, says so as well.
@@ -118,8 +123,6 @@ def fine_tune(
     if resolved.exists() and resolved.resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")
     depends: dict[str, Any] = fingerprint.of_training(model, texts, settings, seed)
-    if distillation is not None and distillation.shares[1] == 0:
-        distillation = None
     if distillation is not None:
         depends["distillation"] = distillation.fingerprint()
         check_same_tokens(model, distillation.teacher)
@@ -208,19 +211,13 @@ class _Training:
         self._total = settings.max_steps or settings.epochs * self._per_epoch
         automatic = settings.precision == "auto" and device.type == "cuda"
         self._bfloat16 = automatic or settings.precision == "bfloat16"
-        self._taught: TeacherTargets | None = None
+        self._distillation, self._teacher = distillation, None
         if distillation is not None:
-            from flower_privsyn.training.teacher import TeacherTargets
-
-            self._taught = TeacherTargets(
-                rows,
-                # What the steps visit.
-                _order(len(rows), seed, 0)[: self._total * settings.batch_size],
-                distillation=distillation,
-                vocabulary=int(network.get_output_embeddings().weight.shape[0]),
-                folder=partial / "teacher",
+            self._teacher = load_teacher(
+                distillation.teacher,
+                longest=max(map(len, rows)) - 1,
+                max_tokens=settings.max_tokens,
                 device=str(device),
-                bfloat16=self._bfloat16,
             )
         self._optimiser = torch.optim.AdamW(
             [weight for weight in network.parameters() if weight.requires_grad],
@@ -268,32 +265,25 @@ class _Training:
 
     def _add_gradient(self, chosen: Sequence[int]) -> float:
         """Add up the gradient of the mean loss over all tokens of some rows; return that loss."""
-        torch, rows, device = self._torch, self._rows, self._device
+        torch, rows, device, taught = self._torch, self._rows, self._device, self._distillation
         micro = self._settings.micro_batch_size or self._settings.batch_size
         predicted = sum(len(rows[index]) - 1 for index in chosen)
         loss = 0.0
         for first in range(0, len(chosen), micro):
             part = chosen[first : first + micro]
-            tokens, attention = padded([rows[index] for index in part])
+            read = [rows[index] for index in part]
+            tokens, attention = (each.to(device) for each in padded(read))
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
                 logits = self._network(
-                    input_ids=tokens.to(device),
-                    attention_mask=attention.to(device),
-                    use_cache=False,
+                    input_ids=tokens, attention_mask=attention, use_cache=False
                 ).logits
             held = attention[:, 1:].bool()
-            if self._taught is None:
-                targets = tokens[:, 1:].masked_fill(~held, _IGNORED)
-                summed = torch.nn.functional.cross_entropy(
-                    logits[:, :-1].float().flatten(0, 1),
-                    targets.to(device).flatten(),
-                    ignore_index=_IGNORED,
-                    reduction="sum",
-                )
-            else:
-                summed = self._taught.losses(
-                    logits[:, :-1][held.to(device)].float(), tokens[:, 1:][held].to(device), part
-                ).sum()
+            logits = logits[:, :-1][held].float()
+            summed = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][held], reduction="sum")
+            if taught is not None:
+                said = next_token_logits(self._teacher, read, bfloat16=self._bfloat16)
+                apart = divergence(logits, said, top_k=taught.top_k)
+                summed = taught.of_text * summed + taught.of_teacher * apart
             (summed / predicted).backward()
             loss += float(summed.detach()) / predicted
         return loss

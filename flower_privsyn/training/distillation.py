@@ -1,10 +1,7 @@
 """Knowledge distillation: a student learns from a teacher's probabilities besides the text.
 
 A token of text says which word came next; a teacher says how likely every word was. The teacher
-reads each row once (`flower_privsyn.training.teacher`), and of its probabilities the largest are
-kept. What becomes of the others is a setting: a few tokens drawn from them stand for them, so that
-the divergence and its gradient are right on average; or all of them count as one class, of which
-only the mass is taught; or they are left out, which teaches that they never follow.
+reads every batch beside the student, so that the divergence is exact and nothing of it is kept.
 
 Papers:
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015).
@@ -17,30 +14,27 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
-from flower_privsyn.checks import PositiveInt, Settings
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import resolve_model
-from flower_privsyn.models.pretrained import load_tokenizer
+from flower_privsyn.models.pretrained import load_pretrained, load_tokenizer
 from flower_privsyn.training.fingerprint import weight_files
-from flower_privsyn.training.tokens import first_token
+from flower_privsyn.training.tokens import check_window, first_token
 
-Rest = Literal["drawn", "lumped", "dropped"]
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Distillation(Settings):
     """How a model is taught by another one with the same tokens.
 
-    The loss of a token is `(1 - weight)` times its negative log-probability plus `weight` times the
-    divergence KL(teacher || student) of their probabilities of the next token; with `beta`, it is
-    the negative log-probability plus `beta` times the divergence. With `rest = "drawn"` the
-    divergence is an unbiased estimate, which may be below 0, most of all for rows that were seen
-    often; with "lumped" it is that of the coarser question which of the kept tokens or none of them
-    follows, and at most the whole one.
+    The loss of a token is `of_text` times its negative log-probability plus `of_teacher` times the
+    divergence KL(teacher || student) of their probabilities of the next token.
 
     Raises:
         ConfigError: A value is out of range; the message names the key.
@@ -51,41 +45,49 @@ class Distillation(Settings):
         "a bundled short name, a folder or a hub name of a causal language model with the "
         "student's vocabulary.",
     ]
-    weight: Annotated[
-        float,
-        Ge(0),
-        Le(1),
-        "of the teacher. 0 is the text alone and needs no teacher; 1 is the teacher alone.",
+    of_text: Annotated[float, Ge(0), "weight of the text; 0 is the teacher alone."] = field(
+        default=0.5, kw_only=True
+    )
+    of_teacher: Annotated[
+        PositiveFloat, "weight of the teacher; Wang et al.'s beta, beside `of_text` = 1."
     ] = field(default=0.5, kw_only=True)
-    beta: Annotated[
-        float | None,
-        Ge(0),
-        "of the teacher beside the whole loss of the text, in place of `weight`; None for "
-        "`weight`.",
-    ] = field(default=None, kw_only=True)
     top_k: Annotated[
-        PositiveInt,
-        "largest probabilities of the teacher that are kept at every position. The vocabulary or "
-        "more keeps all: the divergence is then exact.",
-    ] = field(default=48, kw_only=True)
-    rest: Annotated[
-        Rest,
-        'what becomes of the tokens that are not kept. "drawn": some drawn from them stand for '
-        'them; "lumped": they count as one class; "dropped": the kept ones are scaled to a sum of '
-        "1, and a student is taught that no other token follows.",
-    ] = field(default="drawn", kw_only=True)
+        NonNegativeInt,
+        "largest probabilities of the teacher that are taught, scaled to a sum of 1: nothing is "
+        "said of the other tokens. 0 teaches all.",
+    ] = field(default=0, kw_only=True)
 
     def _called(self, name: str) -> str:
         return f"distillation setting {name}"
 
-    @property
-    def shares(self) -> tuple[float, float]:
-        """What the loss of the text and the divergence are multiplied by."""
-        return (1.0 - self.weight, self.weight) if self.beta is None else (1.0, self.beta)
-
     def fingerprint(self) -> dict[str, Any]:
         """What a student depends on besides its own training, as JSON can hold it."""
         return asdict(self) | {"teacher": weight_files(resolve_model(self.teacher))}
+
+
+def divergence(student: torch.Tensor, teacher: torch.Tensor, *, top_k: int = 0) -> torch.Tensor:
+    """KL(teacher || student) of the next token, summed over positions.
+
+    Args:
+        student: (positions, tokens) float32 logits.
+        teacher: (positions, tokens) of the same tokens. Either output may be wider than the
+            vocabulary, for the hardware's sake.
+        top_k: how many of the teacher's largest logits are its distribution; 0 for all.
+
+    Returns:
+        A number, in nats.
+    """
+    import torch
+
+    width = min(student.shape[-1], teacher.shape[-1])
+    learnt = student[:, :width].log_softmax(-1)
+    taught = teacher[:, :width]
+    if 0 < top_k < width:
+        taught, kept = taught.topk(top_k, dim=-1)
+        learnt = learnt.gather(-1, kept)
+    return torch.nn.functional.kl_div(
+        learnt, taught.log_softmax(-1), reduction="sum", log_target=True
+    )
 
 
 def check_same_tokens(
@@ -112,3 +114,21 @@ def check_same_tokens(
             f"vocabulary is {len(known)} tokens: {str(teacher)!r} has {len(taught)}, of which "
             f"{shared} are the same"
         )
+
+
+def load_teacher(teacher: str | Path, *, longest: int, max_tokens: int, device: str = "cpu") -> Any:
+    """Load a teacher that can read the rows of a training.
+
+    Args:
+        teacher: a bundled short name, a folder or a hub name.
+        longest: tokens of the longest row, without the first one.
+        max_tokens: the setting that the length of a row follows from.
+        device: as PyTorch names it.
+
+    Raises:
+        ConfigError: its context is shorter.
+        ModelError: it cannot be loaded.
+    """
+    network, _ = load_pretrained(teacher, kind="causal", dtype="float32", device=device)
+    check_window(network, longest, called=f'teacher = "{teacher}"', max_tokens=max_tokens)
+    return network

@@ -88,7 +88,7 @@ def test_rows_are_as_printed(name: str) -> None:
     shared = ["noise_multiplier", "max_tokens", "max_samples", "local_batch_size", "local_epochs"]
     shared += ["local_steps", "server_learning_rate", "least_row_tokens", "student_learning_rate"]
     if config.position != "none" and config.teacher:
-        shared += ["teacher_rest"]
+        shared += ["teacher_top_k"]
     for key in shared:
         assert getattr(config, key) == getattr(preset, key), key
     distilled = "distilled" in name or "matched" in name or re.match("table-[34]", name)

@@ -122,13 +122,9 @@ class TestCausalTraining:
         settings = CausalTraining(
             max_steps=12, batch_size=5, warmup_steps=0, device=device, precision=precision
         )
+        taught = None if teacher is None else Distillation(teacher, of_text=0.3, of_teacher=0.7)
         return fine_tune(
-            model,
-            TEXTS,
-            settings=settings,
-            output=folder,
-            seed=1,
-            distillation=None if teacher is None else Distillation(teacher, weight=0.7),
+            model, TEXTS, settings=settings, output=folder, seed=1, distillation=taught
         ).losses
 
     @pytest.mark.parametrize("model", ["privsyn-tiny", "privsyn-lstm"])

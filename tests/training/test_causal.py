@@ -18,6 +18,7 @@ from flower_privsyn.training.causal import (
     fine_tune,
     training_rows,
 )
+from flower_privsyn.training.distillation import Distillation, divergence
 from flower_privsyn.training.tokens import text_window
 
 
@@ -279,6 +280,114 @@ class TestResume:
         steps: list[int] = []
         fine_tune(gpt2, texts[:9], progress=lambda done, total: steps.append(done), **options)
         assert steps == [1, 2, 3, 4]
+
+
+class TestTeacher:
+    @pytest.mark.parametrize("top_k", [0, 4, 40])
+    def test_the_divergence_is_that_of_what_is_kept(self, top_k: int) -> None:
+        """Of all tokens, or of the largest, scaled to a sum of 1; columns beyond both are none."""
+        generator = torch.Generator().manual_seed(5)
+        student, teacher = 2.0 * torch.randn((2, 9, 31), generator=generator)
+        found = divergence(
+            torch.nn.functional.pad(student, (0, 3), value=50.0), teacher, top_k=top_k
+        )
+        kept = teacher.topk(top_k if 0 < top_k < 31 else 31, dim=-1).indices
+        p = torch.softmax(teacher.double().gather(-1, kept), -1)
+        q = torch.softmax(student.double(), -1).gather(-1, kept)
+        assert float(found) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+
+    def test_one_step_equals_distillation_by_hand(
+        self, llama: Path, gpt2: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        """Over all tokens of the batch, whatever its lengths and however it is split."""
+        step = {"max_steps": 1, "batch_size": 100, "max_gradient_norm": 0.0, "weight_decay": 0.0}
+        for name, size in (("whole", 0), ("split", 4)):
+            report = fine_tune(
+                llama,
+                texts[:6],
+                settings=quick(**step, micro_batch_size=size),
+                output=tmp_path / name,
+                seed=0,
+                distillation=Distillation(gpt2, of_text=1.0, of_teacher=0.4),
+            )
+        model, teacher = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            for folder in (llama, gpt2)
+        )
+        rows = training_rows(
+            AutoTokenizer.from_pretrained(llama), texts[:6], settings=quick(), window=64
+        )
+        total = sum(len(row) - 1 for row in rows)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        whole = 0.0
+        for row in rows:
+            ids = torch.tensor([row])
+            logits = model(input_ids=ids).logits[0, :-1]
+            with torch.no_grad():
+                taught = torch.log_softmax(teacher(input_ids=ids).logits[0, :-1], -1)
+            text = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
+            apart = (taught.exp() * (taught - torch.log_softmax(logits, -1))).sum()
+            loss = (text + 0.4 * apart) / total
+            loss.backward()
+            whole += float(loss.detach())
+        optimiser.step()
+        assert report.first_loss == pytest.approx(whole, rel=1e-4)
+        for name in ("whole", "split"):
+            found = weights(tmp_path / name)
+            for key, value in model.named_parameters():
+                # Adam's first step is as long for a gradient of rounding errors as for a real one.
+                real = value.grad.abs() > 1e-3
+                assert torch.allclose(found[key][real], value[real], atol=1e-4), key
+
+    def test_another_teacher_starts_anew(
+        self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path
+    ) -> None:
+        steps: list[int] = []
+        for taught in (
+            Distillation(llama),
+            Distillation(llama),  # taken as it is
+            Distillation(llama, top_k=5),
+            Distillation(gpt2, top_k=5),
+        ):
+            fine_tune(
+                gpt2,
+                texts[:9],
+                settings=quick(max_steps=2),
+                output=tmp_path / "a",
+                seed=0,
+                distillation=taught,
+                progress=lambda done, total: steps.append(done),
+            )
+        assert steps == [1, 2, 1, 2, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("taught", "settings", "words"),
+        [
+            ({"teacher": "privsyn-lm"}, {}, r"8192, of which \d+ are the same"),
+            ({"teacher": "GPT2"}, {"max_tokens": 140}, "reads at most 127 tokens"),
+            ({"teacher": "GPT2", "of_text": -0.5}, {}, "of_text must be"),
+            ({"teacher": "GPT2", "top_k": -1}, {}, "top_k must be a whole number"),
+        ],
+    )
+    def test_what_cannot_teach_is_refused(
+        self,
+        gpt2: Path,
+        llama: Path,
+        tmp_path: Path,
+        taught: dict[str, Any],
+        settings: dict[str, Any],
+        words: str,
+    ) -> None:
+        given = {**taught, "teacher": taught["teacher"].replace("GPT2", str(gpt2))}
+        with pytest.raises(ConfigError, match=words):
+            fine_tune(
+                llama,
+                ["the river " * 100],
+                settings=quick(**settings),
+                output=tmp_path / "a",
+                seed=0,
+                distillation=Distillation(**given),
+            )
 
 
 class TestRefusals:
