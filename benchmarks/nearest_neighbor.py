@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram
-from flower_privsyn.queries.nearest import block_rows
+from flower_privsyn.queries.nearest_neighbor import block_rows
 
 FAISS_INSTALL = "pip install faiss-cpu"
 

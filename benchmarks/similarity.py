@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, MeanSimilarity, expand_scores, similarity
-from flower_privsyn.queries.user_means import unit_rows, user_means
+from flower_privsyn.queries.arithmetic import unit_rows, user_means
 
 #: Elements of one block of the naive scores matrix: 32 MiB of float32.
 _BLOCK_ELEMENTS = 2**23

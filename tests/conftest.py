@@ -14,7 +14,7 @@ from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.privacy.grid import to_grid
+from flower_privsyn.privacy.mechanisms import to_grid
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import (
     EchoGenerator,

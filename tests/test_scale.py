@@ -19,7 +19,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.run.owner import OwnerFolder
 from flower_privsyn.strategies import PrivateSumConfig
 from flower_privsyn.testing import LoopbackGrid

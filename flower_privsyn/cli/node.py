@@ -38,7 +38,8 @@ def policy(
     That is the file PATH, else the file that PRIVSYN_NODE_POLICY names, else node-policy.toml in
     ~/.config/flower-privsyn, else the defaults.
     """
-    from flower_privsyn.client_apps.policy import DEFAULTS, policy_file, policy_text
+    from flower_privsyn.client_apps.guard import policy_file
+    from flower_privsyn.client_apps.policy import DEFAULTS, policy_text
 
     named = None if path is None else expanded(path).absolute()
     if not init:
@@ -52,7 +53,8 @@ def policy(
 
 
 def _write_defaults(named: Path | None) -> Path:
-    from flower_privsyn.client_apps.policy import policy_file, policy_text
+    from flower_privsyn.client_apps.guard import policy_file
+    from flower_privsyn.client_apps.policy import policy_text
 
     path = named or (Path(in_force) if (in_force := os.environ.get(NODE_POLICY)) else None)
     path = path or policy_file()
@@ -68,7 +70,8 @@ def _write_defaults(named: Path | None) -> Path:
 
 
 def _in_force(path: Path | None) -> NodePolicy:
-    from flower_privsyn.client_apps.policy import NodePolicy, find_policy
+    from flower_privsyn.client_apps.guard import find_policy
+    from flower_privsyn.client_apps.policy import NodePolicy
 
     return find_policy({}) if path is None else NodePolicy.read(path)
 
@@ -151,7 +154,7 @@ def key(
     Give it to the owners of the other nodes, who list it under node-keys of their policies. The
     secret stays in the file PATH, else in node-key of the node's state folder.
     """
-    from flower_privsyn.client_apps.secure_store import key_file, make_node_key, read_node_key
+    from flower_privsyn.client_apps.secure import key_file, make_node_key, read_node_key
 
     file = key_file({}) if path is None else expanded(path).absolute()
     found = make_node_key(file) if init else read_node_key(file)

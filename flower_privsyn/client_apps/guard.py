@@ -16,15 +16,9 @@ from typing import Any, Literal
 
 from flwr.app import Context
 
-from flower_privsyn.client_apps.account import NodeLedger, run_name, within
-from flower_privsyn.client_apps.charge import Charge, planned_release
-from flower_privsyn.client_apps.policy import (
-    DEFAULTS,
-    NodePolicy,
-    find_policy,
-    named_policy,
-    policy_file,
-)
+from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_release, run_name, within
+from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
+from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import located, sha256_of, user_path
 from flower_privsyn.messages import wire
@@ -332,6 +326,30 @@ class NodeGuard:
             self.check(charge)
         if self._policy is not None and self.ledger is not None:
             self.ledger.charge(charge, self._policy)
+
+
+def policy_file() -> Path:
+    """The default place: `flower-privsyn/node-policy.toml` in the user's configuration folder."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "flower-privsyn" / "node-policy.toml"
+
+
+def named_policy(node_config: Mapping[str, Any]) -> Path | None:
+    """The policy file that the node's configuration (`policy`) or PRIVSYN_NODE_POLICY names."""
+    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
+    return user_path(named) if named else None
+
+
+def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
+    """The policy in force: the named file, else the one in the default place, else the defaults.
+
+    Raises:
+        ConfigError: A file that is named is missing, or a file cannot be used.
+    """
+    path = named_policy(node_config)
+    if path is None and policy_file().exists():
+        path = policy_file()
+    return NodePolicy() if path is None else NodePolicy.read(path)
 
 
 def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:

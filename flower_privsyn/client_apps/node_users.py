@@ -1,26 +1,29 @@
-"""The users of a node: their text read, cut and made into records, once for many messages."""
+"""Whose text a node answers from, who decides that, and the records that are made of it."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import hashlib
 import json
 import logging
 import os
+import sqlite3
 import sys
 import threading
+import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from flwr.app import Context
 
 from flower_privsyn import environment
-from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.guard import NodeGuard, in_simulation
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, users_by, users_of_node
 from flower_privsyn.client_apps.records import (
     EmbeddingSource,
     FixedRecords,
@@ -30,7 +33,7 @@ from flower_privsyn.client_apps.records import (
     TokenSource,
     open_store,
 )
-from flower_privsyn.data import Cut, Users
+from flower_privsyn.data import Cut, Gathered, Users, gather_configured, load_configured
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
@@ -38,6 +41,7 @@ from flower_privsyn.embedding import (
     load_embedder,
     load_tokenizer,
 )
+from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
@@ -45,11 +49,266 @@ from flower_privsyn.errors import (
     NotAllowedError,
     PrivsynError,
 )
-from flower_privsyn.files import located
+from flower_privsyn.files import located, own_folder
 from flower_privsyn.messages import wire
+from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
+
+_BUSY_SECONDS = 60.0
+_KEPT_SECONDS = 7 * 24 * 3600.0
+
+
+def check_deal(
+    directory: Path, *, run_id: int, node_id: int, user_ids: Sequence[str], max_nodes: int
+) -> None:
+    """Note a node's users, and refuse a user who is on too many nodes of the run.
+
+    The sensitivity of a sum rests on it. In a deployment nobody can check it: no node sees another
+    one's users. The nodes of a simulation run on one machine for one owner, so there they can keep
+    one list.
+
+    Args:
+        directory: the node's cache, which the nodes of one machine share; a list of hashes is kept
+            there for a week.
+        run_id: of the run; lists of two runs have nothing to do with each other.
+        node_id: whose users they are.
+        user_ids: who they are.
+        max_nodes: on how many nodes one user may be.
+
+    Raises:
+        ConfigError: A user is on more nodes than that. The sentence names nobody.
+        DataError: The list cannot be kept.
+    """
+    key = run_id.to_bytes(16, "big", signed=True)
+    hashes = [
+        hashlib.blake2b(user.encode(), digest_size=16, key=key, person=b"privsyn-deal").digest()
+        for user in user_ids
+    ]
+    try:
+        path = _looked_at(_swept(directory, run_id) / f"{run_id}.sqlite")
+        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
+            # One node after the other: of two that share a user the second one sees the first.
+            deal.execute("BEGIN IMMEDIATE")
+            deal.execute(
+                "CREATE TABLE IF NOT EXISTS deal (user BLOB, node TEXT, PRIMARY KEY (user, node)) "
+                "WITHOUT ROWID"
+            )
+            deal.executemany(
+                "INSERT OR IGNORE INTO deal VALUES (?, ?)",
+                ((user, str(node_id)) for user in hashes),
+            )
+            (users, most) = deal.execute(
+                "SELECT count(*), max(nodes) FROM (SELECT count(*) AS nodes FROM deal WHERE user "
+                "IN (SELECT user FROM deal WHERE node = ?) GROUP BY user HAVING nodes > ?)",
+                (str(node_id), max_nodes),
+            ).fetchone()
+            deal.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        raise _untold(directory, error) from None
+    if users:
+        raise ConfigError(
+            f"the app's recipe puts {users} users of this node on {most} nodes, where "
+            f"max-nodes-per-user = {max_nodes}: give every node users of its own, or set "
+            "max-nodes-per-user, for more noise."
+        )
+
+
+def _swept(directory: Path, run_id: int) -> Path:
+    """The folder of what is noted of runs, without those of long ago."""
+    folder = directory / "deals"
+    for place in (directory, folder):
+        own_folder(place)
+    for old in folder.glob("*.sqlite*"):
+        if old.name.startswith(f"{run_id}."):
+            continue  # a run may take longer: without it every deal would be its first
+        # A journal ends with the transaction of the node that it belongs to.
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                old.unlink()
+    return folder
+
+
+def _looked_at(path: Path) -> Path:
+    """What is noted of a run, kept from other runs for as long as from now on."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+    return path
+
+
+def _untold(directory: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{directory / 'deals'} cannot be written ({type(error).__name__}), so nobody can tell on "
+        "how many nodes a user is."
+    )
+
+
+#: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
+#: notebook) and will be written down again: nothing of such a run may be found by its id.
+DRAWN_RUN_IDS: Final = 2**32
+
+#: Documents that a process of a simulation keeps while it prepares its nodes: 512 MiB.
+_DEALT_BYTES: Final = 2**29
+
+_strict: Final = contextvars.ContextVar("strict", default=False)
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """In this block what `users_of_node` would leave out in silence is named.
+
+    For whoever holds the data of a simulation and is about to begin it.
+    """
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+#: What is read where nobody says so; the column of ids is the unit of privacy.
+_DEFAULTS: Final = {
+    "client-column": "client_id",
+    "text-column": "text",
+    "date-column": "date",
+    "label-column": "label",
+}
+
+
+def users_of_node(context: Context, *, labels: bool = True, sample: Path | None = None) -> Users:
+    """The default recipe: the users of `data`.
+
+    A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
+    data set, as `load_users` takes it), whose users are all its own, `client-column`,
+    `text-column`, `date-column` and `label-column` (default `client_id`, `text`, `date`, `label`).
+    In a simulation, where one person owns everything, the run's configuration counts where the
+    node's says nothing, and the users are dealt to the nodes by `partition-id` and
+    `num-partitions`.
+
+    Args:
+        context: Of the node.
+        labels: Whether the classes of documents are read too, as for a run that asks for classes.
+        sample: A file of users that comes with an app: what a run means by ``data = "sample"`` in a
+            simulation.
+
+    Formal guarantee:
+        Outside a simulation the unit of privacy, one value of the owner's `client-column`, and the
+        data are the owner's choice; no run changes them.
+
+    Raises:
+        DataError: nothing names the data, or they cannot be read.
+        NotAllowedError: outside a simulation, the run names data or a column that the owner did
+            not name.
+    """
+    own, run = context.node_config, context.run_config
+    if not in_simulation():
+        _refuse_names_of(run, own)
+        return load_configured(own, labels=labels)
+    if sample is not None and run.get("data") == "sample":
+        run = {**run, "data": str(sample)}
+    if _strict.get():
+        with quarantine.counting():  # what is left out is counted as it is read below
+            load_configured(own, run, labels=labels, strict=True)
+    if "data" in own or "num-partitions" not in own:
+        return load_configured(own, run, labels=labels)
+    return dealt.read(context.run_id, own, run, labels=labels)
+
+
+def users_by(load: Callable[[Context], Users], context: Context) -> Users:
+    """The users of a node by a recipe, which may be an app's own.
+
+    Args:
+        load: The recipe.
+        context: Of the node.
+
+    Raises:
+        DataError: It returns something else; the sentence says what, by its type alone.
+        Exception: Whatever an app's own recipe raises.
+    """
+    users: object = load(context)
+    if not isinstance(users, Users):
+        name = getattr(load, "__qualname__", type(load).__name__)
+        what = "nothing" if users is None else f"a {type(users).__name__}"
+        raise DataError(
+            f"The app's {name} must return Users, as load_users and Users.from_rows make them, and "
+            f"returned {what}."
+        )
+    return users
+
+
+def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a run that says what a SuperNode reads; what its owner has said stands."""
+    for key, default in {"data": "", **_DEFAULTS}.items():
+        named = str(run.get(key, ""))
+        if own.get(key) or named in ("", default):
+            continue
+        if key == "data":
+            raise NotAllowedError(
+                f'The run names the data "{named}", and this node\'s owner names none: what a node '
+                "reads is its owner's choice (--node-config 'data=\"/path/users.jsonl\"')."
+            )
+        unit = ", and with it whom the guarantee is for" if key == "client-column" else ""
+        raise NotAllowedError(
+            f'The run names the {key} "{named}"; this node reads "{default}"{unit}, unless its '
+            f"owner names another (--node-config '{key}=\"{named}\"')."
+        )
+
+
+class _DealtUsers:
+    """What the nodes of a simulation are dealt from, read as seldom as memory allows.
+
+    A process prepares several nodes one after the other, and reading the file takes longer than
+    all else once the records are on the disk. What was read last is kept until a question comes:
+    everybody's documents, or those of so many nodes as `_DEALT_BYTES` hold, from the one that was
+    asked for on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[tuple[object, ...], Gathered] | None = None
+
+    def read(
+        self, run_id: int, own: Mapping[str, Any], run: Mapping[str, Any], *, labels: bool
+    ) -> Users:
+        """The users of a node.
+
+        Args:
+            run_id: As Flower drew it.
+            own: The node's configuration.
+            run: The run's.
+            labels: Whether classes are read too.
+        """
+        configurations = (own, run)
+        node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
+        if run_id < DRAWN_RUN_IDS:
+            gathered = gather_configured(
+                *configurations, labels=labels, node=node, nodes=nodes, most_bytes=0
+            )
+            return gathered.users(node)
+        names = [
+            next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
+            for key in ("data", *_DEFAULTS)
+        ]
+        here = os.environ.get(WORKING_DIRECTORY, "")
+        key = (run_id, here, labels, nodes, *names)
+        with self._lock:
+            if self._last is None or self._last[0] != key or not self._last[1].holds(node):
+                self._last = None  # never two of them in memory
+                gathered = gather_configured(
+                    *configurations, labels=labels, node=node, nodes=nodes, most_bytes=_DEALT_BYTES
+                )
+                self._last = (key, gathered)
+            return self._last[1].users(node)
+
+    def forget(self) -> None:
+        """Give up the memory."""
+        with self._lock:
+            self._last = None
+
+
+dealt = _DealtUsers()
+
 
 #: A recipe: from the node's context to the users it hosts.
 UserLoader = Callable[[Context], Users]

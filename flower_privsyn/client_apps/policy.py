@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 import re
 import stat
 import textwrap
@@ -23,9 +22,8 @@ from flower_privsyn.checks import (
     Settings,
     wrong_value,
 )
-from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.files import read_toml, user_path
+from flower_privsyn.files import read_toml
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.queries.known import is_query_name
@@ -292,30 +290,6 @@ def _refuse_others(path: Path) -> None:
                 f"The node policy {path} is not taken: {place} can be written by every user of "
                 f"this machine (mode {stat.S_IMODE(mode):04o}); chmod o-w it."
             )
-
-
-def policy_file() -> Path:
-    """The default place: `flower-privsyn/node-policy.toml` in the user's configuration folder."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "flower-privsyn" / "node-policy.toml"
-
-
-def named_policy(node_config: Mapping[str, Any]) -> Path | None:
-    """The policy file that the node's configuration (`policy`) or PRIVSYN_NODE_POLICY names."""
-    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
-    return user_path(named) if named else None
-
-
-def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
-    """The policy in force: the named file, else the one in the default place, else the defaults.
-
-    Raises:
-        ConfigError: A file that is named is missing, or a file cannot be used.
-    """
-    path = named_policy(node_config)
-    if path is None and policy_file().exists():
-        path = policy_file()
-    return NodePolicy() if path is None else NodePolicy.read(path)
 
 
 def policy_text(policy: NodePolicy | None = None) -> str:

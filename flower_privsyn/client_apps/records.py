@@ -33,7 +33,7 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import quarantine
 from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
-from flower_privsyn.queries.trial import public_cohorts, public_embedding
+from flower_privsyn.queries.query import public_cohorts, public_embedding
 
 logger = logging.getLogger("flower_privsyn.client")
 

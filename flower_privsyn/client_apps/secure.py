@@ -1,27 +1,38 @@
-"""The client's side of secure aggregation: five steps, each a message and a process of its own."""
+"""The client's side of secure aggregation: five steps, each a message and a process of its own.
+
+Between two messages a node's secrets lie on its disk, beside the key by which other nodes know it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps.guard import NodeGuard, guard_of, in_simulation
-from flower_privsyn.client_apps.secure_store import (
-    RoundStore,
-    check_state_folder,
-    key_file,
-    read_node_key,
+from flower_privsyn.environment import NODE_STATE
+from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
+from flower_privsyn.files import (
+    expanded,
+    leftovers,
+    own_folder,
+    replacing,
+    state_folder,
+    user_path,
 )
-from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import SecureRandom
-from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.secure_aggregation import (
     Advertised,
     Agreed,
@@ -30,6 +41,7 @@ from flower_privsyn.secure_aggregation import (
     Roster,
     Session,
     Shared,
+    State,
     advertise,
     agree,
     mask,
@@ -37,8 +49,258 @@ from flower_privsyn.secure_aggregation import (
     share,
     unmask,
 )
+from flower_privsyn.secure_aggregation.codec import pack, unpack
 from flower_privsyn.secure_aggregation.masks import Vector
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
+
+#: Secrets of a round whose server never came back are kept for so long.
+_FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
+
+
+_STATES: Final[dict[str, Any]] = {
+    kind.__name__: kind for kind in (Advertised, Shared, Masked, Agreed)
+}
+
+
+def _session_of(state: State) -> Session:
+    """The round that a state belongs to."""
+    return state.session if isinstance(state, Advertised) else state.roster.session
+
+
+def secrets_folder() -> Path:
+    """Where a node keeps its key and its secrets: PRIVSYN_NODE_STATE, else
+    `flower-privsyn/secure-aggregation` in the user's state folder (`~/.local/state`).
+    """  # noqa: D205 - one sentence
+    named = os.environ.get(NODE_STATE)
+    if named:
+        return expanded(named)
+    return state_folder() / "secure-aggregation"
+
+
+def key_file(node_config: Mapping[str, Any]) -> Path:
+    """The file of a node's key: `node-key` of its configuration, else one in `secrets_folder`."""
+    named = str(node_config.get("node-key", ""))
+    return user_path(named) if named else secrets_folder() / "node-key"
+
+
+def make_node_key(path: Path) -> NodeKey:
+    """Make a node's key, readable by its owner alone.
+
+    Raises:
+        ConfigError: There is one already, or the file cannot be written.
+    """
+    key = NodeKey.generate()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, f"{key.secret.hex()}\n".encode())
+        finally:
+            os.close(descriptor)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists and is left as it is.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+    return key
+
+
+def read_node_key(path: Path) -> NodeKey:
+    """A node's key.
+
+    Raises:
+        NotAllowedError: There is none, others can read it, or it is no key.
+    """
+    try:
+        text, mode = path.read_text(encoding="ascii"), path.stat().st_mode & 0o777
+    except (OSError, ValueError):
+        raise NotAllowedError(
+            f"This node has no key for secure aggregation at {path}; `privsyn node key --init` "
+            "makes one (--node-config 'node-key=\"...\"' names another file)."
+        ) from None
+    if mode & 0o077:
+        raise NotAllowedError(
+            f"The node's key {path} has mode {mode:04o}; others than its owner must not read it "
+            "(chmod 600)."
+        )
+    try:
+        return NodeKey(bytes.fromhex(text.strip()))
+    except ValueError:
+        raise NotAllowedError(f"The node's key {path} is not 64 hexadecimal digits.") from None
+
+
+def check_state_folder() -> None:
+    """Refuse to keep secrets where others could change them.
+
+    Who can take away what a node has kept of a round can have it take a step twice.
+
+    Raises:
+        NotAllowedError: The folder is another user's, or others can write it.
+    """
+    try:
+        own_folder(secrets_folder())
+    except OSError as error:
+        raise NotAllowedError(
+            f"{secrets_folder()} cannot hold secrets of secure aggregation: "
+            f"{error.strerror or error} (PRIVSYN_NODE_STATE names another)."
+        ) from error
+
+
+class RoundStore:
+    """A node's side of the rounds of one run on its disk: one file, mode 0600.
+
+    Formal guarantee:
+        No two rounds of a run have one number, and no step of a round is taken twice, also by two
+        processes at once: what a step needs is replaced by what the next one needs, on the disk,
+        before anything leaves; a question that fails ends the round for this node (`begin_step`).
+        After a round none of its secrets is left in the file, nor in those
+        that killed processes left of it. What rounds left whose servers never came back is deleted
+        after seven days, when the next round of any run begins; with it goes the number that its
+        run had come to, so that a round begun again then is another round, with new secrets, and
+        charged again.
+
+    Args:
+        run: Flower's number of the run.
+        node: Flower's number of the node.
+    """
+
+    def __init__(self, run: int, node: int) -> None:
+        self._folder = secrets_folder()
+        self.path = self._folder / f"{run}-{node}.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes of this node waiting while a step is taken."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.path.with_suffix(".lock")
+        while True:
+            lock = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_file(lock, path):
+                    continue  # deleted as an old one meanwhile: another process could lock its heir
+                yield
+                return
+            finally:
+                os.close(lock)
+
+    def begin(self, state: State, *, key: NodeKey | None) -> None:
+        """Begin a round, later than all before it; what was kept of the one before is gone.
+
+        Args:
+            state: After the first step.
+            key: The node's, where it has one for this run alone.
+
+        Raises:
+            ProtocolError: A round of this number, or a later one, was begun before.
+        """
+        session = _session_of(state)
+        last = int(self._read().get("last", 0))
+        if session.round_number <= last:
+            raise ProtocolError(
+                f"round {session.round_number} of run {session.run} was begun before: this node "
+                f"has come to round {last}"
+            )
+        self._sweep()
+        self._clear()
+        self._write({"last": session.round_number}, state, key)
+
+    def state(self, session: Session) -> State:
+        """What is kept of a round.
+
+        Raises:
+            ProtocolError: Nothing, or it is of another round.
+        """
+        kept = self._read().get("state")
+        if kept is None:
+            raise ProtocolError(
+                f"this node keeps nothing of round {session.round_number} of run {session.run}: "
+                "it is over, or it was begun elsewhere"
+            )
+        try:
+            kind = _STATES[kept.pop("step")]
+            state: State = unpack(kind, {name: bytes.fromhex(one) for name, one in kept.items()})
+        except (KeyError, TypeError, ValueError, ProtocolError) as error:
+            raise ProtocolError("what this node kept of the round is damaged") from error
+        if _session_of(state) != session:
+            raise ProtocolError("this node is in another round")
+        return state
+
+    def key(self) -> NodeKey | None:
+        """The node's key, where it has one for this run alone."""
+        kept = self._read().get("key")
+        return None if kept is None else NodeKey(bytes.fromhex(kept))
+
+    def keep(self, state: State) -> None:
+        """Replace what is kept by what the next step needs."""
+        values = self._read()
+        self._write({"last": values["last"]}, state, self.key())
+
+    def begin_step(self) -> None:
+        """Keep the node's key alone while a step is taken that may fail: it is taken once."""
+        self._write({"last": self._read().get("last", 0)}, None, self.key())
+
+    def forget(self) -> None:
+        """Keep nothing but which round this node has come to."""
+        self._write({"last": self._read().get("last", 0)}, None, None)
+        self._clear()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            values = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"{self.path} cannot be read") from error
+        if not isinstance(values, dict):
+            raise ProtocolError(f"{self.path} cannot be read")
+        return values
+
+    def _write(self, values: dict[str, Any], state: State | None, key: NodeKey | None) -> None:
+        if state is not None:
+            held = {name: one.hex() for name, one in pack(state).items()}
+            values["state"] = {"step": type(state).__name__, **held}
+        if key is not None:
+            values["key"] = key.secret.hex()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(self.path, for_the_owner=True) as temporary:
+            temporary.write_text(json.dumps(values))
+
+    def _clear(self) -> None:
+        """Delete secrets that processes killed while they wrote have left of this file."""
+        for path in leftovers(self.path):
+            path.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Delete what rounds left whose server never came back."""
+        oldest = time.time() - _FORGOTTEN_AFTER
+        for lock in self._folder.glob("*-*.lock"):
+            kept = lock.with_suffix(".json")
+            with contextlib.suppress(OSError):
+                if (kept if kept.exists() else lock).stat().st_mtime < oldest:
+                    _delete_unless_held(lock, kept)
+
+
+def _delete_unless_held(lock: Path, kept: Path) -> None:
+    """Delete a file of secrets and its lock, where no process is taking a step with them."""
+    descriptor = os.open(lock, os.O_WRONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_file(descriptor, lock):
+            for path in (kept, *leftovers(kept), lock):
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that a path leads to now."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(descriptor)
+    return (opened.st_dev, opened.st_ino) == (found.st_dev, found.st_ino)
+
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from flower_privsyn.evaluation.run import (
     tuned,
 )
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.privacy.ledger_file import stated_costs
+from flower_privsyn.privacy.ledger import stated_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.progress import ShownProgress
 from flower_privsyn.run.summary import run_costs

@@ -19,8 +19,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
-from flower_privsyn.client_apps.node_users import UserLoader
-from flower_privsyn.client_apps.recipe import DRAWN_RUN_IDS, strictly, users_by
+from flower_privsyn.client_apps.node_users import DRAWN_RUN_IDS, UserLoader, strictly, users_by
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, RecordDict
 
-from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.mechanisms import STEPS
 
 #: What rounding may add to the bound of a sum.
 _SLACK: Final = 1.0 + 1e-9

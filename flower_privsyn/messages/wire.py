@@ -192,7 +192,7 @@ class Answer:
     """A node's reply: the sum over its users, and how many they were.
 
     Attributes:
-        total: (m,) int64, in steps of the grid (`flower_privsyn.privacy.grid`).
+        total: (m,) int64, in steps of the grid (`flower_privsyn.privacy.mechanisms`).
         num_users: users of the roster that took part, those without text included.
     """
 

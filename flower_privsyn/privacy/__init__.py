@@ -6,24 +6,28 @@ Knows no messages, no models and no text. The accountant library is imported on 
 from flower_privsyn.privacy.accounting import (
     MOST_NODES_PER_USER,
     Release,
+    ReleaseSpec,
     known_cohorts_epsilon,
     release_epsilon,
 )
 from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
-from flower_privsyn.privacy.clipping import clip_rows
 from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
 from flower_privsyn.privacy.factorisation import (
     BandedToeplitz,
     BufferedLinearToeplitz,
     Factorisation,
+    TreeAggregation,
 )
 from flower_privsyn.privacy.ledger import PrivacyLedger
-from flower_privsyn.privacy.mechanisms import GaussianMechanism, mechanism_from_dict
+from flower_privsyn.privacy.mechanisms import (
+    GaussianMechanism,
+    NeighboringRelation,
+    clip_rows,
+    mechanism_from_dict,
+    squared_norms,
+)
 from flower_privsyn.privacy.plan import MOST_PHASES, Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
-from flower_privsyn.privacy.relation import NeighboringRelation
-from flower_privsyn.privacy.release_spec import ReleaseSpec
-from flower_privsyn.privacy.rows import squared_norms
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,
     FixedSizeSampling,
@@ -31,7 +35,6 @@ from flower_privsyn.privacy.sampling import (
     PoissonSampling,
     Sampling,
 )
-from flower_privsyn.privacy.trees import TreeAggregation
 
 __all__ = [
     "MOST_NODES_PER_USER",

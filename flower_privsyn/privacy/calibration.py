@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
-from flower_privsyn.privacy.accounting import Release
-from flower_privsyn.privacy.loss_distributions import quietly
-from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.accounting import Release, quietly
+from flower_privsyn.privacy.mechanisms import NeighboringRelation
 from flower_privsyn.privacy.sampling import Sampling
 
 _TOLERANCE = 1e-5

@@ -1,25 +1,250 @@
-"""The Gaussian mechanism on a grid."""
+"""What bounds one user, and the noise that hides them: neighbours, clipping, grid and mechanism.
+
+Contributions, sums and noise lie on a grid, multiples of 2^-30, and are added as integers. A float
+that is added to a sum is rounded to the sum's own last digit, so which floats can come out
+depends on the sum, and whoever sees the last digits of a release sees through the noise (Mironov
+2012, "On significance of the least significant bits for differential privacy"). Here there are no
+last digits: contributions are cut to the grid before they leave a user, noise is a whole number of
+steps of the same grid, and the two are added as 64-bit integers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy.grid import GRID, LARGEST_NOISE, STEPS, from_grid, to_grid
 from flower_privsyn.privacy.randomness import RandomSource
+
+
+class NeighboringRelation(StrEnum):
+    """What may differ between two neighbouring collections of users.
+
+    The relation is a part of every sensitivity and of every epsilon: the same noise on the same
+    sum is worth different epsilons under different relations. With contributions of L2 norm at
+    most ``C``, the sum over users moves by at most
+
+    - ``C`` under ``ZERO_OUT``: the roster is public, one user's contribution becomes zero (Kairouz
+      et al. 2021, "Practical and Private (Deep) Learning Without Sampling or Shuffling",
+      arXiv:2103.00039, Definition 1.1). It fits a server that sees who takes part.
+    - ``C`` under ``ADD_REMOVE``: one user joins or leaves.
+    - ``2 C`` under ``REPLACE_ONE``: one user's data becomes any other data. The accountants of
+      this package double the sensitivity themselves; a mechanism always states ``C``.
+    """
+
+    ZERO_OUT = "zero-out"
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
+GRID = 2.0**-30
+"""The step of the grid."""
+
+STEPS = 2**30
+"""Steps of the grid in 1."""
+
+LARGEST_SUM = 2.0**23
+"""Sums of grid points are exact in float64 up to here, in whatever order they are added."""
+
+LARGEST_NOISE = 2.0**28
+"""Largest standard deviation of noise: fourteen of them and the largest sum fit 62 bits."""
+
+
+def to_grid(key: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return values as whole numbers of steps.
+
+    Args:
+        key: What to call the values in an error.
+        values: (m,) real multiples of `GRID`, at most 2^31 in absolute value.
+
+    Returns:
+        (m,) int64.
+
+    Raises:
+        ConfigError: The values are no finite real vector, or not on the grid, or too large. The
+            sentence does not say which of them: that is data.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{key} must be a real vector of one dimension, "
+            f"got {array.dtype} of shape {array.shape}."
+        )
+    vector = array.astype(np.float64)
+    if not np.isfinite(vector).all():
+        raise ConfigError(f"{key} must be finite, got a vector with NaN or infinite entries.")
+    steps = vector * STEPS  # exact: a power of two
+    if np.abs(steps).max(initial=0.0) > 2.0**61:
+        raise ConfigError(f"{key} must be at most 2^31 in absolute value.")
+    whole = np.rint(steps)
+    if not np.array_equal(steps, whole):
+        raise ConfigError(f"{key} must hold multiples of 2^-30, and holds other numbers.")
+    return whole.astype(np.int64)
+
+
+def from_grid(steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return steps as multiples of `GRID`.
+
+    Beyond 2^53 steps float64 rounds to a coarser grid. It rounds the noisy total, so that is
+    post-processing.
+
+    Args:
+        steps: (m,) int64.
+
+    Returns:
+        (m,) float64.
+    """
+    return steps.astype(np.float64) * GRID
+
+
+#: Columns folded at once. It decides the order of additions: another number, other last bits.
+COLUMNS = 2**16
+#: Numbers worked on at once: 1 MiB of float64, which stays in the processor's cache.
+_CACHED = 2**17
+
+
+def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Sum of squares of every row, to the same last bit whatever rows stand beside it.
+
+    A library's reduction may add in an order that depends on how many rows there are, on where a
+    row lies in memory and on where its buffers end. Here the right half of a row is added to its
+    left half until one column is left: elementwise additions, which IEEE 754 defines to the bit.
+
+    Args:
+        rows: (k, m) real.
+
+    Returns:
+        (k,) float64; infinite or NaN where a square is.
+    """
+    count, columns = rows.shape
+    total = np.zeros(count, dtype=np.float64)
+    step = max(1, _CACHED // max(1, min(columns, COLUMNS)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for top in range(0, count, step):
+            for left in range(0, columns, COLUMNS):
+                part = rows[top : top + step, left : left + COLUMNS].astype(np.float64)
+                total[top : top + step] += fold_squares(part)
+    return total
+
+
+def fold_squares(part: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of squares of every row of a piece of rows, in place: what was in it is lost.
+
+    Args:
+        part: (k, w) with w at most `COLUMNS`, at least 1.
+
+    Returns:
+        (k,) a view of its first column.
+    """
+    part *= part
+    width = part.shape[1]
+    while width > 1:
+        half = width // 2
+        part[:, :half] += part[:, width - half : width]
+        width -= half
+    return part[:, 0]
+
+
+def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
+    """Scale every row to an L2 norm of at most ``norm``; direction is kept.
+
+    A row with a NaN or an infinite entry becomes the zero row: a plain comparison would let NaN
+    through, and the sum over users would then reveal that one of them sent it.
+
+    Formal guarantee:
+        With one row per user, the sum of the rows moves by at most ``norm`` in L2 when one row is
+        zeroed, added or removed, and by at most ``2 norm`` when it is replaced. The bound holds for
+        the returned floats in exact arithmetic, not just for the norm as computed: a row that was
+        scaled, or that lies within the rounding error of the bound, is shrunk by that error. Rows
+        of whole numbers are computed exactly and are left as they are up to the bound. What becomes
+        of a row depends on that row alone, to the last bit (`squared_norms`).
+
+    Args:
+        values: (k, m) real, one user per row.
+        norm: The bound, between 1e-30 and 1e30, in the unit of ``values``.
+
+    Returns:
+        (k, m), a new array; float32 when ``values`` is float32 or float16, else float64.
+
+    Raises:
+        ConfigError: ``values`` is not a real matrix or ``norm`` is out of range.
+    """
+    norm = check_number("norm", norm, ge=1e-30, le=1e30)
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"values must be a real matrix with one row per user, "
+            f"got {array.dtype} of shape {array.shape}."
+        )
+    dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
+    clipped = array.astype(dtype)  # always a copy
+    if clipped.size == 0:
+        return clipped
+
+    squared = squared_norms(clipped)
+    # A NaN or an infinity shows in the square of its row, as do entries whose squares overflow.
+    odd = ~np.isfinite(squared)
+    if odd.any():
+        clipped[odd] = _tamed(clipped[odd], norm)
+        squared[odd] = squared_norms(clipped[odd])
+
+    over, near, factors = clipping_of(squared, columns=array.shape[1], norm=norm, dtype=dtype)
+    if near.any():
+        over[near] = (clipped[near] != np.rint(clipped[near])).any(axis=1)
+    if over.any():
+        factor: NDArray[Any] = factors[over]
+        if over.all():  # a model's update is one wide row: in place it takes half the time
+            np.multiply(clipped, factor[:, None], out=clipped, casting="same_kind")
+        else:
+            clipped[over] = clipped[over] * factor[:, None]
+    return clipped
+
+
+def clipping_of(
+    squared: NDArray[np.float64], *, columns: int, norm: float, dtype: DTypeLike
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64]]:
+    """Which rows are too long, and what brings them within a bound.
+
+    Args:
+        squared: (k,) by `squared_norms`, finite.
+        columns: Numbers in a row.
+        norm: The bound, > 0.
+        dtype: In which rows are multiplied: float32 or float64.
+
+    Returns:
+        (k,) whether a row is longer than the bound, or so near that rounding may hide it; (k,)
+        whether it is only that near, in which case a row of whole numbers is not longer; and (k,)
+        what to multiply it with, 1 where it is not longer.
+    """
+    # Relative error of a sum of m rounded squares, with room to spare.
+    slack = (columns + 8) * 2.0**-52
+    over = squared * (1.0 + slack) > norm * norm
+    # Sums of squared whole numbers below 2^53 carry no rounding error.
+    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
+    margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
+    factors = np.where(over, margin * norm / np.sqrt(np.where(over, squared, 1.0)), 1.0)
+    return over, near, factors
+
+
+def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:
+    """Zero the rows that are not finite, and bring the others down to a length near ``norm``."""
+    rows[~np.isfinite(rows).all(axis=1)] = 0.0
+    peak = np.abs(rows).max(axis=1, keepdims=True)
+    scaled: NDArray[Any] = (rows / np.where(peak > 0.0, peak, 1.0)) * (2.0 * norm)
+    return scaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMechanism:
     """Adds normal noise to a sum of contributions of bounded L2 norm.
 
-    The sum lies on the grid of `flower_privsyn.privacy.grid`, the noise is rounded to it, and
+    The sum lies on the grid of `flower_privsyn.privacy.mechanisms`, the noise is rounded to it, and
     the two are added as integers. For x on the grid x + rint(N) = rint(x + N): what is released is
     post-processing of the Gaussian mechanism, so its accounting holds as it is, and every point of
     the grid can come out whatever the sum, so no release refutes one.
@@ -98,7 +323,7 @@ class GaussianMechanism:
         """Add noise to a sum over users in whole steps of the grid, as it is added up.
 
         Args:
-            total: (m,) int64, as `flower_privsyn.privacy.grid.to_grid` returns.
+            total: (m,) int64, as `flower_privsyn.privacy.mechanisms.to_grid` returns.
             random: The source of the noise.
 
         Returns:

@@ -15,7 +15,7 @@ from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, accounted
 from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.factorisation import Factorisation
-from flower_privsyn.privacy.relation import NeighboringRelation
+from flower_privsyn.privacy.mechanisms import NeighboringRelation
 from flower_privsyn.privacy.sampling import CyclicSampling, FullParticipation, Sampling
 
 

@@ -1,21 +1,21 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
-from flower_privsyn.queries.bigrams import frequent_bigrams
-from flower_privsyn.queries.conditional_delta import (
+from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
+from flower_privsyn.queries.model_delta import (
     ConditionalDelta,
+    ModelDelta,
+    TrainableModel,
     conditioned_fingerprint,
+    next_clip_norm,
     pack_conditions,
     unpack_conditions,
 )
-from flower_privsyn.queries.joint_sketch import JointSketch
-from flower_privsyn.queries.model_delta import (
-    ModelDelta,
-    TrainableModel,
-    next_clip_norm,
-)
 from flower_privsyn.queries.moments import Moments
-from flower_privsyn.queries.nearest import nearest_candidates
-from flower_privsyn.queries.nearest_neighbor import LabelledHistogram, NearestNeighborHistogram
+from flower_privsyn.queries.nearest_neighbor import (
+    LabelledHistogram,
+    NearestNeighborHistogram,
+    nearest_candidates,
+)
 from flower_privsyn.queries.query import (
     READS,
     TEXT_DIMENSION,

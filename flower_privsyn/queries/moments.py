@@ -20,10 +20,16 @@ from annotated_types import Ge, Le, Lt
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import squared_norms
-from flower_privsyn.queries.exact_product import RightFactor, exact_product
-from flower_privsyn.queries.once_per_array import all_finite, once_per_array
-from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, IntArray, Query
-from flower_privsyn.queries.user_means import user_means
+from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_means
+from flower_privsyn.queries.query import (
+    Broadcast,
+    Cohort,
+    Float64Array,
+    IntArray,
+    Query,
+    all_finite,
+    once_per_array,
+)
 
 #: Numbers of transformed records that are held at a time: 32 MiB of float64.
 _BLOCK_NUMBERS: Final = 2**22

@@ -6,19 +6,72 @@ the noise belongs to the mechanism and the network to the client app.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal, Self, final, get_args
+from functools import wraps
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import NeighboringRelation, clip_rows
-from flower_privsyn.privacy.grid import GRID
-from flower_privsyn.queries.once_per_array import all_finite
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, quarantine
+from flower_privsyn.privacy.mechanisms import GRID
+
+T = TypeVar("T")
+
+
+def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
+    """Remember a function's result for as long as its first argument lives.
+
+    A process that answers for many nodes is given the same candidates each time, as the same
+    objects, owning their memory and not writeable. For any other array, which may hold other
+    numbers when it comes again, the function is called every time.
+
+    Args:
+        compute: a function of one array, of more arrays and of names; what it returns is shared and
+            must not be changed.
+    """
+    known: dict[tuple[Hashable, ...], tuple[list[weakref.ref[npt.NDArray[Any]]], T]] = {}
+    # An array may be collected, and its entry removed, while this thread holds the lock.
+    lock = threading.RLock()
+
+    @wraps(compute)
+    def remembered(*given: Any) -> T:
+        arrays = [one for one in given if isinstance(one, np.ndarray)]
+        if any(array.flags.writeable or not array.flags.owndata for array in arrays):
+            return compute(*given)
+        key = tuple(id(one) if isinstance(one, np.ndarray) else one for one in given)
+        with lock:
+            entry = known.get(key)
+            if entry is not None and all(
+                kept() is array for kept, array in zip(entry[0], arrays, strict=True)
+            ):
+                return entry[1]
+        result = compute(*given)
+
+        def forget(gone: weakref.ref[npt.NDArray[Any]]) -> None:
+            with lock:
+                entry = known.get(key)
+                if entry is not None and any(kept is gone for kept in entry[0]):
+                    del known[key]
+
+        with lock:
+            known[key] = ([weakref.ref(array, forget) for array in arrays], result)
+        return result
+
+    return remembered
+
+
+@once_per_array
+def all_finite(array: npt.NDArray[Any]) -> bool:
+    """Whether every number is finite."""
+    return bool(np.isfinite(array).all())
+
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -384,3 +437,50 @@ class Query(Settings, ABC):
             if not finite.all():
                 cohort = cohort.rows(finite)
         return cohort if self.max_records is None else cohort.cap(self.max_records)
+
+
+def public_embedding(dimension: int) -> Float32Array:
+    """A unit vector that says nothing of anybody: (dimension,)."""
+    vector = np.zeros(dimension, dtype=np.float32)
+    vector[:1] = 1.0
+    return vector
+
+
+def public_cohorts(
+    example: Float32Array | IntArray | str, *, labelled: bool
+) -> tuple[Cohort, Cohort]:
+    """One user without records, and one with a public one, of the first class if any.
+
+    Args:
+        example: the public record: (d,) float32, (k,) int64 of tokens, or text.
+        labelled: whether records are of classes.
+    """
+    owners = np.zeros(1, dtype=np.int64)
+    labels = owners if labelled else None
+    if isinstance(example, np.ndarray) and example.dtype == np.float32:
+        one = Cohort(example[None], owners, 1, labels)
+    else:
+        one = Cohort.of([example], owners, 1, labels)
+    return replace(one.rows(slice(0)), num_users=1), one
+
+
+def try_query(query: Query, broadcast: Broadcast, *, dimension: int) -> None:
+    """Answer a question as a node does before it looks at its users' records.
+
+    Args:
+        query: the question.
+        broadcast: public; has passed `query.check`.
+        dimension: of the records, as for `query.check`.
+
+    Raises:
+        Exception: whatever the query raises; a ValueError where its answer has the wrong shape.
+    """
+    example: Float32Array | IntArray | str = public_embedding(dimension)
+    if query.reads == "text":
+        example = quarantine.PROBE
+    elif query.reads == "tokens" and not query.trains:
+        example = np.zeros(1, dtype=np.int64)
+    nobody, one = public_cohorts(example, labelled=query.labelled)
+    query.answer(nobody, broadcast)
+    if not query.trains:  # an update is what only training makes
+        query.answer(one, broadcast)

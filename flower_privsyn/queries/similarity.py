@@ -28,16 +28,16 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.privacy import squared_norms
-from flower_privsyn.queries.exact_product import RightFactor, exact_product
-from flower_privsyn.queries.once_per_array import all_finite, once_per_array
+from flower_privsyn.queries.arithmetic import RightFactor, exact_product, unit_rows, user_means
 from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
     Float64Array,
     IntArray,
     Query,
+    all_finite,
+    once_per_array,
 )
-from flower_privsyn.queries.user_means import unit_rows, user_means
 
 Centre = Literal["prompt", "all", "none"]
 Scale = Literal["clip", "unit"]

@@ -51,7 +51,7 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
-from flower_privsyn.privacy.ledger_file import LedgerFile, header, refuse_cut
+from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
 from flower_privsyn.run.locks import (
     forget_holder,
     hide_dates_of,

@@ -21,7 +21,7 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     Release,
 )
-from flower_privsyn.privacy.grid import LARGEST_NOISE, STEPS
+from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import Method

@@ -17,7 +17,7 @@ from numpy.lib.format import read_array
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import replacing
 from flower_privsyn.privacy import PoissonSampling, Sampling
-from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.round_files import RoundFiles
 

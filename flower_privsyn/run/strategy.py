@@ -40,9 +40,9 @@ from flower_privsyn.privacy import (
     Sampling,
     SecureRandom,
 )
-from flower_privsyn.privacy.grid import LARGEST_SUM, from_grid
+from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.queries import Query
-from flower_privsyn.queries.trial import try_query
+from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.run.aggregation import BESIDE, Aggregation, Central, Expected, Secure, words_of
 from flower_privsyn.run.changes import changes_of_run

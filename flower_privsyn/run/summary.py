@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy import Sampling
-from flower_privsyn.privacy.ledger_file import open_rounds, stated_costs
+from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.run.directory import RunDirectory
 from flower_privsyn.run.run_format import stamp_of
 from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of

@@ -1079,7 +1079,7 @@ class SketchedText:
         return [self.public.text_of(int(place)) for place in places]
 
     def _broadcast(self) -> dict[str, Any]:
-        from flower_privsyn.queries.bigrams import frequent_bigrams
+        from flower_privsyn.queries.joint_sketch import frequent_bigrams
 
         config, bigrams, public = self._config, None, self.public
         if config.num_bigrams:

@@ -49,7 +49,7 @@ from flower_privsyn.queries import (
     conditioned_fingerprint,
     pack_conditions,
 )
-from flower_privsyn.queries.conditional_delta import LearnEnds
+from flower_privsyn.queries.model_delta import LearnEnds
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import (
     Look,

@@ -21,7 +21,7 @@ from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries.bigrams import find_bigrams
+from flower_privsyn.queries.joint_sketch import find_bigrams
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -72,7 +72,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="NaN passes the clip",
             guards="whatever an answer holds",
-            where="privacy/clipping.py::_tamed",
+            where="privacy/mechanisms.py::_tamed",
             before="    rows[~np.isfinite(rows).all(axis=1)] = 0.0\n",
             after="",
             tests=("tests/privacy/test_clipping.py",),
@@ -322,7 +322,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="the node's account believes the relation a run claims",
             guards="under the owner's relation",
-            where="client_apps/charge.py::release_of",
+            where="client_apps/account.py::release_of",
             before="    first = group[0].spec\n",
             after="    first, relation = group[0].spec, group[0].spec.relation\n",
             tests=("tests/client_apps/test_account.py::TestEpsilon",),
@@ -330,7 +330,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user on two nodes of one round costs one release",
             guards="of every answer that a user is in",
-            where="client_apps/charge.py::_copies",
+            where="client_apps/account.py::_copies",
             before="if None not in deals and len(deals) == 1 else len(asked)",
             after="if None not in deals and len(deals) == 1 else 1",
             tests=("tests/client_apps/test_account.py::TestWhoIsIn",),
@@ -434,7 +434,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="products round what a library's order decides",
             guards="and adds up without rounding",
-            where="queries/exact_product.py::exact_product",
+            where="queries/arithmetic.py::exact_product",
             before=("    np.rint(scaled, out=scaled)\n    result"),
             after="    result",
             tests=("tests/queries/test_contract.py",),
@@ -442,7 +442,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="nearly equal candidates are told apart by a float32 product",
             guards="near ties are decided in float64",
-            where="queries/nearest.py::_best_with_ties",
+            where="queries/nearest_neighbor.py::_best_with_ties",
             before="    doubtful = ~(top - second > tolerance)",
             after="    doubtful = (top - second > tolerance) & False",
             tests=("tests/queries/test_nearest_neighbor.py",),
@@ -468,7 +468,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user whose answer fails takes the sum along",
             guards="a user whose answer fails answers zero",
-            where="client_apps/answer.py::add_answer",
+            where="client_apps/handlers.py::add_answer",
             before="cohort.rows(~failing[cohort.owners])",
             after="cohort.rows(~failing[cohort.owners] & ~failing.any())",
             tests=("tests/client_apps/test_answer.py::TestAddAnswer",),
@@ -637,7 +637,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="the last bits of the noise are zero",
             guards="every digit is the noise's",
-            where="privacy/rounded_normal.py::_kept",
+            where="privacy/randomness.py::_kept",
             before="    return rounded * sign\n",
             after="    return rounded * sign & ~3\n",
             tests=("tests/privacy/test_grid.py",),

@@ -11,8 +11,7 @@ import dp_accounting
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.client_apps.account import NodeLedger
-from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.account import Charge, NodeLedger
 from flower_privsyn.client_apps.guard import model_digest
 from flower_privsyn.client_apps.policy import NodePolicy, policy_text
 from flower_privsyn.privacy import NeighboringRelation, PoissonSampling

@@ -15,8 +15,7 @@ import pytest
 from dp_accounting import pld
 
 from flower_privsyn.client_apps import account
-from flower_privsyn.client_apps.account import NodeAccount, NodeLedger
-from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.account import Charge, NodeAccount, NodeLedger
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import LedgerError, NotAllowedError
 from flower_privsyn.privacy import (

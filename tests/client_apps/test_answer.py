@@ -16,7 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.answer import add_answer, chosen_users
+from flower_privsyn.client_apps.handlers import add_answer, chosen_users
 from flower_privsyn.data import Users
 from flower_privsyn.embedding.batch_invariance import probe_texts
 from flower_privsyn.messages import wire
@@ -27,7 +27,7 @@ from flower_privsyn.privacy import (
     Sampling,
     quarantine,
 )
-from flower_privsyn.privacy.grid import LARGEST_SUM
+from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,
@@ -206,7 +206,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     bad: list[object] = ["raise the secret words", "\ud800", "court judge"]
     # A SuperNode may have a partition too.
     partition = where(**{"num-partitions": 2, "partition-id": 0})
-    monkeypatch.setattr("flower_privsyn.client_apps.answer.in_simulation", lambda: False)
+    monkeypatch.setattr("flower_privsyn.client_apps.handlers.in_simulation", lambda: False)
     with caplog.at_level(logging.INFO):
         reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
     told = "2 records of 1 users are left out as unusable: see `privsyn data`"

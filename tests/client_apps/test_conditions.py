@@ -17,7 +17,7 @@ from flower_privsyn.data import Cut, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import (
     ConditionalDelta,
     ModelDelta,

@@ -14,8 +14,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
-from flower_privsyn.client_apps.deal import check_deal
 from flower_privsyn.client_apps.guard import simulated
+from flower_privsyn.client_apps.node_users import check_deal
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire

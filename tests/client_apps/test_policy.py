@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.client_apps.charge import Charge
-from flower_privsyn.client_apps.guard import NodeGuard, dataset_name, model_digest
-from flower_privsyn.client_apps.policy import NodePolicy, find_policy, policy_text
+from flower_privsyn.client_apps.account import Charge
+from flower_privsyn.client_apps.guard import NodeGuard, dataset_name, find_policy, model_digest
+from flower_privsyn.client_apps.policy import NodePolicy, policy_text
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.messages.wire import Announcement, ToCome
 from flower_privsyn.privacy import (

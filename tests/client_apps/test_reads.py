@@ -21,7 +21,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PoissonSampling, quarantine
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import (
     Broadcast,
     Cohort,

@@ -27,7 +27,7 @@ from flower_privsyn.privacy import (
     GaussianMechanism,
     PoissonSampling,
 )
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import LabelledHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.support.answering import read_answer

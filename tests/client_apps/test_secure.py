@@ -16,7 +16,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.client_apps import create_client_app, handlers
 from flower_privsyn.client_apps.account import NodeLedger, describe
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.client_apps.secure_store import (
+from flower_privsyn.client_apps.secure import (
     RoundStore,
     check_state_folder,
     make_node_key,

@@ -18,7 +18,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from flower_privsyn.client_apps.deal import check_deal
+from flower_privsyn.client_apps.node_users import check_deal
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import (
     RecordStore,

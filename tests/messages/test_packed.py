@@ -11,7 +11,7 @@ from flower_privsyn.messages.packed import (
     pack_steps,
     unpack_steps,
 )
-from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.mechanisms import STEPS
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     Release,
     Sampling,
+    accounting,
     known_cohorts_epsilon,
-    loss_distributions,
     release_epsilon,
-    renyi,
 )
 from tests.support.lower_bounds import epsilon_lower_bound
 
@@ -168,7 +167,7 @@ def test_renyi_curves_are_what_a_renyi_divergence_can_be(rate: float) -> None:
     library give negative epsilons.
     """
     for noise_multiplier in (1.0, 4.0, 8.0, 12.0, 40.0):
-        orders, curve = renyi._single_curve(("poisson", noise_multiplier, rate))
+        orders, curve = accounting._single_curve(("poisson", noise_multiplier, rate))
         assert np.isfinite(curve).all()
         assert (curve >= 0.0).all()
         assert (np.diff(curve) >= -1e-9 * curve[1:]).all()
@@ -193,7 +192,7 @@ def test_a_wrong_value_between_whole_orders_gives_way_to_the_chord() -> None:
     true = 0.3 * orders
     for wrong in (-5.0, 0.0, 0.59, 0.81, 1.5, math.nan, math.inf):
         broken = np.where(orders == 2.5, wrong, true)
-        checked = renyi._checked_between_integers(orders, broken)
+        checked = accounting._checked_between_integers(orders, broken)
         chord = (0.5 * (1 * 0.6) + 0.5 * (2 * 0.9)) / 1.5
         assert checked[2] == pytest.approx(chord)
         assert checked[[1, 3, 4, 5, 6]] == pytest.approx(true[[1, 3, 4, 5, 6]])
@@ -340,8 +339,8 @@ def test_tiny_noise_is_accounted_without_exhausting_memory() -> None:
 def look(kind: str, noise_multiplier: float, rate: float, rounds: int, times: float) -> float:
     """Epsilon by an interval that is so many times as wide as the one that is chosen."""
     costs = (((kind, noise_multiplier, rate), rounds),)
-    interval = times * loss_distributions._interval(costs, DELTA)
-    return float(loss_distributions._pld(costs, interval).get_epsilon_for_delta(DELTA))
+    interval = times * accounting._interval(costs, DELTA)
+    return float(accounting._pld(costs, interval).get_epsilon_for_delta(DELTA))
 
 
 @pytest.mark.parametrize("kind", ["poisson", "poisson-replace"])

@@ -29,7 +29,7 @@ from flower_privsyn.privacy import (
     TreeAggregation,
     calibrate_noise_multiplier,
 )
-from flower_privsyn.privacy.grid import GRID, STEPS
+from flower_privsyn.privacy.mechanisms import GRID, STEPS
 from tests.support.audit import DELTA, TRIALS, best_threshold, epsilon_lower_bound
 from tests.support.correlated import noise_matrix, worst_deviation
 from tests.support.ledgers import begin

@@ -21,7 +21,7 @@ from flower_privsyn.privacy import (
     SecureRandom,
     TreeAggregation,
 )
-from flower_privsyn.privacy.grid import GRID, STEPS, from_grid, to_grid
+from flower_privsyn.privacy.mechanisms import GRID, STEPS, from_grid, to_grid
 from flower_privsyn.queries import (
     Cohort,
     MeanSimilarity,

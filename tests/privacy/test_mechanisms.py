@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import GaussianMechanism, InsecureRandom, SecureRandom
-from flower_privsyn.privacy.grid import from_grid
+from flower_privsyn.privacy.mechanisms import from_grid
 
 DRAWS = 1_000_000
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import InsecureRandom, RandomSource, SecureRandom
-from flower_privsyn.privacy.rounded_normal import LARGEST_STD, SMALLEST_STD, rounded_normal
+from flower_privsyn.privacy.randomness import LARGEST_STD, SMALLEST_STD, rounded_normal
 
 DRAWS = 1_000_000
 SOURCES = [SecureRandom(), InsecureRandom(7)]

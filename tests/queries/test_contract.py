@@ -21,7 +21,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
-from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import (
     QUERIES,
     Cohort,
@@ -36,9 +36,8 @@ from flower_privsyn.queries import (
     frequent_bigrams,
     pack_conditions,
 )
-from flower_privsyn.queries.exact_product import RightFactor, exact_product
+from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_means
 from flower_privsyn.queries.query import Broadcast
-from flower_privsyn.queries.user_means import user_means
 from flower_privsyn.testing import random_cohort
 from tests.support.ladder import ladder
 
@@ -179,7 +178,7 @@ def test_a_user_adds_what_they_would_answer_alone(
             assert np.array_equal(np.rint(rows / GRID) * GRID, rows), made
             with monkeypatch.context() as patch:
                 patch.setattr("flower_privsyn.queries.query.BLOCK_BYTES", 4096)
-                patch.setattr("flower_privsyn.queries.user_means._BLOCK_RECORDS", 7)
+                patch.setattr("flower_privsyn.queries.arithmetic._BLOCK_RECORDS", 7)
                 patch.setattr("flower_privsyn.queries.moments._BLOCK_NUMBERS", 64)
                 patch.setattr("flower_privsyn.queries.joint_sketch._BATCH_TOKENS", 50)
                 assert np.array_equal(total, query.answer(everyone, broadcast)), made

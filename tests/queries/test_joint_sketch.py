@@ -20,12 +20,11 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
-from flower_privsyn.privacy.grid import GRID, to_grid
+from flower_privsyn.privacy.mechanisms import GRID, to_grid
 from flower_privsyn.queries import (
     QUERIES,
     Cohort,
     JointSketch,
-    bigrams,
     frequent_bigrams,
     joint_sketch,
 )
@@ -312,7 +311,7 @@ class TestPublicText:
         for most in (1, 50, V * V):
             expected = sorted(sorted(counts, key=lambda key: (-counts[key], key))[:most])
             assert frequent_bigrams(rows, vocabulary=V, most=most).tolist() == expected
-        monkeypatch.setattr(bigrams, "_MOST_HELD", 3)
+        monkeypatch.setattr(joint_sketch, "_MOST_HELD", 3)
         assert frequent_bigrams(rows, vocabulary=V, most=50).tolist() == sorted(
             sorted(counts, key=lambda key: (-counts[key], key))[:50]
         )

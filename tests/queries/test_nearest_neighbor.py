@@ -70,7 +70,7 @@ class TestNearestCandidates:
         generator = np.random.default_rng(2)
         records, candidates = unit(generator, 257, 48), unit(generator, 100, 48)
         whole = nearest_candidates(records, candidates)
-        monkeypatch.setattr("flower_privsyn.queries.nearest._BLOCK_ELEMENTS", 700)
+        monkeypatch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 700)
         assert np.array_equal(nearest_candidates(records, candidates), whole)
         alone = np.concatenate(
             [nearest_candidates(records[i : i + 1], candidates) for i in range(257)]

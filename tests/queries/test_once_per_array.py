@@ -11,8 +11,7 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
 )
-from flower_privsyn.queries.once_per_array import once_per_array
-from flower_privsyn.queries.query import Cohort
+from flower_privsyn.queries.query import Cohort, once_per_array
 
 
 class Counted:

@@ -23,7 +23,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom
-from flower_privsyn.privacy.grid import to_grid
+from flower_privsyn.privacy.mechanisms import to_grid
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.run import roster as attendance
 from flower_privsyn.strategies import PrivateSumStrategy

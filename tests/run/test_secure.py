@@ -22,7 +22,7 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.packed import packed_bytes
-from flower_privsyn.privacy.grid import STEPS
+from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users

@@ -16,7 +16,7 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
     release_epsilon,
 )
-from flower_privsyn.privacy.grid import GRID, STEPS
+from flower_privsyn.privacy.mechanisms import GRID, STEPS
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.secure_aggregation import ServerRound, Terms
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS

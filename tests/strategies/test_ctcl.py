@@ -22,7 +22,7 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
-from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run.progress import NullProgress
 from flower_privsyn.strategies import CTCL, CTCLConfig

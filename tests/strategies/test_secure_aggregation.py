@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app, handlers
-from flower_privsyn.client_apps.answer import sum_of
+from flower_privsyn.client_apps.handlers import sum_of
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire

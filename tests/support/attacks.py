@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_privsyn.privacy.grid import GRID
+from flower_privsyn.privacy.mechanisms import GRID
 
 Pair = tuple[np.ndarray, np.ndarray]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.client_apps.charge import Charge
+from flower_privsyn.client_apps.account import Charge
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, ReleaseSpec
 
