@@ -20,7 +20,7 @@ EXAMPLES: Final = _PACKAGE / "examples"
 NEXT_STEPS: Final = {
     "quickstart": ("privsyn run {app}",),
     "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
-    "existing-federation": ("privsyn run {app}/before", "privsyn run {app}/after"),
+    "existing-federation": ("privsyn run {app}/after", "diff -r {app}/before {app}/after"),
     "flower-datasets": ("privsyn run {app}",),
     "deployment": ("python {app}/loopback.py FOLDER APP --users FILE",),
     "every-method": (

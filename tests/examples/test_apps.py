@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from flower_privsyn.strategies import CLIENT_KEYS, JointSketchConfig, PrivateEvo
 ROOT = Path(__file__).parents[2]
 APPS = [
     ROOT / "examples" / "own-data",
-    ROOT / "examples" / "existing-federation" / "after",
     ROOT / "baselines" / "pre-text",
 ]
 NAMED = [(app, file.stem) for app in APPS for file in sorted((app / "conf").glob("*.toml"))]
@@ -26,6 +26,25 @@ def test_settings_are_complete_and_accepted(app: Path) -> None:
     PrivateEvolutionConfig.from_run_config(values)
     keys = PrivateEvolutionConfig.keys()
     assert set(values) - CLIENT_KEYS == keys
+
+
+def test_an_existing_federation_is_added_to_and_not_changed() -> None:
+    before, after = (ROOT / "examples/existing-federation" / side for side in ("before", "after"))
+    files, others = (
+        sorted(p.relative_to(side) for p in side.rglob("*.*") if p.is_file() and p.suffix != ".pyc")
+        for side in (before, after)
+    )
+    assert files == others
+    changed = [
+        line
+        for file in files
+        for line in difflib.ndiff(
+            *((side / file).read_text().splitlines() for side in (before, after))
+        )
+        if line[:1] in "+-"
+    ]
+    assert {line[0] for line in changed} == {"+"}
+    assert len(changed) <= 20
 
 
 def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:

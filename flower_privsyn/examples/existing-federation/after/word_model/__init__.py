@@ -1,1 +1,1 @@
-"""A next-word model, with differentially private synthetic text."""
+"""A next-word model, before differentially private synthetic text."""

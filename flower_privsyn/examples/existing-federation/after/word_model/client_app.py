@@ -1,20 +1,24 @@
-"""The node's text stays; it answers the strategy's queries about it."""
+"""Train the next-word model on the node's raw text."""
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from word_model.task import read_rows
+from word_model.task import read_rows, train
 
 from flower_privsyn import Users, add_handlers
 
 app = ClientApp()
 
 
-def load(context: Context) -> Users:
-    """The users of this node, read as the app always read them."""
-    return Users.from_rows(read_rows()).deal(
-        partition_id=int(context.node_config["partition-id"]),
-        num_partitions=int(context.node_config["num-partitions"]),
+@app.train()
+def train_on_text(message: Message, context: Context) -> Message:
+    """One local update."""
+    texts = [text for _, text in read_rows(context)]
+    (model,) = message.content.array_records["arrays"].to_numpy_ndarrays()
+    model, pairs = train(model, texts)
+    content = RecordDict(
+        {"arrays": ArrayRecord([model]), "metrics": MetricRecord({"num-examples": pairs})}
     )
+    return Message(content, reply_to=message)
 
 
-add_handlers(app, load)
+add_handlers(app, lambda context: Users.from_rows(read_rows(context)))

@@ -1,23 +1,27 @@
-"""The same next-word model, learned from private synthetic text: nothing else leaves the nodes."""
+"""FedAvg of a next-word model: updates computed on raw text, averaged without noise."""
 
-import json
-
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from word_model.task import new_model, result, train
+from flwr.serverapp.strategy import FedAvg
+from word_model import task
 
-from flower_privsyn import PrivateEvolution
+from flower_privsyn import open_run, strategy_of
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Make synthetic text, then train on it at the server."""
-    strategy = PrivateEvolution.from_run_config(context.run_config)
-    strategy.start(grid)
+    """Average the nodes' models."""
+    strategy = FedAvg(fraction_evaluate=0.0)
+    averaged = strategy.start(
+        grid,
+        initial_arrays=ArrayRecord([task.new_model()]),
+        num_rounds=int(context.run_config["num-server-rounds"]),
+    )
+    print(task.result(averaged.arrays.to_numpy_ndarrays()[0]))
 
-    with strategy.run.synthetic_jsonl.open(encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
-    model, _ = train(new_model(), texts)
-    print(result(model))
+    private = strategy_of(context.run_config, other_keys=["num-server-rounds"])
+    private.start(grid)
+    model, _ = task.train(task.new_model(), open_run(private.run.path).texts()["text"])
+    print("from private text:", task.result(model))

@@ -10,10 +10,7 @@ app = ClientApp()
 @app.train()
 def train_on_text(message: Message, context: Context) -> Message:
     """One local update."""
-    node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]
-    rows = read_rows()
-    mine = set(list(dict.fromkeys(user for user, _ in rows))[int(node) :: int(nodes)])
-    texts = [text for user, text in rows if user in mine]
+    texts = [text for _, text in read_rows(context)]
     (model,) = message.content.array_records["arrays"].to_numpy_ndarrays()
     model, pairs = train(model, texts)
     content = RecordDict(

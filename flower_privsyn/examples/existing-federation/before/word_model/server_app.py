@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from word_model.task import new_model, result
+from word_model import task
 
 app = ServerApp()
 
@@ -14,7 +14,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_evaluate=0.0)
     averaged = strategy.start(
         grid,
-        initial_arrays=ArrayRecord([new_model()]),
+        initial_arrays=ArrayRecord([task.new_model()]),
         num_rounds=int(context.run_config["num-server-rounds"]),
     )
-    print(result(averaged.arrays.to_numpy_ndarrays()[0]))
+    print(task.result(averaged.arrays.to_numpy_ndarrays()[0]))

@@ -8,15 +8,21 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Context
 
 DATA = Path(__file__).parent / "data" / "users.jsonl"
 VOCABULARY = json.loads((Path(__file__).parent / "data" / "vocabulary.json").read_text())
 INDEX = {word: index for index, word in enumerate(VOCABULARY)}
 
 
-def read_rows() -> list[tuple[str, str]]:
-    """(user, text) of everybody who takes part."""
-    return [(user, text) for user, text in _everybody() if user not in _held_out()]
+def read_rows(context: Context) -> list[tuple[str, str]]:
+    """(user, text) of the people of a node."""
+    node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]
+    users = [
+        user for user in dict.fromkeys(user for user, _ in _everybody()) if user not in _held_out()
+    ]
+    mine = set(users[int(node) :: int(nodes)])
+    return [(user, text) for user, text in _everybody() if user in mine]
 
 
 def held_out_texts() -> list[str]:
