@@ -13,7 +13,7 @@ from flower_privsyn.data import Cut, Samples, gathered
 from flower_privsyn.embedding import records
 from flower_privsyn.evaluation.classification import LabelledTexts
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy.quarantine import Tally
+from flower_privsyn.privacy.skipping import Tally
 from flower_privsyn.queries import Cohort, joint_sketch
 from flower_privsyn.run import aggregation
 from flower_privsyn.secure_aggregation import node, server

@@ -38,11 +38,11 @@ def data(
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
     from flower_privsyn.files import located
-    from flower_privsyn.privacy import quarantine
+    from flower_privsyn.privacy import skipping
 
     check_whole("--max-tokens", max_tokens, ge=1)
     check_whole("--max-samples", max_samples, ge=0)
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_configured(
             {
                 "data": source,

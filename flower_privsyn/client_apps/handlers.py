@@ -51,7 +51,7 @@ from flower_privsyn.errors import (
 from flower_privsyn.files import own_folder, user_path
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FixedSizeSampling, quarantine
+from flower_privsyn.privacy import FixedSizeSampling, skipping
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, to_grid
 from flower_privsyn.queries import QUERIES, Broadcast, Cohort, Query
 from flower_privsyn.queries.known import KnownQuery, known_queries, load_query
@@ -103,7 +103,7 @@ def _for_the_owner(path: str, flags: int) -> int:
 
 
 #: The node's own log of what was left out, in its cache directory.
-QUARANTINE_LOG = "quarantine.log"
+SKIPPED_LOG = "skipped.log"
 
 
 def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -192,7 +192,7 @@ def add_answer(
         _answer(query, cohort.select(chosen), broadcast)
         return [True] * len(users)
 
-    found = quarantine.spare(range(cohort.num_users), contribute)
+    found = skipping.retry_by_halves(range(cohort.num_users), contribute)
     failing = np.array([one is None for one in found], dtype=np.bool_)
     rest = cohort.rows(~failing[cohort.owners])
     if not _is_added(query, rest, broadcast, total):
@@ -201,7 +201,7 @@ def add_answer(
             if not _is_added(query, alone, broadcast, total):
                 failing[user] = True
                 _is_added(query, alone.rows(slice(0)), broadcast, total)
-    quarantine.note((object() for _ in range(int(failing.sum()))), records=0)
+    skipping.note((object() for _ in range(int(failing.sum()))), records=0)
 
 
 def _is_added(
@@ -210,7 +210,7 @@ def _is_added(
     """Add a cohort's contributions; false, and the sum as it was, where that fails."""
     try:
         total += _answer(query, cohort, broadcast)
-    except quarantine.ENDING:
+    except skipping.FATAL:
         raise
     except BaseException:
         return False
@@ -229,7 +229,7 @@ def _answer(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[n
     return answer
 
 
-def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
+def report(tally: skipping.Tally, context: Context, directory: Path) -> None:
     """Write how much was left out into the node's own log: counts, no id and no text.
 
     The counts depend on private text. A deployed node's log is its owner's. In a simulation what
@@ -237,7 +237,7 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
     Which of the two it is, is not asked of the configuration: SuperNodes have partitions too.
 
     Args:
-        tally: from `quarantine.counting`.
+        tally: from `skipping.counting`.
         context: of the message.
         directory: the node's cache.
     """
@@ -249,15 +249,13 @@ def report(tally: quarantine.Tally, context: Context, directory: Path) -> None:
     try:
         own_folder(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(directory / QUARANTINE_LOG, flags, 0o600)
+        descriptor = os.open(directory / SKIPPED_LOG, flags, 0o600)
         try:
             os.write(descriptor, f"{line}{tally}\n".encode())  # one write, so lines stay whole
         finally:
             os.close(descriptor)
     except OSError as error:
-        logger.warning(
-            "%s cannot be written (%s)", directory / QUARANTINE_LOG, type(error).__name__
-        )
+        logger.warning("%s cannot be written (%s)", directory / SKIPPED_LOG, type(error).__name__)
 
 
 #: Of each app in this process, from a node's context to its users.
@@ -378,7 +376,7 @@ def _guarded(
 ) -> Message:
     """Run a handler; whatever goes wrong leaves as a code, but for what ends the process."""
     try:
-        with counted(message, context), quarantine.counting() as tally:
+        with counted(message, context), skipping.counting() as tally:
             reply = handler(message, context)
         report(tally, context, node.users.cache_directory)
         return reply
@@ -400,7 +398,7 @@ def _guarded(
     except wire.WireError as error:
         logger.error("request refused: %s", error)
         return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
-    except quarantine.ENDING:
+    except skipping.FATAL:
         raise
     except BaseException as error:
         # The type is safe to log; the text and the traceback may quote private data, so they are

@@ -51,7 +51,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import located, own_folder
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -208,7 +208,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     if sample is not None and run.get("data") == "sample":
         run = {**run, "data": str(sample)}
     if _strict.get():
-        with quarantine.counting():  # what is left out is counted as it is read below
+        with skipping.counting():  # what is left out is counted as it is read below
             load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)

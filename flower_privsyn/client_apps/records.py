@@ -31,7 +31,7 @@ from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.records import BLOCK, limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import TEXT_DIMENSION, TEXT_FINGERPRINT, Cohort
 from flower_privsyn.queries.query import public_cohorts, public_embedding
 
@@ -273,7 +273,7 @@ class EmbeddingSource:
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
         if not usable.all():
             unusable = np.unique(samples.owners[~usable]).tolist()
-            quarantine.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
+            skipping.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
             cohort = cohort.rows(usable)
         return FixedRecords(cohort)
 
@@ -302,7 +302,7 @@ class TextSource:
         """Keep the documents as they are."""
         users = len(user_ids)
         cohort = Cohort.of(samples.texts, samples.owners, users, samples.labels)
-        return FixedRecords(cohort, example=quarantine.PROBE)
+        return FixedRecords(cohort, example=skipping.PUBLIC_EXAMPLE)
 
 
 @dataclass(frozen=True)
@@ -326,19 +326,21 @@ class TokenSource:
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
         """Turn samples into tokens; a sample that the tokenizer fails on is left out."""
-        found = quarantine.salvage(
-            samples.texts, lambda texts: token_ids(self.tokenizer, texts), probe=quarantine.PROBE
+        found = skipping.map_isolating_errors(
+            samples.texts,
+            lambda texts: token_ids(self.tokenizer, texts),
+            probe=skipping.PUBLIC_EXAMPLE,
         )
         usable = np.array([ids is not None for ids in found], dtype=np.bool_)  # (n,)
         if not usable.all():
             owners = np.unique(samples.owners[~usable]).tolist()
-            quarantine.note((user_ids[user] for user in owners), records=int((~usable).sum()))
+            skipping.note((user_ids[user] for user in owners), records=int((~usable).sum()))
         # A piece of a document may have more tokens than it had inside it.
         tokens = [
             np.array(ids[: self.max_tokens], dtype=np.int64) for ids in found if ids is not None
         ]
         labels = None if samples.labels is None else samples.labels[usable]
-        (public,) = token_ids(self.tokenizer, [quarantine.PROBE])
+        (public,) = token_ids(self.tokenizer, [skipping.PUBLIC_EXAMPLE])
         return FixedRecords(
             Cohort.of(tokens, samples.owners[usable], len(user_ids), labels),
             example=np.array(public[: self.max_tokens], dtype=np.int64),

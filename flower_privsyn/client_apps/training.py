@@ -33,7 +33,7 @@ from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import (
     Cohort,
     ConditionalDelta,
@@ -166,14 +166,16 @@ class _Updates:
     @functools.cached_property
     def probe(self) -> list[list[int]]:
         """Public samples: training that fails on them fails on everybody's."""
-        return self.model.encode([quarantine.PROBE])
+        return self.model.encode([skipping.PUBLIC_EXAMPLE])
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> _Tokens:
-        found = quarantine.salvage(samples.texts, self.model.encode, probe=quarantine.PROBE)
+        found = skipping.map_isolating_errors(
+            samples.texts, self.model.encode, probe=skipping.PUBLIC_EXAMPLE
+        )
         tokens: list[array[int]] = []
         for owner, row in zip(samples.owners.tolist(), found, strict=True):
             if row is None:
-                quarantine.note([user_ids[owner]], records=1)
+                skipping.note([user_ids[owner]], records=1)
             tokens.append(array("i", row or []))
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         return _Tokens(
@@ -209,7 +211,7 @@ class _ConditionedUpdates(_Updates):
         usable = np.asarray(np.isfinite(vectors).all(axis=1))
         if not usable.all():
             users = np.unique(samples.owners[~usable]).tolist()
-            quarantine.note((user_ids[user] for user in users), records=int((~usable).sum()))
+            skipping.note((user_ids[user] for user in users), records=int((~usable).sum()))
         bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         kept: list[tuple[array[int], ...]] = []
         for own, (first, last) in zip(found.samples, itertools.pairwise(bounds), strict=True):
@@ -287,7 +289,7 @@ class _Tokens:
             moved = np.empty(model.dimension, dtype=np.float32)
             self._update(ask, query, self._public_rows(conditions), "", moved)
             for user in np.flatnonzero(chosen).tolist():
-                (update,) = quarantine.spare(
+                (update,) = skipping.retry_by_halves(
                     [(user, self.user_ids[user])],
                     lambda users: [
                         self._update(ask, query, self._rows(place, ask, conditions), name, moved)
@@ -295,7 +297,7 @@ class _Tokens:
                     ],
                 )
                 if update is None or not is_finite(update):
-                    quarantine.note([self.user_ids[user]], records=0)
+                    skipping.note([self.user_ids[user]], records=0)
                 elif len(update):
                     yield Cohort(update[None], alone, 1)
 

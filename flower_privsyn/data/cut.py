@@ -19,7 +19,7 @@ from flower_privsyn.data.sentences import sentence_ends
 from flower_privsyn.data.users import Users, parse_cutoff, seed_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, text_batches
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 # A shorter tail carries no meaning of its own; it is kept only where a document has nothing else.
 MIN_TOKENS = 4
@@ -187,7 +187,7 @@ class Cut(Settings):
             owners.extend([owner] * len(pieces))
             documents.extend([document] * len(pieces))
         if failed:
-            quarantine.note(failed, records=len(failed))
+            skipping.note(failed, records=len(failed))
         owner_array = np.asarray(owners, dtype=np.int64)
         end_array = np.asarray(ends, dtype=np.bool_)
         labels = self._class_of(users)[documents] if self.classes else None
@@ -223,7 +223,7 @@ class Cut(Settings):
         found = list(self._pieces(texts, tokenizer, at_sentences=at_sentences))
         failed = [number for number, pieces in enumerate(found) if pieces is None]
         if failed:
-            quarantine.note(failed, records=len(failed))
+            skipping.note(failed, records=len(failed))
         return [pieces or [] for pieces in found]
 
     def _pieces(
@@ -239,9 +239,9 @@ class Cut(Settings):
             cut = functools.partial(
                 _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
             )
-        quarantine.check(cut, probe=quarantine.PROBE)
+        skipping.check(cut, probe=skipping.PUBLIC_EXAMPLE)
         for batch in text_batches(texts):
-            yield from quarantine.spare(texts[batch], cut)
+            yield from skipping.retry_by_halves(texts[batch], cut)
 
 
 def are_class_names(names: Sequence[object]) -> bool:

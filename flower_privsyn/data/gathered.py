@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.columns import Rows
 from flower_privsyn.data.users import Users
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 IntArray = npt.NDArray[np.int64]
 
@@ -122,7 +122,7 @@ class Gathered:
         unusable = unusable[unusable % self._nodes == node] // self._nodes
         if unusable.size:
             owners = np.unique(unusable).tolist()
-            quarantine.note((ids[user] for user in owners), records=len(unusable))
+            skipping.note((ids[user] for user in owners), records=len(unusable))
         parts = [p.of(np.flatnonzero(p.owners % self._nodes == node)) for p in self._parts]
         owned = np.concatenate([part.owners for part in parts]) // self._nodes
         order = np.argsort(owned, kind="stable")  # (n,)

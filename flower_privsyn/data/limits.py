@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.data.users import Users, seed_key
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 #: Characters of one document; a longer one is none.
 MAX_DOCUMENT_CHARACTERS: Final = 2**20
@@ -112,4 +112,4 @@ def ranked(user_id: str, texts: Sequence[str], *, key: bytes, purpose: bytes) ->
 
 def _note(users: Users, left_out: NDArray[np.bool_]) -> None:
     owners = np.unique(users.owners[left_out]).tolist()
-    quarantine.note((users.user_ids[user] for user in owners), records=int(left_out.sum()))
+    skipping.note((users.user_ids[user] for user in owners), records=int(left_out.sum()))

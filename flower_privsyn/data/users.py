@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.data.columns import parse_date, parse_label
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9.,eE+-]*\s*")
 
@@ -160,7 +160,7 @@ class Users:
             elif text.strip():
                 own.append((text, *more, *(None,) * (2 - len(more))))
         if no_text:
-            quarantine.note(no_text, records=len(no_text))
+            skipping.note(no_text, records=len(no_text))
         counts = [len(own) for own in documents.values()]
         found = list(itertools.chain.from_iterable(documents.values()))
         labels = (parse_label(label) for _, _, label in found)
@@ -259,7 +259,7 @@ class Users:
         undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
         if undated.any():
             owners = np.unique(self.owners[undated]).tolist()
-            quarantine.note((self.user_ids[user] for user in owners), records=int(undated.sum()))
+            skipping.note((self.user_ids[user] for user in owners), records=int(undated.sum()))
         keep = np.fromiter(
             (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
         )
@@ -269,7 +269,7 @@ class Users:
         """Drop documents that are of none of some classes; every user stays.
 
         What one user calls a document must not decide about the others: one that names another
-        class, or none, is left out and counted as `quarantine` counts.
+        class, or none, is left out and counted as `skipping` counts.
 
         Args:
             classes: Public, as the run has them.
@@ -283,7 +283,7 @@ class Users:
         keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
         if not keep.all():
             owners = np.unique(self.owners[~keep]).tolist()
-            quarantine.note_other_class(
+            skipping.note_other_class(
                 (self.user_ids[user] for user in owners), documents=int((~keep).sum())
             )
         return self.only(keep)

@@ -38,7 +38,7 @@ from flower_privsyn.host.launch import place_of, require_simulation
 from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.run.method import ChosenRows, Method, NeededModel, Needs
 from flower_privsyn.run.plan import NoiseAgainstUsers, SettledPlan, plan_of, settle
@@ -251,7 +251,7 @@ def _read(
     app: App, values: Mapping[str, ConfigValue], settings: PrivateSumConfig, report: Report
 ) -> People | None:
     with report.refusals("data"):
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             people = read_people(
                 app,
                 values,

@@ -27,7 +27,7 @@ from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, own_folder, replacing, try_file
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 logger = logging.getLogger("flower_privsyn.embedding")
 
@@ -307,7 +307,7 @@ def embed_texts(
             )
         return vectors
 
-    quarantine.check(embedded, probe=quarantine.PROBE)
+    skipping.check(embedded, probe=skipping.PUBLIC_EXAMPLE)
     result = np.full((len(texts), embedder.dimension), np.nan, dtype=np.float32)
     rows_of: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
@@ -319,7 +319,9 @@ def embed_texts(
         block = distinct[start : start + BLOCK]
         key = content_key(embedder.fingerprint, [here, embedder.dimension], (), (), block)
         stored = None if store is None else store.find(key)
-        vectors = quarantine.spare(block, embedded) if stored is None else list(stored.records)
+        vectors = (
+            skipping.retry_by_halves(block, embedded) if stored is None else list(stored.records)
+        )
         for text, vector in zip(block, vectors, strict=True):
             if vector is not None:
                 result[rows_of[text]] = vector

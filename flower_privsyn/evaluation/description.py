@@ -17,7 +17,7 @@ from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.cut import token_ids
 from flower_privsyn.data.limits import within_limits
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 Counts = npt.NDArray[np.int64]
 
@@ -144,7 +144,7 @@ def describe(
         tokenizer_name: the model it belongs to.
     """
     selected = cut.selected(users)
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = within_limits(selected, seed=cut.seed)
     owners = users.owners
     texts = np.bincount(owners, minlength=len(users))
@@ -193,8 +193,8 @@ def _tokens(users: Users, cut: Cut, tokenizer: Any, name: str) -> Tokens:
     counts: list[int] = []
     unknown = 0
     for batch in _batches(users.texts):
-        encoded = quarantine.salvage(
-            batch, lambda texts: token_ids(tokenizer, texts), probe=quarantine.PROBE
+        encoded = skipping.map_isolating_errors(
+            batch, lambda texts: token_ids(tokenizer, texts), probe=skipping.PUBLIC_EXAMPLE
         )
         for ids in encoded:
             counts.append(len(ids or ()))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, quarantine
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping
 from flower_privsyn.privacy.mechanisms import GRID
 
 T = TypeVar("T")
@@ -477,7 +477,7 @@ def try_query(query: Query, broadcast: Broadcast, *, dimension: int) -> None:
     """
     example: Float32Array | IntArray | str = public_embedding(dimension)
     if query.reads == "text":
-        example = quarantine.PROBE
+        example = skipping.PUBLIC_EXAMPLE
     elif query.reads == "tokens" and not query.trains:
         example = np.zeros(1, dtype=np.int64)
     nobody, one = public_cohorts(example, labelled=query.labelled)

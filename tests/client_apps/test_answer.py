@@ -25,7 +25,7 @@ from flower_privsyn.privacy import (
     GaussianMechanism,
     PoissonSampling,
     Sampling,
-    quarantine,
+    skipping,
 )
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import (
@@ -211,7 +211,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
         reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
     told = "2 records of 1 users are left out as unusable: see `privsyn data`"
     assert caplog.messages == [told]
-    log = tmp_path / "deployed" / "quarantine.log"
+    log = tmp_path / "deployed" / "skipped.log"
     (line,) = log.read_text().splitlines()
     assert line.endswith(f"run 1 node 5: {told}")
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -221,10 +221,10 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     monkeypatch.undo()
     prepare(app_of(bad, tmp_path / "simulated"), where())
     assert not caplog.messages
-    assert told in (tmp_path / "simulated" / "quarantine.log").read_text()
+    assert told in (tmp_path / "simulated" / "skipped.log").read_text()
     prepare(app_of(["court judge"], tmp_path / "fine"), where())
     assert not caplog.messages
-    assert not (tmp_path / "fine" / "quarantine.log").exists()
+    assert not (tmp_path / "fine" / "skipped.log").exists()
 
 
 def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ class TestAddAnswer:
 
         whole = sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         monkeypatch.setattr(NearestNeighborHistogram, "answer", answer)
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             found = sum_of(QUESTIONS[0][0], self.cohort(), QUESTIONS[0][1])
         np.testing.assert_array_equal(found, whole)
         assert not tally

@@ -20,7 +20,7 @@ from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import PoissonSampling, quarantine
+from flower_privsyn.privacy import PoissonSampling, skipping
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import (
     Broadcast,
@@ -228,7 +228,7 @@ class TestTokens:
 
         source = TokenSource(Breaks(), "tokens-1", max_tokens=2)
         samples = Samples(texts=["a b c", "boom", "d"], owners=np.array([0, 0, 1]), num_users=2)
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             cohort = source.read(samples, ["x", "y"]).cohort
         assert [tokens.tolist() for tokens in cohort.records] == [[0, 0], [0]]
         assert cohort.owners.tolist() == [0, 1]

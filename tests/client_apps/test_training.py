@@ -286,7 +286,7 @@ class TestFailures:
             assert reply.content.config_records["privsyn.cohort"]["num_users"] == 3
             assert wire.unexpected_records(reply) == []
             sums.append(total(reply))
-            assert (tmp_path / f"-{text}" / "quarantine.log").exists() == bool(text)
+            assert (tmp_path / f"-{text}" / "skipped.log").exists() == bool(text)
         assert sums[0].any()
         np.testing.assert_array_equal(*sums)
 

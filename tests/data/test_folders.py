@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn.data import load_users
 from flower_privsyn.data.load import kind_of
 from flower_privsyn.errors import DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from tests.support.data_cases import folder_of, parquet_bytes
 
 
@@ -99,7 +99,7 @@ class TestWhatOneUserWroteIntoTheirOwnPart:
         self, tmp_path: Path, name: str, content: str | bytes
     ) -> None:
         folder = self.folder(tmp_path, name, content)
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             users = load_users(folder)
         assert users.user_ids == ("ann", "ben")
         assert users.texts == ["hello"]
@@ -109,7 +109,7 @@ class TestWhatOneUserWroteIntoTheirOwnPart:
 
     @pytest.mark.parametrize("content", ["", "text\n"])
     def test_a_part_without_rows(self, tmp_path: Path, content: str) -> None:
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             users = load_users(self.folder(tmp_path, "1.csv", content), strict=True)
         assert users.user_ids == ("ann", "ben")
         assert users.texts == ["hello"]

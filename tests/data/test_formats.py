@@ -13,7 +13,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.data import load_configured, load_users
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from tests.support.data_cases import BAD, GOOD, ROWS, SECRET, DataCase, content, delimited, locked
 
 OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
@@ -25,7 +25,7 @@ def test_good_data_are_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_configured({"data": case.data, **case.settings}, strict=True)
     expected = [ROWS[0]["text"], ROWS[2]["text"], ROWS[1]["text"]]
     assert users.texts == (expected if case.texts is None else case.texts)
@@ -62,7 +62,7 @@ def test_a_run_names_what_is_bad(
 def test_a_node_leaves_out_what_is_no_text(tmp_path: Path, name: str) -> None:
     rows = b'client_id,text\nann,"fine"\nben,"caf\xe9"\nben,a\0b\nann,"also\nfine"\n'
     content(rows.replace(b",", b"\t") if "tsv" in name else rows, name)(tmp_path)
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_users(tmp_path / name)
     assert (users.user_ids, users.texts) == (("ann", "ben"), ["fine", "also\nfine"])
     assert (tally.records, tally.users) == (2, {"ben"})
@@ -73,7 +73,7 @@ def test_a_node_leaves_out_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "ben.txt").write_bytes(b"caf\xe9")
     (tmp_path / "cem.txt").write_bytes(b"a\0b")
     (tmp_path / ".ann.txt.swp").write_text("passed over")
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_users(tmp_path)
     assert (users.user_ids, users.texts) == (("ann", "ben", "cem"), ["fine"])
     assert (tally.records, tally.users) == (2, {"ben", "cem"})
@@ -112,7 +112,7 @@ def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None
         {"client_id": "c", "other": 1},
     ]
     (tmp_path / "u.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_users(tmp_path / "u.jsonl", text_column="title,body")
     assert (users.user_ids, users.texts) == (("a", "b", "c"), ["kept"])
     assert (tally.records, tally.users) == (3, {"a", "b", "c"})

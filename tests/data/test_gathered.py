@@ -12,7 +12,7 @@ import pytest
 
 from flower_privsyn.data import Gathered, Users, gather_configured, load, load_configured
 from flower_privsyn.errors import DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 NODES = 5
 
@@ -56,7 +56,7 @@ def same(one: Users, other: Users) -> None:
 @pytest.mark.parametrize("most_bytes", [0, 20_000, 2**30])
 def test_a_nodes_users_are_those_of_everybody_dealt(source: Path, most_bytes: int) -> None:
     configuration = {"data": str(source)}
-    with quarantine.counting() as whole:
+    with skipping.counting() as whole:
         everybody = load_configured(configuration, labels=True)
     assert whole.records > 10
     counted = 0
@@ -68,7 +68,7 @@ def test_a_nodes_users_are_those_of_everybody_dealt(source: Path, most_bytes: in
         assert node in held
         assert len(held) == {0: 1, 2**30: NODES}.get(most_bytes, len(held))
         for other in held:
-            with quarantine.counting() as tally:
+            with skipping.counting() as tally:
                 users = gathered.users(other)
             same(users, everybody.deal(partition_id=other, num_partitions=NODES))
             counted += tally.records if other == node else 0

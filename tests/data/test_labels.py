@@ -21,7 +21,7 @@ from flower_privsyn.data import (
 )
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
 
 ROWS = [
@@ -125,7 +125,7 @@ class TestCut:
         return tokenizer
 
     def test_documents_of_another_class_do_not_count_and_their_users_stay(self) -> None:
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             kept = self.CUT.asked(everyone())
         assert kept.user_ids == ("a", "b", "c")
         assert kept.labels == ["good", "bad"]

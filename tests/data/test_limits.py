@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.data import Cut, Users, limits, within_limits
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
 
 
@@ -24,7 +24,7 @@ def make(texts: dict[str, list[object]]) -> Users:
     "bad", ["half \ud800", "nul \0", "x" * (2**20 + 1), None, 5, b"bytes", ["list"]]
 )
 def test_what_is_no_document(bad: object) -> None:
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = within_limits(make({"a": ["one"], "b": [bad, "two"], "c": [bad]}), seed=1)
     assert (users.user_ids, users.texts, users.owners.tolist()) == (
         ("a", "b", "c"),
@@ -86,7 +86,7 @@ def test_a_document_that_the_tokenizer_fails_on_gives_no_samples(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     documents: list[list[object]] = [["a b c d e"], ["boom", "f g h i j"], ["boom"]]
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         samples = Cut().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
     assert samples.texts == ["a b c d e", "f g h i j"]
     with caplog.at_level(logging.WARNING):  # nobody counts: one line for all of them

@@ -14,7 +14,7 @@ import pytest
 
 from flower_privsyn.data import Users, json_rows, load_users
 from flower_privsyn.errors import DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 SECRET = "the private words nobody may see"
 ROWS = [
@@ -187,7 +187,7 @@ def test_unusable_text_is_no_document_of_its_user(tmp_path: Path, bad: Any) -> N
     lines = [json.dumps(row) if isinstance(row, dict) else row for row in (GOOD, bad, GOOD)]
     path = tmp_path / "u.jsonl"
     path.write_bytes(b"\n".join(line.encode() if isinstance(line, str) else line for line in lines))
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_users(path)
     assert users.user_ids == ("a", "bad")
     assert users.texts == [SECRET, SECRET]
@@ -207,7 +207,7 @@ def test_unusable_text_in_parquet_and_data_sets(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "u.parquet")
     for source in (tmp_path / "u.parquet", datasets.Dataset(table)):
-        with quarantine.counting() as tally:
+        with skipping.counting() as tally:
             users = load_users(source)
         assert users.user_ids == ("a", "b", "c")
         assert users.texts == ["fine", "also"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flower_privsyn.data import Users, load_users
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 COLUMNS: dict[str, list[Any]] = {
     "client_id": ["b", "a", "b", "c"],
@@ -75,7 +75,7 @@ def test_one_odd_cell_of_a_frame_is_its_users_affair() -> None:
         },
         dtype=object,
     )
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         users = load_users(frame, label_column="label")
     assert users.user_ids == ("a", "2", "c", "d", "e")
     assert users.texts == ["x", "y", "z"]

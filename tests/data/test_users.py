@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 IDS = st.lists(st.text(max_size=8), unique=True, max_size=30)
 
@@ -111,7 +111,7 @@ def test_newer_than_without_dates() -> None:
     with pytest.raises(DataError, match="have no dates"):
         make({"a": 1}).newer_than(date(2025, 1, 1))
     users = Users(user_ids=("a",), texts=["x", "y"], owners=np.array([0, 0]), dates=[None, None])
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         newer = users.newer_than(date(2025, 1, 1))
     assert (newer.user_ids, newer.texts, newer.dates) == (("a",), [], [])
     assert (tally.records, tally.users) == (2, {"a"})

@@ -30,7 +30,7 @@ from flower_privsyn.embedding import (
     records,
 )
 from flower_privsyn.errors import DataError
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
 from tests.support.records import IDS, KEY, put
 
@@ -260,7 +260,7 @@ class Counting(HashEmbedder):
     def embed(self, texts: Sequence[str], *, progress: Any = None) -> NDArray[np.float32]:
         if len(self.asked) >= self.most:
             raise KeyboardInterrupt
-        self.asked.extend(text for text in texts if text != quarantine.PROBE)
+        self.asked.extend(text for text in texts if text != skipping.PUBLIC_EXAMPLE)
         return super().embed(texts, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""salvage: what fails is found, the rest is kept, and what is no record's fault is raised."""
+"""Invalid records are skipped: what fails is found, the rest kept, and other errors are raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from flower_privsyn.privacy import quarantine
+from flower_privsyn.privacy import skipping
 
 
 class Panic(BaseException):
@@ -24,7 +24,7 @@ def doubled(items: Sequence[int]) -> list[int]:
 def test_every_item_that_fails_and_no_other(bad: set[int]) -> None:
     items = [-1 if place in bad else place for place in range(7)]
     wanted = [None if place in bad else 2 * place for place in range(7)]
-    assert quarantine.salvage(items, doubled, probe=1) == wanted
+    assert skipping.map_isolating_errors(items, doubled, probe=1) == wanted
 
 
 def test_one_call_where_nothing_fails() -> None:
@@ -34,8 +34,8 @@ def test_one_call_where_nothing_fails() -> None:
         calls.append(len(items))
         return items
 
-    assert quarantine.salvage(range(1000), compute, probe=0) == list(range(1000))
-    assert quarantine.salvage([], compute, probe=0) == []
+    assert skipping.map_isolating_errors(range(1000), compute, probe=0) == list(range(1000))
+    assert skipping.map_isolating_errors([], compute, probe=0) == []
     assert calls == [1, 1000, 1]
 
 
@@ -45,9 +45,9 @@ def test_a_fault_that_is_no_records_is_raised() -> None:
 
     for items in ([1, 2], []):  # whether there is an item does not show
         with pytest.raises(OSError, match="no such file"):
-            quarantine.salvage(items, broken, probe=0)
+            skipping.map_isolating_errors(items, broken, probe=0)
     with pytest.raises(ValueError, match="1 items gave 0 results"):
-        quarantine.salvage([1, 2], lambda items: [], probe=0)
+        skipping.map_isolating_errors([1, 2], lambda items: [], probe=0)
 
 
 def test_after_the_probe_nothing_is_raised() -> None:
@@ -59,7 +59,7 @@ def test_after_the_probe_nothing_is_raised() -> None:
             raise OSError("no such file")
         return items
 
-    assert quarantine.salvage([1, 2], broken_later, probe=0) == [None, None]
+    assert skipping.map_isolating_errors([1, 2], broken_later, probe=0) == [None, None]
     assert calls[0] == [0]
 
 
@@ -68,16 +68,16 @@ def test_the_end_of_the_process_is_no_records_fault() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quarantine.salvage([1, 2], ended, probe=0)
+        skipping.map_isolating_errors([1, 2], ended, probe=0)
 
 
 def test_counts(caplog: pytest.LogCaptureFixture) -> None:
-    with quarantine.counting() as tally:
+    with skipping.counting() as tally:
         assert not tally
-        quarantine.note(["a", "b"], records=3)
-        quarantine.note(["a"], records=1)
+        skipping.note(["a", "b"], records=3)
+        skipping.note(["a"], records=1)
     assert (tally.records, tally.users) == (4, {"a", "b"})
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        quarantine.note(["secret name"], records=1)
+        skipping.note(["secret name"], records=1)
     assert caplog.messages == ["1 records of 1 users are left out as unusable: see `privsyn data`"]

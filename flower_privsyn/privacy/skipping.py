@@ -1,4 +1,4 @@
-"""Failures are isolated: a record, or a user, that cannot be processed is left out, no other is.
+"""Invalid records are skipped: one, or a user, that cannot be processed is left out, no other is.
 
 First the computation runs on a *probe*, a public item, even where there are no records: an error
 there is raised. Errors on private records never are, so no error of a node tells whether there was
@@ -25,13 +25,13 @@ R = TypeVar("R")
 
 #: What ends the process, and is no record's fault. Everything else may be: a panic of a tokenizer
 #: written in Rust is no `Exception`, nor is what a library raises that means to exit.
-ENDING = (KeyboardInterrupt,)
+FATAL = (KeyboardInterrupt,)
 
 #: Public text that every model reads.
-PROBE = "The quick brown fox jumps over the lazy dog."
+PUBLIC_EXAMPLE = "The quick brown fox jumps over the lazy dog."
 
 
-def salvage(
+def map_isolating_errors(
     items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]], *, probe: T
 ) -> list[R | None]:
     """Compute something of many items; None for those on which it fails.
@@ -54,25 +54,27 @@ def salvage(
         BaseException: Whatever `compute` raises about the probe.
     """
     check(compute, probe=probe)
-    return spare(items, compute)
+    return retry_by_halves(items, compute)
 
 
 def check(compute: Callable[[Sequence[T]], Iterable[R]], *, probe: T) -> None:
     """Raise what a computation raises about a public item.
 
     Args:
-        compute: As for `salvage`.
-        probe: As for `salvage`.
+        compute: As for `map_isolating_errors`.
+        probe: As for `map_isolating_errors`.
     """
     _counted([probe], compute)
 
 
-def spare(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> list[R | None]:
-    """`salvage`, once `check` has been passed: many calls need one probe.
+def retry_by_halves(
+    items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]
+) -> list[R | None]:
+    """`map_isolating_errors`, once `check` has been passed: many calls need one probe.
 
     Args:
         items: The n items.
-        compute: As for `salvage`.
+        compute: As for `map_isolating_errors`.
 
     Returns:
         n results, in order.
@@ -81,13 +83,13 @@ def spare(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> 
         return []
     try:
         return _counted(items, compute)
-    except ENDING:
+    except FATAL:
         raise
     except BaseException:  # the items' own fault, for the probe has passed
         if len(items) == 1:
             return [None]
     half = len(items) // 2
-    return [*spare(items[:half], compute), *spare(items[half:], compute)]
+    return [*retry_by_halves(items[:half], compute), *retry_by_halves(items[half:], compute)]
 
 
 def _counted(items: Sequence[T], compute: Callable[[Sequence[T]], Iterable[R]]) -> list[R]:
@@ -148,7 +150,7 @@ class Tally:
         self.other_class_users |= other.other_class_users
 
 
-_tally: ContextVar[Tally | None] = ContextVar("privsyn_quarantine", default=None)
+_tally: ContextVar[Tally | None] = ContextVar("privsyn_skipped", default=None)
 
 
 @contextlib.contextmanager
