@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.cli.options import Column, option
+from flower_privsyn.cli.options import Columns, columns_of, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import StoppedError
@@ -39,9 +39,6 @@ _HeldOutUsers = Annotated[
     option(
         "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
     ),
-]
-_LabelColumn = Annotated[
-    str, option("NAME", "column with the class of a text, for methods with classes")
 ]
 _HeldOut = Annotated[str | None, option("FILE", "users that never take part")]
 _Delta = Annotated[float | None, option("D", "of every run (default: 1 / (n ln n), n users)")]
@@ -117,10 +114,7 @@ def compare(
     sealed_users: _SealedUsers = 0,
     distil: _Distil = False,
     output: _Output = "comparison",
-    client_column: Column = "client_id",
-    text_column: Column = "text",
-    date_column: Column = "date",
-    label_column: _LabelColumn = "label",
+    columns: Columns = "",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 
@@ -140,12 +134,7 @@ def compare(
         held_out,
         held_out_users=held_out_users,
         newer_than=newer_than,
-        columns={
-            "client-column": client_column,
-            "text-column": text_column,
-            "date-column": date_column,
-            "label-column": label_column,
-        },
+        columns=columns_of(columns),
         open_sealed=open_sealed,
         sealed_users=sealed_users,
     )

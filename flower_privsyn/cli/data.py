@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flower_privsyn.cli.options import Column, Json, option
+from flower_privsyn.cli.options import Columns, Json, columns_of, option
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
@@ -21,9 +21,7 @@ def data(
     max_tokens: _MaxTokens = 64,
     max_samples: _MaxSamples = 8,
     embedding_model: _Model = "all-MiniLM-L6-v2",
-    client_column: Column = "client_id",
-    text_column: Column = "text",
-    date_column: Column = "date",
+    columns: Columns = "",
     as_json: Json = False,
 ) -> int:
     """Count users, texts, tokens and dates, and what a run would take of them.
@@ -34,7 +32,6 @@ def data(
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.data import Cut, load_configured
-    from flower_privsyn.data.load import kind_of
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
     from flower_privsyn.files import located
@@ -43,20 +40,11 @@ def data(
     check_whole("--max-tokens", max_tokens, ge=1)
     check_whole("--max-samples", max_samples, ge=0)
     with skipping.counting() as tally:
-        users = load_configured(
-            {
-                "data": source,
-                "client-column": client_column,
-                "text-column": text_column,
-                "date-column": date_column,
-            },
-            strict=True,
-        )
+        users = load_configured({"data": source, **columns_of(columns)}, strict=True)
     tokenizer, _ = load_tokenizer(located(embedding_model))
     found = description.describe(
         users,
         source=source,
-        format_=kind_of(source),
         cut=Cut(max_tokens=max_tokens, max_samples=max_samples or None),
         no_text=tally.records,
         tokenizer=tokenizer,
@@ -107,7 +95,7 @@ def _spread(values: Spread) -> list[str]:
 def _rows(found: DataDescription) -> list[tuple[str, str]]:
     """The figures with their names, in words."""
     rows = [
-        ("data", f"{found.source}, {found.format}"),
+        ("data", found.source),
         ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
         ("texts", f"{found.texts:,}"),
         *((("left out", left_out),) if (left_out := _left_out(found)) else ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from flower_privsyn.cli.options import Json, RunDir, Seed, option
+from flower_privsyn.cli.options import Columns, Json, RunDir, Seed, columns_of, option
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
@@ -35,7 +35,6 @@ _Encoder = Annotated[
         "model to fine-tune as a classifier of the labelled synthetic text, such as roberta-base",
     ),
 ]
-_Column = Annotated[str | None, option("NAME", "default: the run's")]
 _Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
 
 
@@ -50,10 +49,7 @@ def evaluate(
     max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: _Output = None,
     seed: Seed = 0,
-    client_column: _Column = None,
-    text_column: _Column = None,
-    date_column: _Column = None,
-    label_column: _Column = None,
+    columns: Columns = "",
     as_json: Json = False,
 ) -> int:
     """A model before and after, distances to held-out private text, copies, classifiers.
@@ -70,14 +66,7 @@ def evaluate(
     from flower_privsyn.training.causal_settings import CausalTraining
 
     run = RunDirectory.open(run_dir)
-    named = {
-        "client_column": client_column,
-        "text_column": text_column,
-        "date_column": date_column,
-        "label_column": label_column,
-    }
-    columns = {key: value or "" for key, value in named.items()}
-    taking_part, others = _people(run, held_out, users, private, columns)
+    taking_part, others = _people(run, held_out, users, private, columns_of(columns))
     folder = _folder(run, output)
     training = CausalTraining(max_steps=steps or 0, learn_ends=False)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +104,7 @@ def _people(
     from flower_privsyn.evaluation.run import own_users, split_users
 
     def read(file: str) -> Users:
-        return own_users(run.config, file, **columns)
+        return own_users(run.config, file, columns)
 
     if users is not None and held_out is None:
         if private is not None:

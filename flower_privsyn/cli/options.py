@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Final
 
 import click
 import typer
 from typer.core import TyperCommand
+
+from flower_privsyn.errors import ConfigError
+
+_COLUMNS: Final = ("client", "text", "date", "label")
 
 
 def option(metavar: str, words: str | None = None, *names: str, show_default: bool = True) -> Any:
@@ -59,7 +64,34 @@ Evaluate = Annotated[
     ),
 ]
 Seed = Annotated[int, option("N")]
-Column = Annotated[str, option("NAME")]
+Columns = Annotated[
+    str,
+    option(
+        "client=NAME,text=NAME,...",
+        "columns of the data that are called otherwise: client, text, date, label; several names "
+        "of text or label are joined, as in text=title,body",
+        show_default=False,
+    ),
+]
+
+
+def columns_of(given: str) -> dict[str, str]:
+    """The columns that `--columns` names, by the keys of a run.
+
+    Raises:
+        ConfigError: It names something else, or a column twice.
+    """
+    found: dict[str, str] = {}
+    kinds = "|".join(_COLUMNS)
+    for part in re.split(rf",\s*(?=(?:{kinds})\s*=)", given) if given else ():
+        kind, equals, names = (word.strip() for word in part.partition("="))
+        if kind not in _COLUMNS or not equals or not names or f"{kind}-column" in found:
+            raise ConfigError(
+                f"--columns must be {', '.join(f'{one}=NAME' for one in _COLUMNS)}, or some of "
+                f"them, each once, got {given!r}"
+            )
+        found[f"{kind}-column"] = names
+    return found
 
 
 class PlainCommand(TyperCommand):

@@ -283,7 +283,7 @@ class _DealtUsers:
         node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
         if run_id < DRAWN_RUN_IDS:
             gathered = gather_configured(
-                *configurations, labels=labels, node=node, nodes=nodes, most_bytes=0
+                *configurations, labels=labels, first=node, nodes=nodes, most_bytes=0
             )
             return gathered.users(node)
         names = [
@@ -296,7 +296,7 @@ class _DealtUsers:
             if self._last is None or self._last[0] != key or not self._last[1].holds(node):
                 self._last = None  # never two of them in memory
                 gathered = gather_configured(
-                    *configurations, labels=labels, node=node, nodes=nodes, most_bytes=_DEALT_BYTES
+                    *configurations, labels=labels, first=node, nodes=nodes, most_bytes=_DEALT_BYTES
                 )
                 self._last = (key, gathered)
             return self._last[1].users(node)

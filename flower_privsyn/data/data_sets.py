@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.data.columns import Columns, Problem, Rows, typed
-from flower_privsyn.data.formats import ColumnError, EmptyError
+from flower_privsyn.data.columns import Columns, Rows
+from flower_privsyn.data.read import check_names, rows_of_table
 from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
 from flower_privsyn.models.hub import hub_unreachable
 
@@ -245,43 +245,9 @@ def rows_of(dataset: Any, columns: Columns, *, where: str) -> Rows:
         )
     if not hasattr(dataset, "__len__"):
         raise DataError(f"{where} is a streaming data set: load it without streaming=True.")
-    names = list(dataset.column_names)
-    check_columns(names, columns, where)
-    present = [name for name in columns.wanted if name in names]
+    check_names(dataset.column_names, columns, where, schema=True)
+    present = [name for name in dataset.column_names if name in columns.wanted]
     return rows_of_table(_arrow(dataset, present), columns, where)
-
-
-def check_columns(names: Sequence[str], columns: Columns, where: str) -> None:
-    """Refuse a table without the columns that are needed.
-
-    Raises:
-        ColumnError: It has none of a name; the sentence names those it has.
-    """
-    for name in columns.required:
-        if name not in names:
-            raise ColumnError(f"{where} {columns.missing(name, names, schema=True)}.")
-
-
-def rows_of_table(table: Any, columns: Columns, where: str, *, before: int = 0) -> Rows:
-    """The rows of an Arrow table that has the required columns.
-
-    Args:
-        table: Of the source, or a part of it.
-        columns: Which to read.
-        where: The rows are from, for sentences.
-        before: Rows of the source before these.
-
-    Raises:
-        EmptyError: It has no rows.
-        DataError: One of them does not say whose it is.
-    """
-    if table.num_rows == 0:
-        raise EmptyError(f"{where} holds no rows.")
-    try:
-        return typed(table, columns)
-    except Problem as problem:
-        place = where if problem.row is None else f"{where} row {before + problem.row + 1}"
-        raise DataError(f"{place}: {problem.rule}.") from None
 
 
 def _arrow(dataset: Any, names: list[str]) -> Any:

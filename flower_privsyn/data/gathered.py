@@ -7,43 +7,21 @@ some nodes alone, and reads again for the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from datetime import date
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.columns import Rows
 from flower_privsyn.data.users import Users
 from flower_privsyn.privacy import skipping
 
-IntArray = npt.NDArray[np.int64]
-
 #: What is left of the nodes that are kept when their rows are more than memory is given to.
 _LEFT: Final = 0.75
 
-
-@dataclass(frozen=True, repr=False)
-class _Part:
-    """Documents of some rows, as Arrow arrays, and whose they are."""
-
-    owners: IntArray  # (n,) in order of first appearance, of everybody
-    texts: Any  # large_string
-    dates: Any | None  # date32
-    labels: Any | None  # large_string
-
-    @property
-    def nbytes(self) -> int:
-        columns = (self.texts, self.dates, self.labels)
-        return int(self.owners.nbytes + sum(c.nbytes for c in columns if c is not None))
-
-    def of(self, rows: npt.NDArray[np.int64]) -> _Part:
-        import pyarrow as pa
-
-        places = pa.array(rows)
-        columns = (self.texts, self.dates, self.labels)
-        return _Part(self.owners[rows], *(c if c is None else c.take(places) for c in columns))
+#: What a document takes beside its characters: its object, and its places in lists.
+_DOCUMENT_BYTES: Final = 80
 
 
 class Gathered:
@@ -58,7 +36,7 @@ class Gathered:
         user_id: The one user of rows that name nobody; None where they do.
         nodes: To how many users are dealt.
         first: Whose users are wanted, in 0..nodes - 1.
-        most_bytes: Of documents; None for all of them.
+        most_bytes: Of documents, about; None for all of them.
 
     Raises:
         ConfigError: `first` or `nodes` is out of range.
@@ -75,21 +53,18 @@ class Gathered:
     ) -> None:
         check_whole("num-partitions", nodes, ge=1)
         check_whole("partition-id", first, ge=0, le=nodes - 1)
-        self._where = where
+        self.where = where
         self._codes: dict[str, int] = {} if user_id is None else {user_id: 0}
-        self._of_one = user_id is not None
         self._nodes = nodes
         self._first = first
         self._most = most_bytes
         self._width = nodes
-        self._parts: list[_Part] = []
-        self._unusable: list[IntArray] = []
+        self._documents: list[tuple[int, str, date | None, str | None]] = []
+        self._unusable: list[int] = []
+        self._dated = self._labelled = False
         self._why: tuple[str, str] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Of the documents that are kept."""
-        return sum(part.nbytes for part in self._parts)
+        #: Of the documents that are kept, about.
+        self.nbytes = 0
 
     def holds(self, node: int) -> bool:
         """Whether a node's documents are kept."""
@@ -97,71 +72,38 @@ class Gathered:
 
     def add(self, rows: Rows) -> None:
         """Take in the rows of a file, or some of them; those of a file come in order."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if self._why is None:
-            self._why = (rows.undated, rows.unlabelled)
-        owners = self._owners(rows)
-        self._unusable.append(owners[rows.unusable.to_numpy()])
-        blank = pc.equal(pc.utf8_trim_whitespace(rows.texts), pa.scalar("", pa.large_string()))
-        kept = np.flatnonzero(~blank.to_numpy() & self._held(owners))
-        columns = (rows.texts, rows.dates, rows.labels)
-        whole = (None if c is None else c.combine_chunks() for c in columns)
-        self._parts.append(_Part(owners, *whole).of(kept))
+        self._why = self._why or (rows.undated, rows.unlabelled)
+        self._dated |= rows.dates is not None
+        self._labelled |= rows.labels is not None
+        nothing = [None] * len(rows.texts)
+        columns = (rows.users, rows.texts, rows.dates or nothing, rows.labels or nothing)
+        for user, text, day, label in zip(*columns, strict=True):
+            owner = self._codes.setdefault(user, len(self._codes))
+            if text is None:
+                self._unusable.append(owner)
+            elif self.holds(owner % self._nodes) and text.strip():
+                self._documents.append((owner, text, day, label))
+                self.nbytes += len(text) + _DOCUMENT_BYTES
         while self._most is not None and self._width > 1 and self.nbytes > self._most:
             self._width = max(1, int(_LEFT * self._width))
-            self._parts = [part.of(np.flatnonzero(self._held(part.owners))) for part in self._parts]
+            self._documents = [one for one in self._documents if self.holds(one[0] % self._nodes)]
+            self.nbytes = sum(len(one[1]) + _DOCUMENT_BYTES for one in self._documents)
 
     def users(self, node: int = 0) -> Users:
         """The users of a node whose documents are kept; unusable ones of theirs are counted."""
-        import pyarrow as pa
-
         ids = list(self._codes)[node :: self._nodes]
-        unusable = np.concatenate(self._unusable)
-        unusable = unusable[unusable % self._nodes == node] // self._nodes
-        if unusable.size:
-            owners = np.unique(unusable).tolist()
-            skipping.note((ids[user] for user in owners), records=len(unusable))
-        parts = [p.of(np.flatnonzero(p.owners % self._nodes == node)) for p in self._parts]
-        owned = np.concatenate([part.owners for part in parts]) // self._nodes
-        order = np.argsort(owned, kind="stable")  # (n,)
+        unusable = [owner for owner in self._unusable if owner % self._nodes == node]
+        if unusable:
+            skipping.note({ids[o // self._nodes] for o in unusable}, records=len(unusable))
+        own = [one for one in self._documents if one[0] % self._nodes == node]
+        own.sort(key=lambda one: one[0])  # stable: of a user in the order of the source
         undated, unlabelled = self._why or ("", "")
         return Users(
             user_ids=tuple(ids),
-            texts=_joined([p.texts for p in parts], parts, pa.large_string(), order) or [],
-            owners=owned[order],
-            dates=_joined([p.dates for p in parts], parts, pa.date32(), order),
-            undated=f"{undated} ({self._where})",
-            labels=_joined([p.labels for p in parts], parts, pa.large_string(), order),
-            unlabelled=f"{unlabelled} ({self._where})",
+            texts=[text for _, text, _, _ in own],
+            owners=np.array([owner // self._nodes for owner, *_ in own], dtype=np.int64),
+            dates=[day for _, _, day, _ in own] if self._dated else None,
+            undated=f"{undated} ({self.where})",
+            labels=[label for *_, label in own] if self._labelled else None,
+            unlabelled=f"{unlabelled} ({self.where})",
         )
-
-    def _held(self, owners: IntArray) -> npt.NDArray[np.bool_]:
-        """(n,) which rows are of nodes that are kept."""
-        held: npt.NDArray[np.bool_] = (owners - self._first) % self._nodes < self._width
-        return held
-
-    def _owners(self, rows: Rows) -> IntArray:
-        """(n,) whose each row is; who is new comes after all others."""
-        if self._of_one:
-            return np.zeros(len(rows.texts), dtype=np.int64)
-        encoded = rows.clients.combine_chunks().dictionary_encode()
-        codes = self._codes
-        found = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()]
-        owners: IntArray = np.array(found, dtype=np.int64)[encoded.indices.to_numpy()]
-        return owners
-
-
-def _joined(columns: list[Any], parts: list[_Part], kind: Any, order: IntArray) -> list[Any] | None:
-    """One column of all parts, null for those without it; None where no part has it."""
-    import pyarrow as pa
-
-    if all(column is None for column in columns):
-        return None
-    chunks = [
-        pa.nulls(len(part.owners), kind) if column is None else column
-        for column, part in zip(columns, parts, strict=True)
-    ]
-    found: list[Any] = pa.concat_arrays(chunks).take(pa.array(order)).to_pylist()
-    return found

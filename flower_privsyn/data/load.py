@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from flower_privsyn.data import data_sets, folders, formats, tables, text_files
+from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Columns, Rows
-from flower_privsyn.data.delimited import read_delimited
 from flower_privsyn.data.gathered import Gathered
-from flower_privsyn.data.json_rows import read_json
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
-
-#: Rows of a Parquet file that are in memory together.
-_PART_ROWS: Final = 2**16
 
 
 def load_users(
@@ -46,9 +40,9 @@ def load_users(
 
     Args:
         source: A file of JSON lines, of a JSON array of objects, CSV or TSV (all also packed by
-            gzip) or Parquet, told by its name; a folder of them, or of
-            folders of them (`folders`); a folder of ``.txt`` files (`text_files`); a folder written
-            by ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
+            gzip) or Parquet, told by its name; a folder of them; a folder of ``.txt`` files, each
+            of which is a user, or of folders of them, each of which is one; a folder written by
+            ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
             ``owner/name:config:split``) or in a folder (``folder:config:split``); a
             ``datasets.Dataset``, such as a flwr-datasets partition; or a table in memory: a pandas
             ``DataFrame``, an Arrow ``Table``, or what else Arrow can read
@@ -77,15 +71,9 @@ def load_users(
     columns = Columns(
         client_column, text_column, date_column, user_id, strict=strict, label=label_column
     )
-    location = _name_of(source)
-    gathered = Gathered(location, user_id=user_id)
-    _read(source, columns, split, into=gathered)
-    users = gathered.users()
+    users = _gathered(source, columns, split).users()
     if strict:
-        try:
-            users.check_documents()
-        except DataError as error:
-            raise DataError(f"{location}: {error}") from None
+        _check(users, _name_of(source))
     return users if cutoff is None else users.newer_than(cutoff)
 
 
@@ -105,56 +93,50 @@ def load_configured(
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
     """
-    setting = _settings(configurations)
-    return load_users(
-        _configured(setting("data")),
-        client_column=setting("client-column", "client_id"),
-        text_column=setting("text-column", "text"),
-        date_column=setting("date-column", "date"),
-        label_column=setting("label-column", "label") if labels else "",
-        strict=strict,
-    )
+    gathered = gather_configured(*configurations, strict=strict, labels=labels)
+    users = gathered.users()
+    if strict:
+        _check(users, gathered.where)
+    return users
 
 
 def gather_configured(
-    *configurations: Mapping[str, Any], labels: bool, node: int, nodes: int, most_bytes: int
+    *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False, **dealt: Any
 ) -> Gathered:
     """Read the users that a configuration names, to be dealt to nodes.
 
-    Of a Parquet file a row group is in memory at a time; a file of another kind, all of it while it
-    is read.
+    A part of a file is in memory at a time; of a JSON array or a data set, all of it.
 
     Args:
         configurations: As in `load_configured`.
+        strict: As in `load_users`.
         labels: As in `load_configured`.
-        node: Whose users are wanted first, in 0..nodes - 1.
-        nodes: How many there are.
-        most_bytes: Of documents that are kept, of as many nodes as that allows.
+        dealt: `nodes`, `first` and `most_bytes` of `Gathered`.
 
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
     """
-    setting = _settings(configurations)
-    source = _configured(setting("data"))
+
+    def setting(key: str, default: str) -> str:
+        return str(next(filter(None, (c.get(key) for c in configurations)), default))
+
     columns = Columns(
         setting("client-column", "client_id"),
         setting("text-column", "text"),
         setting("date-column", "date"),
         None,
+        strict=strict,
         label=setting("label-column", "label") if labels else "",
     )
-    gathered = Gathered(source, nodes=nodes, first=node, most_bytes=most_bytes)
-    _read(source, columns, "train", into=gathered)
-    return gathered
+    return _gathered(_configured(setting("data", "")), columns, "train", **dealt)
 
 
-def _settings(configurations: Sequence[Mapping[str, Any]]) -> Callable[..., str]:
-    """From a key, and what stands for it where nobody has one, to the first value that counts."""
-
-    def setting(key: str, default: str = "") -> str:
-        return str(next(filter(None, (c.get(key) for c in configurations)), default))
-
-    return setting
+def _check(users: Users, where: str) -> None:
+    """Say to their owner what is wrong with all documents together."""
+    try:
+        users.check_documents()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def _configured(source: str) -> str:
@@ -170,21 +152,23 @@ def _configured(source: str) -> str:
         raise ConfigError(f"data = {error}") from None
 
 
-def _read(source: Any, columns: Columns, split: str, *, into: Gathered) -> None:
-    """Take in all rows of a source."""
+def _gathered(source: Any, columns: Columns, split: str, **dealt: Any) -> Gathered:
+    """All rows of a source."""
+    where = _name_of(source)
+    gathered = Gathered(where, user_id=columns.user_id, **dealt)
     try:
         if isinstance(source, str | os.PathLike):
-            parts = _from_location(os.fspath(source), columns, split)
-        elif tables.is_table(source):
-            parts = iter([tables.rows_of_memory(source, columns, where=_name_of(source))])
+            parts = _from_location(where, columns, split)
+        elif read.is_table(source):
+            parts = iter([read.rows_of_table(source, columns, where)])
         else:
             parts = _from_dataset(source, columns, split)
         for part in parts:
-            into.add(part)
+            gathered.add(part)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        named = error.filename or _name_of(source)
-        raise DataError(f"{named} cannot be read ({reason}).") from None
+        raise DataError(f"{error.filename or where} cannot be read ({reason}).") from None
+    return gathered
 
 
 # ---- where it is -------------------------------------------------------------------------------
@@ -194,7 +178,7 @@ def _name_of(source: Any) -> str:
     """What sentences call a source."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
-    return "the table" if tables.is_table(source) else "the data set"
+    return "the table" if read.is_table(source) else "the data set"
 
 
 def _located(source: str) -> str:
@@ -212,9 +196,9 @@ def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows
         if data_sets.is_saved(path):
             dataset = data_sets.from_disk(path)
             return _from_dataset(dataset, columns, split, where=str(path))
-        return _read_folder(path, columns)
+        return read.read_folder(path, columns)
     if path.exists():
-        return _read_file(path, columns)
+        return read.read_file(path, columns)
     folder, colon, rest = location.partition(":")
     if colon and expanded(folder).is_dir():
         config, _, named = rest.partition(":")
@@ -227,28 +211,11 @@ def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows
             saved = data_sets.from_disk(expanded(folder))
             return _from_dataset(saved, columns, named or split, where=location)
         dataset = data_sets.from_folder(expanded(folder), config or None, named or split)
-    elif formats.suffix_of(path) or not data_sets.is_hub_name(location):
+    elif read.suffix_of(path) or not data_sets.is_hub_name(location):
         raise DataError(f"{path} does not exist.")
     else:
         dataset = data_sets.from_hub(location, split)
     return _from_dataset(dataset, columns, split, where=location)
-
-
-def kind_of(source: str) -> str:
-    """What `data` names, in words.
-
-    Args:
-        source: As in a configuration; something that has been read.
-    """
-    path = expanded(_located(source))
-    if path.is_file():
-        return formats.format_of(path)
-    if not path.is_dir():
-        return "a data set"
-    if data_sets.is_saved(path):
-        return "a save_to_disk folder"
-    files, texts = folders.files_of(path)
-    return f"a folder of {len(files):,} files" if files else f"a folder of {len(texts):,} texts"
 
 
 def _from_dataset(
@@ -256,47 +223,3 @@ def _from_dataset(
 ) -> Iterator[Rows]:
     dataset = data_sets.split_of(source, split, where=where)
     yield data_sets.rows_of(dataset, columns, where=where)
-
-
-# ---- what is in it -----------------------------------------------------------------------------
-
-
-def _read_folder(path: Path, columns: Columns) -> Iterator[Rows]:
-    """The rows of all files of a folder."""
-    files, texts = folders.files_of(path)
-    if files:
-        yield from folders.read_folder(path, files, columns, _read_file)
-        return
-    if not texts:
-        raise DataError(f"{path} holds no data file; what is read: {formats.READ}.")
-    yield text_files.read_text_files(path, texts, columns)
-
-
-def _read_file(path: Path, columns: Columns) -> Iterator[Rows]:
-    match formats.format_of(path):
-        case "JSON":
-            yield read_json(path, columns)
-        case "Parquet":
-            yield from _read_parquet(path, columns)
-        case _:
-            yield read_delimited(path, columns)
-
-
-def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    done = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            data_sets.check_columns(names, columns, str(path))
-            if not file.metadata.num_rows:
-                raise formats.EmptyError(f"{path} holds no rows.")
-            present = [name for name in columns.wanted if name in names]
-            for batch in file.iter_batches(batch_size=_PART_ROWS, columns=present):
-                table = pa.Table.from_batches([batch])
-                yield data_sets.rows_of_table(table, columns, str(path), before=done)
-                done += table.num_rows
-    except pa.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None

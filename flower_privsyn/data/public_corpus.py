@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from flower_privsyn.data import data_sets, formats
+from flower_privsyn.data import data_sets, read
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import expanded, located
 
@@ -83,7 +83,7 @@ class PublicCorpus:
         kind = (config or None, split or "train")
         if colon and (path_of_set := expanded(located(folder))).is_dir():
             return cls(source=name, setting=setting, path=path_of_set, data_set=kind, most=most)
-        if formats.suffix_of(path) or not data_sets.is_hub_name(name):
+        if read.suffix_of(path) or not data_sets.is_hub_name(name):
             raise DataError(
                 f'{setting} = "{name}": {path} cannot be read (No such file or directory)'
             )
@@ -149,7 +149,7 @@ class PublicCorpus:
 
     def _of_lines(self, path: Path) -> Iterator[tuple[str, str | None]]:
         try:
-            with formats.opened(path) as file:
+            with read.opened(path) as file:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
                         yield _of_line(path, number, line.decode("utf-8-sig"))

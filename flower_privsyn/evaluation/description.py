@@ -87,7 +87,6 @@ class DataDescription(NotPrivate):
 
     Attributes:
         source: as it was named.
-        format: in words.
         users: all of them.
         users_without_text: those without a document.
         texts: documents that count.
@@ -105,7 +104,6 @@ class DataDescription(NotPrivate):
     """
 
     source: str
-    format: str
     users: int
     users_without_text: int
     texts: int
@@ -126,7 +124,6 @@ def describe(
     users: Users,
     *,
     source: str,
-    format_: str,
     cut: Cut,
     no_text: int = 0,
     tokenizer: Any = None,
@@ -137,7 +134,6 @@ def describe(
     Args:
         users: at least one.
         source: where they were read.
-        format_: what that is, in words.
         cut: of the run that is planned, whose limits count.
         no_text: rows in which no text was found while they were read.
         tokenizer: a `tokenizers.Tokenizer`; None to count no tokens.
@@ -157,7 +153,6 @@ def describe(
     days = [day for day in users.dates or () if day is not None]
     return DataDescription(
         source=source,
-        format=format_,
         users=len(users),
         users_without_text=int((texts == 0).sum()),
         texts=len(users.texts),

@@ -441,22 +441,22 @@ def compare_texts(
     )
 
 
-def own_users(config: Mapping[str, Any], file: str, **given: str) -> Users:
+def own_users(
+    config: Mapping[str, Any], file: str, columns: Mapping[str, str] | None = None
+) -> Users:
     """Read the users of a run's own data, as it was read for the run.
 
     Args:
         config: of the run, by the keys of a run configuration.
         file: the data.
-        given: other values of keys that say how it is read, by their names in Python; "" for the
-            run's.
+        columns: those that are called otherwise than the run's, by their keys.
 
     Raises:
         ConfigError: a value is out of range.
         DataError: it cannot be read.
     """
-    named = {key.replace("_", "-"): value for key, value in given.items()}
     labels = bool(class_names(str(config.get("classes") or "")))
-    return load_configured({**named, "data": file}, config, strict=True, labels=labels)
+    return load_configured({**(columns or {}), "data": file}, config, strict=True, labels=labels)
 
 
 def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:

@@ -9,23 +9,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.evaluation.result import STAMP
-from tests.support.data_cases import BAD, GOOD, SECRET, DataCase, lines
-
-
-def test_good_data_are_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (case,) = (case for case in GOOD if case.name == "several columns u.csv")
-    case.make(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    words = ["--text-column", case.settings["text-column"], "--json"]
-    assert main(["data", case.data, *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["stamp"] == STAMP
-    assert found["users"] == 2
-    assert found["texts"] == 3
-    assert sorted(tmp_path.rglob("*")) == before
+from tests.support.data_cases import BAD, SECRET, DataCase, lines
 
 
 @pytest.mark.parametrize(
@@ -61,7 +45,7 @@ def test_what_is_shown(
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
     for said in (
-        "u.jsonl, JSON",
+        "u.jsonl",
         "users 3, 1 of them without text",
         "texts 10 left out 1 rows without text (nothing there, no string, or a NUL character",
         "dates 2025-03-18 to 2025-03-18; 1 texts without",
@@ -79,6 +63,11 @@ def test_bad_numbers_and_models_are_named(
     describe = ["data", str(tmp_path / "u.csv")]
     assert main([*describe, "--max-tokens", "0"]) == 2
     assert "--max-tokens" in capsys.readouterr().err
+    for columns in ("text", "text=", "user=a", "text=a,text=b"):
+        assert main([*describe, "--columns", columns]) == 2
+        assert "--columns" in capsys.readouterr().err
+    assert main([*describe, "--json", "--columns", "client=text, text=client_id,text"]) == 0
+    assert json.loads(capsys.readouterr().out)["characters_per_user"]["most"] == len("a\n\nb")
     assert main([*describe, "--embedding-model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
     assert main(["data"]) == 2

@@ -1,0 +1,488 @@
+"""From a file, a folder or a table to its rows; `Columns` says what they mean."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+import numpy as np
+
+from flower_privsyn.data.columns import Columns, Rows, is_unicode
+from flower_privsyn.errors import DataError
+
+_LINES: Final = (".jsonl", ".ndjson", ".json")
+_DELIMITED: Final = (".csv", ".tsv", ".tab")
+_PARQUET: Final = (".parquet", ".pq")
+_SUFFIXES: Final = (*(n + end for n in _LINES + _DELIMITED for end in ("", ".gz")), *_PARQUET)
+
+READ: Final = (
+    "JSON lines (.jsonl), a JSON array (.json), CSV (.csv) and TSV (.tsv), each also .gz, "
+    "Parquet (.parquet), or a folder of one of these or of .txt files"
+)
+"""What is read, for sentences."""
+
+_DELIMITERS: Final = ",\t;|"
+# Rows that are looked at together.
+_PART_ROWS: Final = 2**15
+# What is too long for a document is its user's affair (`limits`), and must not end the reading.
+_LONGEST_FIELD: Final = 2**31 - 1
+_LONGEST_HEADER: Final = 2**20
+
+#: Where a table says which of its files count, and who writes such ones.
+_JOURNALS: Final = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+
+_EPOCH: Final = date(1970, 1, 1)
+
+
+class EmptyError(DataError):
+    """A file has no rows: it is refused where it is named, and passed over in a folder."""
+
+
+# ---- files and folders -------------------------------------------------------------------------
+
+
+def suffix_of(path: Path) -> str | None:
+    """The ending of a name that says that a file holds rows, such as ".csv.gz"."""
+    name = path.name.lower()
+    return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read from, unpacked where its name ends in `.gz`.
+
+    Raises:
+        DataError: While it is read: it is no complete gzip file.
+        OSError: It cannot be read.
+    """
+    packed = path.name.lower().endswith(".gz")
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            yield io.BufferedReader(cast(io.RawIOBase, file)) if packed else cast(BinaryIO, file)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise DataError(f"{path} is not a complete gzip file.") from None
+
+
+def read_file(path: Path, columns: Columns) -> Iterator[Rows]:
+    """The rows of a file, told by its name.
+
+    Raises:
+        EmptyError: It has no rows.
+        DataError: The name says nothing, there is no such column, or a row does not say whose it
+            is; the sentence names the line or row, and never quotes what stands there.
+        OSError: It cannot be read.
+    """
+    suffix = suffix_of(path)
+    if suffix is None:
+        hint = ""
+        if path.suffix.lower() == ".txt":
+            hint = " (of texts name the folder: each file in it, or each folder, is one user)"
+        raise DataError(f"{path} has the suffix {path.suffix!r}; what is read: {READ}{hint}.")
+    if suffix in _PARQUET:
+        yield from _read_parquet(path, columns)
+    elif suffix.removesuffix(".gz") in _LINES:
+        yield from _read_json(path, columns)
+    else:
+        yield from _read_delimited(path, columns)
+
+
+def read_folder(folder: Path, columns: Columns) -> Iterator[Rows]:
+    """The rows of the data files of a folder in the order of their names, or else its texts.
+
+    Where it holds no data files but folders with texts, each of these is one user, named as the
+    folder, with everything below it. Where it holds only texts, each file is one user, named as the
+    file without `.txt`. What begins with a dot is passed over, and so is a file without rows.
+
+    Raises:
+        DataError: As `read_file`, or no file has rows; texts lie beside folders with texts, so that
+            it is unclear what a user is; or it is a table that keeps rows which were deleted.
+        OSError: A file or folder cannot be read.
+    """
+    for name, writer in _JOURNALS.items():
+        if (folder / name).is_dir():
+            # People who had their text deleted would be asked about it.
+            raise DataError(
+                f"{folder} is a table of {writer} ({name}), whose files also hold rows that were "
+                "deleted or changed: write what it holds now as Parquet, and name that folder."
+            )
+    visible = _visible(folder)
+    files = [path for path in visible if suffix_of(path) is not None and path.is_file()]
+    if not files:
+        yield _read_texts(folder, columns)
+        return
+    empty = 0
+    for file in files:
+        try:
+            yield from read_file(file, columns)
+        except EmptyError:
+            empty += 1
+    if empty == len(files):
+        raise DataError(f"{folder} holds no rows: all of its {len(files):,} data files are empty.")
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _texts_below(folder: Path) -> Iterator[Path]:
+    for path in _visible(folder):
+        if path.is_dir():
+            yield from _texts_below(path)
+        elif path.suffix.lower() == ".txt":
+            yield path
+
+
+def _read_texts(folder: Path, columns: Columns) -> Rows:
+    """The texts of a folder of `.txt` files; none of them has a date or a label."""
+    persons = [path for path in _visible(folder) if path.is_dir()]
+    below = [(person.name, path) for person in persons for path in _texts_below(person)]
+    alone = [
+        (path.stem, path)
+        for path in _visible(folder)
+        if path.suffix.lower() == ".txt" and path.is_file()
+    ]
+    if alone and below:
+        raise DataError(
+            f"{folder} holds .txt files beside folders of .txt files: let each file be one user, "
+            "or each folder."
+        )
+    found = below or alone
+    if not found:
+        raise DataError(f"{folder} holds no data file; what is read: {READ}.")
+    texts = [
+        path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+        for _, path in found
+    ]
+    # The columns are not theirs to name: a file name is a user.
+    of_files = Columns("user", "text", "", columns.user_id, strict=columns.strict)
+    rows = of_files.rows(
+        {"user": [name for name, _ in found], "text": texts}, lambda row: str(found[row][1])
+    )
+    none = "texts in files have none"
+    return Rows(rows.users, rows.texts, None, none, None, none)
+
+
+# ---- lines of text -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _text_of(path: Path) -> Iterator[io.TextIOWrapper]:
+    """The text of a file; bytes that are not UTF-8 as halves of surrogate pairs."""
+    with (
+        opened(path) as file,
+        io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text,
+    ):
+        yield text
+
+
+def _read_json(path: Path, columns: Columns) -> Iterator[Rows]:
+    """Objects, one in each line, or those of an array."""
+    first: dict[str, Any] | None = None
+    there, strings = set[str](), set[str]()  # columns with values, and those with text
+    with _text_of(path) as text:
+        found = _objects(path, text)
+        while part := list(itertools.islice(found, _PART_ROWS)):
+            places, rows = [place for place, _ in part], [_row(*one, columns) for one in part]
+            first = rows[0] if first is None else first
+            cells = {name: [row.get(name) for row in rows] for name in columns.wanted}
+            for name in columns.texts:
+                there |= {name for value in cells[name] if value is not None}
+                strings |= {name for value in cells[name] if isinstance(value, str)}
+            yield columns.rows(cells, places.__getitem__)
+    if first is None:
+        raise EmptyError(f"{path} is empty.")
+    for name in columns.texts if columns.strict else ():
+        if name not in there:
+            raise DataError(f"{path} {columns.missing(name, first, schema=False)}.")
+        if name not in strings:
+            raise DataError(f"{path}: {name!r} must be a string, and is one in no row.")
+
+
+def _objects(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
+    """What stands in each line or in an array, None where it is no JSON, with its place."""
+    begun = False
+    # Not `splitlines`: a text may hold U+2028 and other separators unescaped.
+    for number, line in enumerate(iter(text.readline, ""), start=1):
+        if not begun and line.lstrip().startswith("["):
+            try:
+                entries = json.loads(line + text.read())
+            except (ValueError, RecursionError) as error:
+                at = number - 1 + getattr(error, "lineno", 1)
+                raise DataError(
+                    f"{path} line {at}: the JSON array is broken there, so nobody knows whose the "
+                    "rest is."
+                ) from None
+            yield from ((f"{path} entry {n}", entry) for n, entry in enumerate(entries, start=1))
+        elif line.strip():
+            begun = True
+            try:
+                yield f"{path} line {number}", json.loads(line)
+            except (ValueError, RecursionError):
+                yield f"{path} line {number}", None
+
+
+def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:
+    """A JSON object that says whose it is; empty for what is none, where there is one user."""
+    if columns.user_id is not None:
+        return row if isinstance(row, dict) else {}
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{place}: not a JSON object, so nobody knows whose it is; write each row as one "
+            "object, on a line of its own."
+        )
+    if columns.client in row:
+        return row
+    known = ""
+    if any(isinstance(value, list | dict) for value in row.values()):
+        known = (
+            "; of one object with all users in it, as LEAF writes it, make a row for each "
+            f'document: {{"{columns.client}": ..., "{columns.texts[0]}": ...}}'
+        )
+    elif columns.strict:
+        keys = [repr(key) for key in list(row)[:12] if len(key) <= 40]
+        known = f"; it has {', '.join(keys) or 'no key'}, and client-column says which key"
+    raise DataError(f"{place}: the key {columns.client!r} is missing{known}.")
+
+
+def _read_delimited(path: Path, columns: Columns) -> Iterator[Rows]:
+    """Rows of CSV and TSV, read strictly, with the names of the columns in the first of them.
+
+    Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. The
+    delimiter is what a first line `sep=;` of Excel names, or whichever of comma, tab, semicolon and
+    bar parts the names of the columns. Blank lines are passed over.
+    """
+    # Of the whole process; nothing that reads CSV beside this fails of it.
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
+    with _text_of(path) as text:
+        before, delimiter, names = _header(path, text, columns)
+        rows = _fields(path, csv.reader(text, delimiter=delimiter, strict=True), before, len(names))
+        empty = True
+        while part := list(itertools.islice(rows, _PART_ROWS)):
+            empty = False
+            cells = {
+                name: [row[names.index(name)] for _, row in part]
+                for name in columns.wanted
+                if name in names
+            }
+            lines = [f"{path} line {line}" for line, _ in part]
+            yield columns.rows(cells, lines.__getitem__)
+    if empty:
+        raise EmptyError(f"{path} holds no rows below the names of its columns.")
+
+
+def _header(path: Path, text: io.TextIOWrapper, columns: Columns) -> tuple[int, str, list[str]]:
+    """How many lines it takes, what parts the fields, and the names of the columns."""
+    lines, delimiters = 0, _DELIMITERS
+    if path.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
+        delimiters = "\t" + delimiters
+    for line in iter(lambda: text.readline(_LONGEST_HEADER), ""):
+        lines += 1
+        # Of the names of the columns alone: what follows is somebody's text.
+        if "\0" in line or not is_unicode(line):
+            raise DataError(
+                f"{path} holds no UTF-8 text in its first line (UTF-16, an Excel workbook, a ZIP "
+                "archive?): save it as CSV in UTF-8."
+            )
+        if line.lower().startswith("sep="):
+            delimiters = line[4:5]
+        elif line.strip():
+            break
+    else:
+        raise EmptyError(f"{path} is empty.")
+    found = [
+        (one, [name.strip() for name in next(csv.reader([line], delimiter=one))])
+        for one in delimiters
+    ]
+    # That which gives the columns that are read, or else most of them, is what was meant.
+    delimiter, names = max(
+        found, key=lambda one: (len(set(columns.required).intersection(one[1])), len(one[1]))
+    )
+    check_names(names, columns, str(path), schema=False)
+    return lines, delimiter, names
+
+
+def _fields(path: Path, reader: Any, before: int, columns: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, each with the line in which it begins, from 1."""
+    line = before + 1
+    try:
+        for row in reader:
+            if len(row) > 1 or any(field.strip() for field in row):
+                if len(row) != columns:
+                    raise DataError(
+                        f"{path} line {line}: {len(row)} field{'s' if len(row) > 1 else ''} where "
+                        f"the first row has {columns}; a text that holds the delimiter or a line "
+                        "break must stand in double quotes."
+                    )
+                yield line, row
+            line = before + reader.line_num + 1
+    except csv.Error:
+        raise DataError(
+            f"{path} line {line}: the quotes of a field do not match; a field in quotes ends with "
+            'one, and quotes inside it are written twice ("").'
+        ) from None
+
+
+def check_names(names: Sequence[str], columns: Columns, where: str, *, schema: bool) -> None:
+    """Refuse a source without the columns that are needed, or with one that is read twice.
+
+    Args:
+        names: Of its columns.
+        columns: Which to read.
+        where: It is, for the sentence.
+        schema: See `Columns.missing`.
+
+    Raises:
+        DataError: The sentence names the column.
+    """
+    for name in columns.required:
+        if name not in names:
+            raise DataError(f"{where} {columns.missing(name, names, schema=schema)}.")
+    for name in columns.wanted:
+        if names.count(name) > 1:
+            raise DataError(f"{where} has {names.count(name)} columns {name!r}; one must be left.")
+
+
+# ---- Arrow and pandas --------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    done = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            check_names(names, columns, str(path), schema=True)
+            present = [name for name in columns.wanted if name in names]
+            for batch in file.iter_batches(batch_size=_PART_ROWS, columns=present):
+                table = pa.Table.from_batches([batch])
+                yield rows_of_table(table, columns, str(path), before=done)
+                done += table.num_rows
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
+    if not done:
+        raise EmptyError(f"{path} holds no rows.")
+
+
+def is_table(source: Any) -> bool:
+    """Whether this is a table in memory that Arrow or pandas reads, and no data set."""
+    if hasattr(source, "with_format"):  # a data set says more than its columns
+        return False
+    return any(
+        hasattr(source, name) for name in ("__arrow_c_stream__", "__arrow_c_array__", "itertuples")
+    )
+
+
+def rows_of_table(source: Any, columns: Columns, where: str, *, before: int = 0) -> Rows:
+    """The rows of a table in memory, or of a part of one.
+
+    Args:
+        source: See `is_table`. A stream of batches is read to its end.
+        columns: Which to read; others may hold anything.
+        where: The rows are from, for sentences.
+        before: Rows of the source before these.
+
+    Raises:
+        EmptyError: It has no rows.
+        DataError: It has no such column, one twice, or one of another type; or a row does not say
+            whose it is.
+    """
+    import pyarrow as pa
+
+    if hasattr(source, "itertuples"):  # of pandas
+        names, column_of = list(source.columns), source.__getitem__
+    else:
+        try:
+            table = pa.table(source)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(f"{where} is none that Arrow reads ({type(error).__name__}).") from None
+        names, column_of = table.column_names, table.column
+    check_names(names, columns, where, schema=True)
+    cells: dict[str, list[Any]] = {}
+    others: dict[str, str] = {}  # why a column that is not needed is not read
+    for name in (name for name in columns.wanted if name in names):
+        cells[name], said = _values(column_of(name), name, columns)
+        if said and name in columns.required:
+            raise DataError(f"{where}: {said}.")
+        others[name] = said
+    if not cells[columns.texts[0]]:
+        raise EmptyError(f"{where} holds no rows.")
+    return columns.rows(
+        cells,
+        lambda row: f"{where} row {before + row + 1}",
+        undated=others.get(columns.date, ""),
+        unlabelled=next(filter(None, (others.get(name) for name in columns.labels)), ""),
+    )
+
+
+def _values(column: Any, name: str, columns: Columns) -> tuple[list[Any], str]:
+    """The values of a column, and what is wrong with its type.
+
+    Of objects of pandas each is what it is: Arrow takes a type that suits them all, and one user's
+    value would decide how everybody's are read.
+    """
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not isinstance(column, pa.ChunkedArray):
+        if column.dtype == object:
+            missing = column.isna()
+            return [None if no else v for v, no in zip(column, missing, strict=True)], ""
+        column = pa.chunked_array([pa.array(column, from_pandas=True)])
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    string = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    if string:
+        # As bytes: Parquet does not check that they are UTF-8.
+        found = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+        return [one if one is None else one.decode("utf-8", "surrogateescape") for one in found], ""
+    if types.is_floating(kind):  # as pandas stores whole numbers, and texts, that are missing
+        values = [None if v is None or v != v else v for v in column.to_pylist()]
+    else:
+        values = _days(column) if types.is_temporal(kind) else column.to_pylist()
+    if all(value is None for value in values):
+        return values, ""
+    allowed, fits = "a string", False
+    if name == columns.date:
+        allowed = "an ISO date such as 2025-03-18"
+        fits = types.is_date(kind) or types.is_timestamp(kind)
+    elif name not in columns.texts:
+        allowed = "a string or an integer"
+        fits = types.is_integer(kind) or (types.is_floating(kind) and name in columns.labels)
+    said = "" if fits else f"{name!r} must be {allowed}, but the column holds {kind}"
+    if said and name == columns.client and types.is_floating(kind):
+        said += "; of a DataFrame: frame[column].astype('Int64').astype(str)"
+    return values, said
+
+
+def _days(column: Any) -> list[date | None]:
+    """Dates or timestamps as days (of UTC where there is a zone), None beyond the years 1 to 9999.
+
+    Arrow's 32-bit days reach the year 5,881,580 and wrap around after that; Python's do not, and
+    one such row would take everybody's away.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_date32(kind):
+        column, per_day = column.cast(pa.int32()), 1
+    else:
+        unit = "ms" if pa.types.is_date64(kind) else kind.unit
+        per_day = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    known = ~column.is_null().to_numpy()
+    days = column.cast(pa.int64()).fill_null(0).to_numpy() // per_day
+    known &= (days >= (date.min - _EPOCH).days) & (days <= (date.max - _EPOCH).days)
+    found = np.where(known, days, 0).astype("datetime64[D]").tolist()
+    return [day if there else None for day, there in zip(found, known.tolist(), strict=True)]
