@@ -5,9 +5,7 @@
 Each benchmark runs in a process of its own, one after the other, at a size of a minute or two, and
 its own output is shown with `--details` alone: `python -m benchmarks.NAME` gives it at any size.
 A floor is what nobody can do without, a peer how others do the same; below 1 the package is faster.
-Peers whose libraries are not installed are named below the table. `secure_rounds`, which waits for
-processes of Flower, and `growing_texts`, which needs a GPU, have neither floor nor peer and are run
-by themselves.
+Peers whose libraries are not installed are named below the table.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import io
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -27,7 +24,7 @@ from benchmarks import Ratio
 from flower_privsyn.embedding.machine import processor
 from flower_privsyn.environment import library_versions
 
-#: Every benchmark, and what it is given here; {folder} is one of its own, deleted afterwards.
+#: Every benchmark, and what it is given here.
 BENCHMARKS: dict[str, str] = {
     "nearest_neighbor": "--users 1000 --repeats 3",
     "similarity": "--users 10000 --naive-users 1000",
@@ -36,8 +33,7 @@ BENCHMARKS: dict[str, str] = {
     "generation": "--batches 64 --texts 256",
     "joint_sketch": "",
     "secure_aggregation": "--nodes 16 100 --numbers 2048 18000",
-    "scale": "measure --users 10000 --methods pe-2048 popri-18000 --participation full --in-process"
-    " --output {folder}/scale.json --work {folder}",
+    "growth": "--users 1000 10000 --nodes --candidates --rounds",
 }
 
 
@@ -49,11 +45,10 @@ def run(name: str, details: bool) -> tuple[list[Ratio], str]:
         details: show what it prints.
     """
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
         if not details:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        given = BENCHMARKS[name].format(folder=folder).split()
+        given = BENCHMARKS[name].split()
         try:
             ratios: list[Ratio] = importlib.import_module(f"benchmarks.{name}").main(given)
         except (Exception, SystemExit) as error:

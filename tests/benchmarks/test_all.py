@@ -13,7 +13,7 @@ from benchmarks import all as together
 
 FOLDER = Path(benchmarks.__file__).parent
 #: Parts that benchmarks are made of.
-PARTS = {"__init__", "all", "other_frameworks", "scale_table", "simulated"}
+PARTS = {"__init__", "all", "other_frameworks"}
 
 
 def test_every_module_is_run() -> None:

@@ -1,1 +1,0 @@
-"""Rounds of questions, to be measured: see `benchmarks/scale.py`."""
