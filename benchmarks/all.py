@@ -30,7 +30,7 @@ BENCHMARKS: dict[str, str] = {
     "similarity": "--users 10000 --naive-users 1000",
     "embedding": "--texts 100",
     "local_training": "--model privsyn-tiny --users 32",
-    "generation": "--batches 64 --texts 256",
+    "generation": "--models privsyn-lm smollm2-135m --batches 32 --texts 256",
     "joint_sketch": "",
     "secure_aggregation": "--nodes 16 100 --numbers 2048 18000",
     "growth": "--users 1000 10000 --nodes --candidates --rounds",

@@ -23,5 +23,5 @@ def main(grid: Grid, context: Context) -> None:
 
     private = strategy_of(context.run_config, other_keys=["num-server-rounds"])
     private.start(grid)
-    model, _ = task.train(task.new_model(), open_run(private.run.path).texts()["text"])
+    model, _ = task.train(task.new_model(), open_run(private.run.path).texts["text"])
     print("from private text:", task.result(model))
