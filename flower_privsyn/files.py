@@ -1,4 +1,9 @@
-"""Files that survive a crash, and paths as the user meant them."""
+"""Files that survive a crash, paths as the user meant them, and the clock of what is recorded.
+
+Every time and every duration that this package writes anywhere is taken here, so that a test can
+stop the clock, or make it jump, and see which files change. Deadlines and pauses, which are never
+written, use `time` itself.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,25 @@ import re
 import shlex
 import tempfile
 import threading
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, RunDirectoryError
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def seconds() -> float:
+    """Seconds from some moment on, never backwards: for durations."""
+    return time.monotonic()
 
 
 def expanded(path: str | Path) -> Path:

@@ -35,7 +35,7 @@ from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.sealed import only_sealed
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
-from flower_privsyn.run.round_files import TRAINED_MODEL
+from flower_privsyn.run.directory import TRAINED_MODEL
 from flower_privsyn.strategies.catalogue import OF_MODELS
 
 #: Of a cell, what a line has to say which it is.

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _unexpected(error: Exception) -> int:
     """Say what a command did not expect, and return its exit status."""
     from flower_privsyn.files import is_disk_full
-    from flower_privsyn.run.surroundings import disk_full_sentence
+    from flower_privsyn.run.run_format import disk_full_sentence
 
     if is_disk_full(error):
         return complain(f"{disk_full_sentence()}: {error}", REFUSED)

@@ -159,7 +159,7 @@ def compare(
 
 def _follow(comparison: Comparison) -> int:
     """Run what is left of a comparison, and show what it found."""
-    from flower_privsyn.run.terminal import follower
+    from flower_privsyn.cli.terminal import follower
 
     plan = comparison.plan
     sys.stderr.write(

@@ -57,12 +57,12 @@ def evaluate(
     DIR is the run directory. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
     """
+    from flower_privsyn.cli.terminal import follower
     from flower_privsyn.evaluation.run import evaluate_run
     from flower_privsyn.evaluation.show import rows, show
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import ShownProgress
-    from flower_privsyn.run.terminal import follower
     from flower_privsyn.training.causal_settings import CausalTraining
 
     run = RunDirectory.open(run_dir)

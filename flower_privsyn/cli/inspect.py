@@ -152,11 +152,11 @@ def _items(rows: list[dict[str, Any]], *, title: str) -> Table:
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     """Rank sets of text by what a run released, as many samples of each as the run would."""
+    from flower_privsyn.cli.terminal import follower
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import ShownProgress
-    from flower_privsyn.run.terminal import follower
     from flower_privsyn.strategies._moments import MomentSketch, rank_sets
 
     run = RunDirectory.open(run_dir)

@@ -125,8 +125,8 @@ def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None
 @contextlib.contextmanager
 def _following(path: Path) -> Iterator[Any]:
     """Show progress; say how to go on when interrupted."""
+    from flower_privsyn.cli.terminal import follower
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.terminal import follower
 
     try:
         with ended_by_signals(), follower() as follow:
@@ -144,8 +144,8 @@ def show_outcome(outcome: Outcome) -> int:
     """Say how a run ended, what it spent and where its files are; return the exit status."""
     from flower_privsyn.messages.wire import NODE_LOG
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.owner import OwnerFolder
-    from flower_privsyn.run.surroundings import was_interrupted
+    from flower_privsyn.run.directory import OwnerFolder
+    from flower_privsyn.run.run_format import was_interrupted
 
     log = OwnerFolder(outcome.path).log_file
     finished = RunDirectory(outcome.path).status == "finished"
@@ -168,7 +168,7 @@ def show_outcome(outcome: Outcome) -> int:
 
 def _show_result(path: Path) -> None:
     """Say what a finished run spent and where its files are."""
-    from flower_privsyn.run.round_files import TRAINED_MODEL
+    from flower_privsyn.run.directory import TRAINED_MODEL
 
     facts = inspect_run(path)
     print(f"Run directory: {path}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
@@ -403,7 +403,7 @@ class NodeLedger:
         try:
             account = self._account(file.lines)
             account.check(charge, policy)
-            file.append({**charge.to_line(streams=account._streams), "time": clock.now()})
+            file.append({**charge.to_line(streams=account._streams), "time": files.now()})
         finally:
             file.close()
 
@@ -417,7 +417,7 @@ class NodeLedger:
         if not self.path.exists():
             header = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
-                "time": clock.now(),
+                "time": files.now(),
             }  # fmt: skip
             try:
                 LedgerFile.create(self.path, header).close()

@@ -49,15 +49,14 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import write_comparison_page
 from flower_privsyn.report.comparison import markdown
 from flower_privsyn.run import RunDirectory, lock_file
-from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.progress import ShownProgress
-from flower_privsyn.run.round_files import TRAINED_MODEL
-from flower_privsyn.run.surroundings import STOPPED
+from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.training.fingerprint import weight_files
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]
-"""Opens a display of stages, as `flower_privsyn.run.terminal.follower` does."""
+"""Opens a display of stages, as `flower_privsyn.cli.terminal.follower` does."""
 
 
 class Comparison:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.environment import library_versions
 from flower_privsyn.strategies.catalogue import ComparedMethod
@@ -73,8 +73,8 @@ def document_of(
     complete = all(cell["status"] in ("finished", "failed") for cell in results)
     return {
         "stamp": plan.stamp,
-        "created": created or clock.now(),
-        "finished": clock.now() if complete else None,
+        "created": created or files.now(),
+        "finished": files.now() if complete else None,
         "command": command,
         "versions": _versions(),
         "machine": _machine(),

@@ -12,7 +12,7 @@ from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.adapters import merge_adapter
 from flower_privsyn.models.pretrained import holds_encoder_decoder, load_pretrained, model_folder
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.round_files import TRAINED_MODEL, writer_in
+from flower_privsyn.run.directory import TRAINED_MODEL, writer_in
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation

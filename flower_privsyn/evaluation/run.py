@@ -44,9 +44,8 @@ from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.models import has_model
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.handed_over import named
+from flower_privsyn.run.directory import TRAINED_MODEL, named
 from flower_privsyn.run.progress import NullProgress, ProgressReporter
-from flower_privsyn.run.round_files import TRAINED_MODEL
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining
 

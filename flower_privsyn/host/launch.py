@@ -59,10 +59,9 @@ from flower_privsyn.run import (
     new_run_path,
     supervisor_lock,
 )
-from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.directory import OwnerFolder
 from flower_privsyn.run.progress import read_progress
-from flower_privsyn.run.run_format import was_launched
-from flower_privsyn.run.surroundings import disk_full_sentence
+from flower_privsyn.run.run_format import disk_full_sentence, was_launched
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""

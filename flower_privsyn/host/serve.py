@@ -26,7 +26,7 @@ from flwr.serverapp import ServerApp
 
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.host.grid import LocalGrid, flower_identity
-from flower_privsyn.run.surroundings import sentence_of
+from flower_privsyn.run.run_format import sentence_of
 
 
 def serve(asked: Mapping[str, Any]) -> None:

@@ -18,12 +18,18 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ProtocolError
-from flower_privsyn.messages.arrays import content_digest, numbers_of
 from flower_privsyn.messages.header import without_empty
-from flower_privsyn.messages.packed import packed_bytes
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
-from flower_privsyn.messages.wire import Ask, Traffic, WireError, pack_ask
+from flower_privsyn.messages.wire import (
+    Ask,
+    Traffic,
+    WireError,
+    content_digest,
+    numbers_of,
+    pack_ask,
+    packed_bytes,
+)
 from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking, codec, graph_of
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest
 from flower_privsyn.secure_aggregation.node import Letters

@@ -7,7 +7,10 @@ error code from a fixed list; `unpack_*` refuse anything more.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -20,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Len
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_magic
 from pydantic import PlainValidator, StrictBytes, StrictInt
 
-from flower_privsyn.messages.arrays import content_digest, numbers_of
 from flower_privsyn.messages.header import PROTOCOL, from_json, printable, read, written
 from flower_privsyn.messages.header import Announcement as Announcement
 from flower_privsyn.messages.header import DataRequest as DataRequest
@@ -32,13 +35,6 @@ from flower_privsyn.messages.header import VersionError as VersionError
 from flower_privsyn.messages.header import WireError as WireError
 from flower_privsyn.messages.header import data_request as data_request
 from flower_privsyn.messages.header import request_record as request_record
-from flower_privsyn.messages.packed import (
-    bytes_per_number,
-    most_steps,
-    pack_steps,
-    packed_bytes,
-    unpack_steps,
-)
 from flower_privsyn.privacy import (
     Correlation,
     FixedSizeSampling,
@@ -47,8 +43,113 @@ from flower_privsyn.privacy import (
     Sampling,
     mechanism_from_dict,
 )
+from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.secure_aggregation import Terms
+
+#: What rounding may add to the bound of a sum.
+_SLACK: Final = 1.0 + 1e-9
+
+
+def most_steps(bound: float) -> int:
+    """The largest sum within a bound, in steps of the grid.
+
+    Args:
+        bound: largest absolute value of a number of the sum, >= 0.
+    """
+    return math.ceil(bound * STEPS * _SLACK)
+
+
+def bytes_per_number(bound: float) -> int:
+    """How many bytes every number of a sum within a bound takes: 4 below 2, 5 below 512.
+
+    Args:
+        bound: largest absolute value of a number of the sum, >= 0, at most 2^31.
+    """
+    return (most_steps(bound).bit_length() + 1 + 7) // 8
+
+
+def pack_steps(steps: npt.NDArray[np.int64], *, width: int) -> npt.NDArray[np.uint8]:
+    """Write whole numbers with a sign, lowest byte first.
+
+    Args:
+        steps: (m,) int64, each within `width` bytes.
+        width: bytes of each, 1 to 8 (`bytes_per_number`).
+
+    Returns:
+        (m, width).
+
+    Raises:
+        ValueError: a number needs more bytes. The sentence does not say which: that is data.
+    """
+    end = 2 ** (8 * width - 1)
+    if len(steps) and not -end <= int(steps.min()) <= int(steps.max()) < end:
+        raise ValueError(f"a number of the sum needs more than {width} bytes")
+    kept = steps.astype("<i8")
+    return np.ascontiguousarray(kept.view(np.uint8).reshape(-1, 8)[:, :width])
+
+
+def unpack_steps(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Read what `pack_steps` wrote.
+
+    Args:
+        packed: (m, width), width 1 to 8.
+
+    Returns:
+        (m,) int64.
+    """
+    length, width = packed.shape
+    raised = np.zeros((length, 8), dtype=np.uint8)
+    raised[:, 8 - width :] = packed
+    # The number stands in the highest bytes: shifting it down copies its sign.
+    steps = raised.reshape(-1).view("<i8").astype(np.int64)
+    steps >>= 8 * (8 - width)
+    return steps
+
+
+def packed_bytes(content: RecordDict) -> int:
+    """Bytes of a message's packed records, with their names."""
+    total = 0
+    for name, record in content.items():
+        # Flower's own count refuses the empty texts that a configuration may hold.
+        counted = record.count_bytes() if isinstance(record, ArrayRecord) else len(record.deflate())
+        total += len(name) + counted
+    return total
+
+
+def content_digest(array: Array) -> bytes:
+    """The name of an Array's content: SHA-256 of type, shape, serialisation and bytes.
+
+    Computed once for each Array, which is not changed once it is part of a message, and of which
+    every node of a process is sent the same.
+    """
+    known = array.__dict__.get("_digest")
+    if isinstance(known, bytes):
+        return known
+    head = json.dumps([array.dtype, list(array.shape), array.stype, len(array.data)])
+    digest = hashlib.sha256(head.encode())
+    digest.update(array.data)
+    array.__dict__["_digest"] = digest.digest()
+    return digest.digest()
+
+
+def numbers_of(array: Array) -> npt.NDArray[Any]:
+    """The numbers of an Array that somebody else has sent, read-only.
+
+    Raises:
+        ValueError: its bytes are no array as `np.save` writes one. NumPy's own reader makes room
+            for whatever shape they claim before it looks how many there are.
+    """
+    try:
+        file = io.BytesIO(array.data)
+        if read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, by_columns, dtype = read_array_header_1_0(file)
+        numbers = np.frombuffer(array.data, dtype, offset=file.tell())
+        return numbers.reshape(shape, order="F" if by_columns else "C")
+    except Exception as error:  # whatever NumPy makes of bytes that anybody chose
+        raise ValueError("the bytes of an Array cannot be read") from error
+
 
 PREPARE = "query.prepare"
 

@@ -55,7 +55,7 @@ def bytes_text(value: float | None) -> str:
 
 
 def time_text(value: str) -> str:
-    """A time as written by `flower_privsyn.clock.now`, to the minute."""
+    """A time as written by `flower_privsyn.files.now`, to the minute."""
     return value[:16].replace("T", " ")
 
 

@@ -19,7 +19,7 @@ from flower_privsyn.report import numbers
 from flower_privsyn.report.comparison import filled as of_comparison
 from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.run_format import ledger_meta
+from flower_privsyn.run.directory import ledger_meta
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -22,7 +22,7 @@ from flower_privsyn.report.numbers import (
     whole,
 )
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.round_files import TRAINED_MODEL
+from flower_privsyn.run.directory import TRAINED_MODEL
 from flower_privsyn.run.summary import RunSummary, round_texts
 
 #: Texts that are shown of a round, and items at each end of a sketch.

@@ -1,7 +1,7 @@
 """A run: its settings, its method, its rounds, its nodes, and the directory that keeps it."""
 
-from flower_privsyn.run.directory import RunDirectory
-from flower_privsyn.run.locks import lock_file, supervisor_lock
+from flower_privsyn.run.directory import RunDirectory, supervisor_lock
+from flower_privsyn.run.locks import lock_file
 from flower_privsyn.run.places import default_run_directory, named_run, new_run_path, unnamed_run
 from flower_privsyn.run.run_format import RESEARCH_STAMP, how_to_resume
 

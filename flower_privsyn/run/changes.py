@@ -16,13 +16,11 @@ from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generator_settings import SERVER_SETTINGS
 from flower_privsyn.generation.generators import describe_generator
 from flower_privsyn.messages.window import is_of_a_simulation
-from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.run.directory import EXPANDED, WRITTEN, RunDirectory
 from flower_privsyn.run.method import Method
-from flower_privsyn.run.round_files import EXPANDED, WRITTEN
 from flower_privsyn.run.rounds import all_asked, earliest_end
-from flower_privsyn.run.run_format import was_launched
+from flower_privsyn.run.run_format import versions, was_launched, without_places
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
-from flower_privsyn.run.surroundings import versions, without_places
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -18,7 +18,7 @@
 Beside it, for the owner alone, is `<run-dir>.owner/` with the log, all times, and where things are
 on the owner's machine: nothing in the run directory says when or for how long anything was done
 after the run was created (`config.json`), and when work on it ends all files get that date. See
-`flower_privsyn.run.owner`.
+`OwnerFolder`.
 
 `config.json` states the format, 2; a run of another one is refused. Every `state.json` and every
 line of `metrics.jsonl`, and the report, state the digest of what was the ledger's last line, so
@@ -32,64 +32,364 @@ moment leaves the old file or the new one, never half of one. A round counts onl
 from __future__ import annotations
 
 import contextlib
+import errno
+import hmac
 import json
-import logging
 import os
+import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
-from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import (
     append_json_lines,
     expanded,
+    own_folder,
     plain,
     quoted,
+    read_json,
     read_json_lines,
     replacing,
+    state_folder,
     write_json,
 )
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
-from flower_privsyn.run.locks import (
-    forget_holder,
-    hide_dates_of,
-    is_alive,
-    lock_file,
-    read_holder,
-)
-from flower_privsyn.run.owner import OwnerFolder
-from flower_privsyn.run.progress import Progress, Stage
-from flower_privsyn.run.round_files import ROUNDS, RoundFiles, Rounds
+from flower_privsyn.run.locks import forget_holder, hide_dates_of, is_alive, lock_file, read_holder
+from flower_privsyn.run.progress import Progress, Stage, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
-    how_to_resume,
-    others_than_a_start,
-    read_json_object,
-    refuse_links,
-    refuse_other_format,
-    stated_digests,
-)
-from flower_privsyn.run.surroundings import (
     asked_wrongly,
+    how_to_resume,
+    read_json_object,
     sentence_of,
     versions,
     was_interrupted,
     without_places,
 )
 
-_OWNER_ALONE: Final = "privsyn_owner_alone"
+ROUNDS: Final = "rounds"
+"""Folder of the rounds in a run directory."""
 
-FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
-"""`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
-the run."""
 
-#: Loggers of this package, and of Flower.
-_OURS: Final = "flower_privsyn"
+TRAINING: Final = "training.json"
+"""What a round's training of the generator reported."""
 
-_FLOWER: Final = "flwr"
+
+EXPANDED: Final = "expanded.jsonl"
+"""Texts of an expansion, as far as they are written; gone once all are."""
+
+
+WRITTEN: Final = "written.jsonl"
+"""Texts of a generator that a run has made, one by one as they were written."""
+
+
+TRAINED_MODEL: Final = "models/final"
+"""The model that a run has made, below its directory."""
+
+
+PLAIN_MODEL: Final = "models/plain"
+"""The same without a bias of its logits, where that one has one."""
+
+
+WRITER: Final = "models/writer"
+"""The generator with a bias of its logits, of a run that ends with a student and texts."""
+
+
+TRAINED_WRITER: Final = "models/generator"
+"""The generator that learnt from public text which was chosen, of such a run; without the bias."""
+
+
+def writer_in(run: Path) -> Path | None:
+    """The generator that a run has made beside its student; None where it made none.
+
+    Args:
+        run: its directory.
+    """
+    made = (run / name for name in (WRITER, TRAINED_WRITER))
+    return next((folder for folder in made if (folder / "config.json").is_file()), None)
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """Where the files of one round are, whether they exist or not.
+
+    Attributes:
+        folder: of the round.
+    """
+
+    folder: Path
+
+    def make(self) -> Path:
+        """Make the folder where there is none, and return it.
+
+        Raises:
+            RunDirectoryError: There is a file in its place.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _in_place_of_a_folder(self.folder) from error
+        return self.folder
+
+    @property
+    def state(self) -> Path:
+        """Written last: the round is finished."""
+        return self.folder / "state.json"
+
+    @property
+    def release(self) -> Path:
+        """The released sum."""
+        return self.folder / "release.npy"
+
+    @property
+    def metrics(self) -> Path:
+        """The round's line of `metrics.jsonl`, until it is there."""
+        return self.folder / "metrics.json"
+
+    @property
+    def population(self) -> Path:
+        """Texts that users were asked about, with their embeddings and votes."""
+        return self.folder / "population.parquet"
+
+    @property
+    def candidates(self) -> Path:
+        """The same of a method that trains a generator, with scores."""
+        return self.folder / "candidates.parquet"
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of the adapter that the round trained."""
+        return self.folder / "adapter"
+
+    @property
+    def training(self) -> Path:
+        """What the round's training of the generator reported."""
+        return self.folder / TRAINING
+
+    @property
+    def server(self) -> Path:
+        """Figures of the server's step."""
+        return self.folder / "server.json"
+
+    @property
+    def texts(self) -> Path | None:
+        """The file with the round's texts; None of a round that holds none."""
+        return next((file for file in (self.candidates, self.population) if file.is_file()), None)
+
+    def record(self, kind: Literal["state", "metrics", "training", "server"]) -> dict[str, Any]:
+        """The object in one of the small JSON files; empty where it is missing or damaged."""
+        file: Path = getattr(self, kind)
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds below a folder.
+
+    Attributes:
+        folder: which may not exist.
+    """
+
+    folder: Path
+
+    def files(self, number: int) -> RoundFiles:
+        """The files of one round.
+
+        Args:
+            number: 0 is what existed before the first round.
+
+        Raises:
+            ValueError: The number is negative.
+        """
+        if number < 0:
+            raise ValueError(f"A round number cannot be negative, got {number}.")
+        return RoundFiles(self.folder / f"{number:04d}")
+
+    def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
+        """Number and files of every round that has a folder, ascending."""
+        for number in sorted(int(entry.name) for entry in self._named() if entry.is_dir()):
+            yield number, self.files(number)
+
+    def refuse_files(self) -> None:
+        """Refuse files where folders of rounds belong, before a round is asked that would need one.
+
+        Raises:
+            RunDirectoryError: The name of one is a round's number.
+        """
+        for entry in self._named():
+            if not entry.is_dir():
+                raise _in_place_of_a_folder(entry)
+
+    def _named(self) -> Iterator[Path]:
+        """What has the number of a round for its name; other figures than ASCII's are none."""
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
+            if entry.name.isascii() and entry.name.isdecimal():
+                yield entry
+
+
+def _in_place_of_a_folder(path: Path) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} is a file where the folder of a round belongs: move it away.")
+
+
+TIMES_STAMP = "not private: times depend on private text, outside the privacy budget"
+"""What the first line of `times.jsonl` says."""
+
+
+#: Under which `own.json` has its seal.
+_SEAL: Final = "seal"
+
+
+_KEY_BYTES: Final = 32
+
+
+class OwnerFolder:
+    """The owner's folder of one run.
+
+    Args:
+        run_path: the run directory; the folder is beside it, under its name and `.owner`.
+
+    Attributes:
+        path: the folder, which may not exist.
+        own_file: what the run was given.
+        times_file: how long things took.
+        log_file: what Flower and the app printed.
+        stop_file: there while the owner wants the run to end before its next round.
+    """
+
+    def __init__(self, run_path: Path) -> None:
+        self.path = run_path.with_name(f"{run_path.name}.owner")
+        self.own_file = self.path / "own.json"
+        self.times_file = self.path / "times.jsonl"
+        self.log_file = self.path / "flower.log"
+        self.stop_file = self.path / "stop"
+
+    def ask_to_stop(self) -> None:
+        """Ask the process that works on the run to end it before its next round.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.make()
+        self.stop_file.touch(mode=0o600)
+
+    def forget_stop(self) -> None:
+        """Forget that the run was to end: it was asked of an earlier start."""
+        with contextlib.suppress(OSError):
+            self.stop_file.unlink(missing_ok=True)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What `own.json` says, whoever wrote it, to compare with; empty where there is none."""
+        return read_json(self.own_file)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The same where this user wrote it, to act on; else empty.
+
+        `launch` is what `privsyn run` was asked to start: `app`, `name`, `working-directory` and
+        `run-config`. `settings` are all that the run was given last, by hyphenated key.
+        """
+        stated = self.stated
+        seal = stated.pop(_SEAL, None)
+        return stated if seal is not None and seal == _seal_of(stated) else {}
+
+    def remember(self, **parts: Mapping[str, Any]) -> None:
+        """Keep what this user gives the run in `own.json`; parts that are not named stay.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        kept = plain({**self.own, **parts})
+        self.make()
+        write_json(self.own_file, {**kept, _SEAL: _seal_of(kept)}, for_the_owner=True)
+
+    def make(self) -> None:
+        """Make the folder, for its owner alone.
+
+        Raises:
+            OSError: It cannot be made, or it or something in it is a link to elsewhere.
+        """
+        for place in (self.path, *self.path.glob("*")):
+            if place.is_symlink():
+                raise OSError(errno.ELOOP, f"{place} is a link, which no run makes there")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def begin(self, **parts: Mapping[str, Any]) -> None:
+        """Forget an earlier run of this name: its times, and what it was given.
+
+        Where the folder cannot be written, the run goes on without it.
+
+        Args:
+            parts: as of `remember`.
+        """
+        with contextlib.suppress(OSError):
+            self.times_file.unlink(missing_ok=True)
+            self.remember(**parts)
+
+    def record(self, event: str, **figures: Any) -> None:
+        """Add a line to `times.jsonl`, with the moment it is written.
+
+        Times are for people: where they cannot be written, the run goes on without them.
+
+        Args:
+            event: what happened, such as "round".
+            figures: durations in seconds and what they belong to, as plain JSON values.
+        """
+        line = {"event": event, "time": files.now(), **figures}
+        with contextlib.suppress(OSError):
+            self.make()
+            write_times(self.times_file, [line])
+
+    def times(self) -> list[dict[str, Any]]:
+        """The lines of `times.jsonl` after the stamp; none where there is no such file."""
+        lines = list(read_json_lines(self.times_file))
+        return [line for line in lines if "stamp" not in line]
+
+
+def write_times(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Add lines to a file of times, after the stamp where the file is new.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab") as file:
+        if file.tell() == 0:
+            lines = [{"stamp": TIMES_STAMP}, *lines]
+        file.write("".join(json.dumps(plain(line)) + "\n" for line in lines).encode())
+
+
+def _seal_of(kept: Mapping[str, Any]) -> str | None:
+    """The seal of what is kept, by this user's key; None where they can have none.
+
+    The key, 32 random bytes, is made on first use.
+    """
+    try:
+        import fcntl
+
+        own_folder(state_folder())
+        descriptor = os.open(state_folder() / "owner-key", os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            key = file.read()
+            if len(key) != _KEY_BYTES:  # new, or of a process that was killed just here
+                key = secrets.token_bytes(_KEY_BYTES)
+                file.seek(0)
+                file.write(key)
+    except (OSError, RuntimeError, ImportError):  # no home, none that can be written, no locks
+        return None
+    return hmac.new(key, json.dumps(kept, sort_keys=True).encode(), "sha256").hexdigest()
 
 
 class RunDirectory:
@@ -161,7 +461,7 @@ class RunDirectory:
                     "strategy": strategy,
                     "config": plain(without_places(config)),
                     "versions": versions(),
-                    "created": clock.now(),
+                    "created": files.now(),
                 }
                 # Of plain `flwr run` there is none, or that of an earlier run of this name.
                 started = os.environ.get(RUN_DIRECTORY) == str(run.path)
@@ -356,8 +656,8 @@ class RunDirectory:
         first.
         """
         append_json_lines(self.metrics_file, self._held_metrics())
-        for _, files in self.rounds:
-            files.metrics.unlink(missing_ok=True)
+        for _, written in self.rounds:
+            written.metrics.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, without a torn last one, and those that rounds hold."""
@@ -593,48 +893,148 @@ class RunDirectory:
             self.unlock()
 
 
-class _Warnings(logging.Handler):
-    """Passes warnings on to whoever follows the run, and to Flower's log those it would not see.
-
-    Loggers below `flwr` are in Flower's log already. The others have Python's last resort, which
-    writes to the same place, and which ends with the first handler that they get: this one.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(logging.WARNING)
-        self._progress = progress
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not getattr(record, _OWNER_ALONE, False):
-            self._progress.note(f"warning: {record.getMessage()}")
-        flower = logging.getLogger(_FLOWER)
-        ours = record.name.partition(".")[0] == _OURS
-        if ours and flower.isEnabledFor(record.levelno) and not self._is_heard(record):
-            flower.handle(record)
-
-    def _is_heard(self, record: logging.LogRecord) -> bool:
-        """Whether an app has set up a log of its own that this is written to."""
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            if any(one is not self and one.level <= record.levelno for one in logger.handlers):
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
-
-
 @contextlib.contextmanager
-def warnings_to(progress: Progress) -> Iterator[None]:
-    """Pass on the warnings that this package gives inside the block.
+def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Be the only command that runs or changes a run; at the end its files get their date.
 
     Args:
-        progress: Of the run. What is for the owner alone is left out.
+        run_path: The run directory; its owner's folder must exist.
+        wait_seconds: How long to wait for another process to let go, >= 0.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock.
     """
-    handler = _Warnings(progress)
-    loggers = [logging.getLogger(name) for name in (_OURS, f"{_FLOWER}.privsyn")]
-    for logger in loggers:
-        logger.addHandler(handler)
+    file = OwnerFolder(run_path).path / "lock"
+    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+        try:
+            yield
+        finally:
+            forget_holder(held)
+            hide_dates_of(run_path)
+
+
+_LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a run directory that leads elsewhere: it may be somebody else's.
+
+    What is read through a link would be shown as the run's, and what is written, appended or locked
+    would be written there.
+
+    Raises:
+        RunDirectoryError: something in it is a symbolic link.
+    """
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            if (link := Path(folder, name)).is_symlink():
+                raise RunDirectoryError(
+                    f"{link} is a link, and a run directory holds none: what it leads to is not "
+                    "the run's."
+                )
+
+
+def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
+    """Refuse a run directory of another format.
+
+    Args:
+        path: the run directory.
+        document: its `config.json`.
+
+    Raises:
+        RunDirectoryError: The format is not `FORMAT`.
+    """
+    found = document.get("format")
+    if found != FORMAT:
+        raise RunDirectoryError(
+            f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
+            "written by another version."
+        )
+
+
+def ledger_meta(digest: str) -> str:
+    """The element by which a page states a line of the ledger."""
+    return f'<meta name="privsyn-ledger" content="{digest}">'
+
+
+def stated_digests(path: Path) -> dict[str, str]:
+    """The digests of ledger lines that other files of a run state, and the name of such a file.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        RunDirectoryError: `metrics.jsonl` is damaged.
+    """
+    found: dict[str, str] = {}
+
+    def state(record: Mapping[str, Any], file: str) -> None:
+        digest = record.get(LEDGER_KEY)
+        if isinstance(digest, str):
+            found.setdefault(digest, file)
+
+    rounds = [files for _, files in Rounds(path / ROUNDS)]
+    written = (file for files in rounds for file in (files.state, files.metrics))
+    for file in [*written, path / "state.json"]:
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(record, dict):
+                state(record, str(file.relative_to(path)))
+    for line in read_json_lines(path / "metrics.jsonl"):
+        state(line, "metrics.jsonl")
+    with (
+        contextlib.suppress(OSError),
+        (path / "report.html").open(encoding="utf-8", errors="replace") as page,
+    ):
+        # In the head of the page, before anything long.
+        for digest in _LEDGER_META.findall(page.read(100_000)):
+            found.setdefault(digest, "report.html")
+    return found
+
+
+def others_than_a_start(path: Path) -> list[str]:
+    """Names in a folder that are not what a start leaves that was killed before there was a run.
+
+    Args:
+        path: the folder; there are none where there is no folder.
+
+    Raises:
+        RunDirectoryError: it cannot be read.
+    """
+    written = ("config.json", "state.json", "progress.json")
     try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        names = sorted(entry.name for entry in path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The folder {path} cannot be read: {error.strerror or error}."
+        ) from error
+    return [
+        name
+        for name in names
+        if name not in {*written, ".lock", "lost+found"}  # the last of a disk of its own
+        and not name.startswith(tuple(f".{one}." for one in written))  # half written
+    ]
+
+
+def named(run: RunDirectory, key: str, *, here: Callable[[str], bool], instead: str) -> str:
+    """What a setting of a run names, to act on it.
+
+    Args:
+        run: its directory.
+        key: of the setting.
+        here: whether a name is harmless in anybody's directory, as that of a model that this
+            machine has.
+        instead: what to do where the directory alone says so, as the end of a sentence.
+
+    Raises:
+        ConfigError: the directory alone says so.
+    """
+    name = str(run.config.get(key, ""))
+    if here(name) or name == run.owner.own.get("settings", {}).get(key):
+        return name
+    raise ConfigError(
+        f"{run.path} says {key} = {name!r}, and {run.owner.path} does not show that you ran it so: "
+        f"it may be somebody else's; {instead}"
+    )

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -15,10 +14,10 @@ import psutil
 
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import refuses_files
-from flower_privsyn.run.owner import OwnerFolder
 from flower_privsyn.run.run_format import hide_dates, read_json_object
 
 _LOCK_POLL_SECONDS = 0.2
+
 
 _DEAD_HOLDER_SECONDS = 10.0
 
@@ -117,26 +116,6 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()
     return file
-
-
-@contextlib.contextmanager
-def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Be the only command that runs or changes a run; at the end its files get their date.
-
-    Args:
-        run_path: The run directory; its owner's folder must exist.
-        wait_seconds: How long to wait for another process to let go, >= 0.
-
-    Raises:
-        RunDirectoryError: Another process holds the lock.
-    """
-    file = OwnerFolder(run_path).path / "lock"
-    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
-        try:
-            yield
-        finally:
-            forget_holder(held)
-            hide_dates_of(run_path)
 
 
 def forget_holder(file: IO[str]) -> None:

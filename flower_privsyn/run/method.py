@@ -3,20 +3,123 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from flower_privsyn.privacy import Phase, Plan
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.privacy import Phase, Plan, Sampling
+from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Query, TrainableModel
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
-from flower_privsyn.run.state import ReleasedSum, State, SumOfUsers
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import Progress
+
+
+class SumOfUsers(NamedTuple):
+    """A noisy sum over users, or several ones of the same question added up.
+
+    Attributes:
+        total: (m,) float64.
+        users: answers in it, or where that is secret as many as are expected, > 0.
+        noise_std: standard deviation of its noise.
+        rate: share of the people who are drawn for a round, in (0, 1].
+        by_coins: whether each of them is drawn by a coin, so that nobody knows how many are.
+        rounds: sums that were added up.
+    """
+
+    total: npt.NDArray[np.float64]
+    users: float
+    noise_std: float
+    rate: float = 1.0
+    by_coins: bool = False
+    rounds: int = 1
+
+    @property
+    def sample(self) -> tuple[float, float]:
+        """How the mean of a number over these users varies, with them and with who is drawn.
+
+        Of a number with mean p and variance v among people, the sum over `users` has the variance
+        v / n + b p^2 around p. There are N = users / (rate x rounds) people, the same ones in every
+        round: 1 / n = 1 / N + (1 - rate) / users, and b = (1 - rate) / users where coins decide how
+        many are drawn, else 0.
+
+        Returns:
+            n and b.
+        """
+        n = self.users / (self.rate * self.rounds + (1.0 - self.rate))
+        return n, (1.0 - self.rate) / self.users if self.by_coins else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSum:
+    """A noisy sum that has been charged to the ledger; everything made from it is free.
+
+    Attributes:
+        round_number: 1-based.
+        values: (m,) float64, the sum over users plus noise.
+        noise_std: standard deviation of the noise in `values`; public. Where nodes add it and who
+            was drawn is secret, that of a sum of all nodes: how many answered is not released. For
+            reading the release; what protects a user is in the ledger, and may be less.
+        num_users: users whose answers are in the sum; None where who was drawn is secret, under
+            Poisson and fixed-size sampling: how many of them answered is not released.
+        expected_users: users that take part in such a round on average; public.
+        largest_clip_norm: the largest clip norm that a next question may have: beyond, the grid
+            does not hold the sum of everybody on the roster.
+        rate: share of the people who are drawn for such a round.
+        by_coins: whether each of them is drawn by a coin.
+    """
+
+    round_number: int
+    values: npt.NDArray[np.float64]
+    noise_std: float
+    num_users: int | None
+    expected_users: float
+    largest_clip_norm: float
+    rate: float = 1.0
+    by_coins: bool = False
+
+    @property
+    def users(self) -> float:
+        """Users in the sum, or where that is secret as many as are expected."""
+        return self.expected_users if self.num_users is None else self.num_users
+
+    @property
+    def of_users(self) -> SumOfUsers:
+        """The sum with what it takes to read it.
+
+        Where who was drawn is secret, the expected number of users stands for theirs: the mean
+        stays unbiased, and varies with the coins (`SumOfUsers.sample`).
+        """
+        return SumOfUsers(self.values, float(self.users), self.noise_std, self.rate, self.by_coins)
+
+
+def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
+    """Releases of the same question as one; None where there is none, or nobody in them."""
+    if not releases or sum(one.users for one in releases) <= 0:
+        return None
+    return releases[0]._replace(
+        total=np.sum([one.total for one in releases], axis=0),
+        users=float(sum(one.users for one in releases)),
+        noise_std=float(np.sqrt(sum(one.noise_std**2 for one in releases))),
+        rounds=sum(one.rounds for one in releases),
+    )
+
+
+def largest_clip_norm(sampling: Sampling) -> float:
+    """The largest clip norm of a question whose sums of everybody the grid holds."""
+    return LARGEST_SUM / (sampling.population or 1)
+
+
+#: Arrays of numbers, and small values that JSON can say, by name. It is read and never changed: a
+#: step makes another one.
+State: TypeAlias = Mapping[str, Any]
 
 
 T = TypeVar("T")
@@ -205,7 +308,7 @@ class Method(ABC):
     private path's (`PrivateSumStrategy`) and the same for every method.
 
     What a method knows between two rounds is its state, a mapping that the engine keeps
-    (`flower_privsyn.run.state`): after any kill it loads the last one and steps it through
+    (`flower_privsyn.run.rounds`): after any kill it loads the last one and steps it through
     the releases that were charged since. So `init`, `ask` and `step` give the same from the same,
     in whatever process, and a method restores nothing itself. Files that they write for readers of
     the run, such as a round's texts, are written again alike.

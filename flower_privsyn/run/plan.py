@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
-from flower_privsyn.messages.parameters import refuse_uncarried
+from flower_privsyn.messages.header import refuse_uncarried
 from flower_privsyn.messages.wire import Announcement, ToCome
 from flower_privsyn.privacy import (
     Correlation,
@@ -54,10 +54,6 @@ class SettledPlan:
 
     plan: Plan
     correlations: Mapping[str, Correlation]
-
-    def correlation_at(self, number: int) -> Correlation | None:
-        """The correlation of the phase of a round."""
-        return self.correlations.get(self.plan.at(number).name)
 
     def for_population(self, population: int) -> SettledPlan:
         """The same of another number of users."""

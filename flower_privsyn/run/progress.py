@@ -17,9 +17,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
 
 _WRITES_PER_SECOND = 5
@@ -55,7 +55,7 @@ class Stage:
         self.done = 0
         self.finished = False
         self.seconds: float | None = None
-        self._begun = clock.seconds()
+        self._begun = files.seconds()
         self.failed = False
         self.note = False
         self._owner = owner
@@ -74,7 +74,7 @@ class Stage:
 
     def end(self) -> None:
         """Say that the stage has ended."""
-        self.seconds = clock.seconds() - self._begun
+        self.seconds = files.seconds() - self._begun
         self.finished = True
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,14 +156,14 @@ class Progress:
     def _advance(self, stage: Stage, steps: int) -> None:
         with self._lock:
             stage.done += steps
-            now = clock.seconds()
+            now = files.seconds()
             if now - self._written >= 1 / _WRITES_PER_SECOND:
                 self._write()
             if self._log and now - self._logged >= _LOG_EVERY_SECONDS:
                 self._say(stage)
 
     def _write(self) -> None:
-        self._written = clock.seconds()
+        self._written = files.seconds()
         text = json.dumps({"stages": [stage.to_dict() for stage in self._stages]})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # Progress is for people: a full disk must stop the run where it matters, not here.
@@ -172,7 +172,7 @@ class Progress:
             temporary.replace(self._path)
 
     def _say(self, stage: Stage) -> None:
-        self._logged = clock.seconds()
+        self._logged = files.seconds()
         # Flower's own logger, by name: it already has a handler, and no import is needed.
         logging.getLogger("flwr").info("%s", describe(stage.to_dict(), stage.seconds))
 
@@ -189,7 +189,7 @@ class ShownProgress(Progress):
         self._follow = follow
 
     def _write(self) -> None:
-        self._written = clock.seconds()
+        self._written = files.seconds()
         self._follow([stage.to_dict() for stage in self._stages])
 
 
@@ -233,3 +233,65 @@ def describe(stage: Mapping[str, Any], seconds: float | None = None) -> str:
     elif done:
         words.append(f"{done:,}")
     return " ".join(words)
+
+
+_OWNER_ALONE: Final = "privsyn_owner_alone"
+
+
+FOR_THE_OWNER: Final[Mapping[str, bool]] = {_OWNER_ALONE: True}
+"""`extra` of a warning that depends on who was drawn: it is in the server's log, and in no file of
+the run."""
+
+
+#: Loggers of this package, and of Flower.
+_OURS: Final = "flower_privsyn"
+
+
+_FLOWER: Final = "flwr"
+
+
+class _Warnings(logging.Handler):
+    """Passes warnings on to whoever follows the run, and to Flower's log those it would not see.
+
+    Loggers below `flwr` are in Flower's log already. The others have Python's last resort, which
+    writes to the same place, and which ends with the first handler that they get: this one.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, _OWNER_ALONE, False):
+            self._progress.note(f"warning: {record.getMessage()}")
+        flower = logging.getLogger(_FLOWER)
+        ours = record.name.partition(".")[0] == _OURS
+        if ours and flower.isEnabledFor(record.levelno) and not self._is_heard(record):
+            flower.handle(record)
+
+    def _is_heard(self, record: logging.LogRecord) -> bool:
+        """Whether an app has set up a log of its own that this is written to."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(one is not self and one.level <= record.levelno for one in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+@contextlib.contextmanager
+def warnings_to(progress: Progress) -> Iterator[None]:
+    """Pass on the warnings that this package gives inside the block.
+
+    Args:
+        progress: Of the run. What is for the owner alone is left out.
+    """
+    handler = _Warnings(progress)
+    loggers = [logging.getLogger(name) for name in (_OURS, f"{_FLOWER}.privsyn")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)

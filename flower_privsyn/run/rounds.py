@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,22 +14,203 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import ConfigError, FederationError, LedgerError, StoppedError
-from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
+import numpy as np
+from numpy.lib.format import read_array
+
+from flower_privsyn.errors import (
+    ConfigError,
+    FederationError,
+    LedgerError,
+    RunDirectoryError,
+    StoppedError,
+)
+from flower_privsyn.files import replacing
+from flower_privsyn.privacy import Plan, PoissonSampling, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.method import Method, Question, need
-from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.state import (
+from flower_privsyn.run.directory import RoundFiles
+from flower_privsyn.run.method import (
+    Method,
+    Question,
     ReleasedSum,
     State,
-    is_stored,
-    keep_state,
-    last_state,
-    store_release,
-    stored_release,
+    largest_clip_norm,
+    need,
 )
-from flower_privsyn.run.surroundings import STOPPED
+from flower_privsyn.run.run_format import STOPPED
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following
+
+#: For the lines and small files that close a round: a page of the disk each.
+_BESIDE_BYTES: Final = 2**16
+
+
+_PIECE_BYTES: Final = 2**20
+
+
+def is_stored(run: RunDirectory, number: int) -> bool:
+    """Whether the release of a round is on the disk."""
+    return RoundFiles(run.round_path(number)).release.exists()
+
+
+def make_room(run: RunDirectory, number: int, *, numbers: int, beside: int = 0) -> None:
+    """Take the disk space of a round's release, and of what is written before it, from the disk.
+
+    What is charged can then be stored: see `leave_room` and `store_release`.
+
+    Args:
+        run: the run directory.
+        number: of the round.
+        numbers: of the release.
+        beside: numbers of float64 that are written before the release is, in files of their own.
+
+    Raises:
+        OSError: the disk has not so much left.
+    """
+    run.round_dir(number)
+    left = _release_bytes(numbers) + 8 * beside + _BESIDE_BYTES
+    with _room(run).open("wb", buffering=0) as file:
+        while left > 0:  # written, not merely claimed: a file with holes takes no room
+            left -= file.write(bytes(min(left, _PIECE_BYTES)))
+        os.fsync(file.fileno())
+
+
+def leave_room(run: RunDirectory, *, numbers: int) -> None:
+    """Give all that was taken back to the disk but the space of the release itself."""
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(_room(run), _release_bytes(numbers))
+
+
+def give_room_back(run: RunDirectory) -> None:
+    """Give all back, where nothing is going to be stored."""
+    _room(run).unlink(missing_ok=True)
+
+
+def _room(run: RunDirectory) -> Path:
+    return run.path / ".room"
+
+
+def _release_bytes(numbers: int) -> int:
+    return 8 * numbers + 2**10
+
+
+def store_release(run: RunDirectory, release: ReleasedSum) -> None:
+    """Write a release, for the eyes of the run's owner alone, where room was made for it."""
+    num_users = np.nan if release.num_users is None else release.num_users
+    header = np.array([release.noise_std, num_users], dtype=np.float64)
+    target = RoundFiles(run.round_dir(release.round_number)).release
+    with replacing(target, for_the_owner=True) as temporary:
+        with contextlib.suppress(FileNotFoundError):  # of one that is made of its release again
+            _room(run).chmod(0o600)
+            _room(run).replace(temporary)
+        # In place, so that no other program can take the space.
+        with temporary.open("rb+") as file:
+            # One file, so that the sum and what is known of its noise cannot be parted.
+            np.save(file, release.values)
+            np.save(file, header)
+            file.truncate()
+
+
+def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> ReleasedSum | None:
+    """Read the release of a round; None where it did not reach the disk.
+
+    Args:
+        run: the run directory.
+        number: of the round.
+        sampling: who was drawn from in it.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or cannot be read.
+    """
+    if not is_stored(run, number):
+        return None
+    path = RoundFiles(run.round_path(number)).release
+    try:
+        with path.open("rb") as file:
+            # Not `np.load`, which also opens archives and says of bad ones whatever these say.
+            values, header = read_array(file), read_array(file)
+        if (
+            values.ndim != 1
+            or header.shape != (2,)
+            or {values.dtype.kind, header.dtype.kind} != {"f"}
+        ):
+            raise ValueError("other arrays than those of a release")
+    except PermissionError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged: it does not hold the release of round {number}, which was "
+            "charged; put back a copy of it."
+        ) from error
+    return ReleasedSum(
+        round_number=number,
+        values=values,
+        noise_std=float(header[0]),
+        num_users=None if np.isnan(header[1]) else int(header[1]),
+        expected_users=sampling.expected_users,
+        largest_clip_norm=largest_clip_norm(sampling),
+        rate=sampling.rate,
+        by_coins=isinstance(sampling, PoissonSampling),
+    )
+
+
+#: In the file, what is no array.
+_REST: Final = "json"
+
+
+def keep_state(run: RunDirectory, number: int, state: State) -> State:
+    """Write what is known after a round, and delete what was known before it.
+
+    The file is whole or not there, whenever the process is killed.
+
+    Args:
+        run: the run directory.
+        number: of the round; 0 is before the first.
+        state: what is known.
+
+    Returns:
+        The same as a process finds it that goes on with the run, tuples being lists.
+    """
+    rest = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
+    arrays = {name: value for name, value in state.items() if name not in rest}
+    if {_REST, "file"} & set(state) or any(array.dtype.hasobject for array in arrays.values()):
+        raise TypeError("a state holds arrays of numbers, and no value named json or file")
+    path, packed = run.path / f"checkpoint-{number:04d}.npz", json.dumps(rest).encode()
+    with replacing(path, for_the_owner=True) as temporary, temporary.open("wb") as file:
+        np.savez(file, **{**arrays, _REST: np.frombuffer(packed, dtype=np.uint8)})
+    for other in set(_kept(run)) - {path}:
+        other.unlink(missing_ok=True)
+    return {**arrays, **json.loads(packed)}
+
+
+def last_state(run: RunDirectory) -> tuple[int, State] | None:
+    """The last state that was kept, and after which round; None of a run that has none.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or cannot be read.
+    """
+    if not (kept := _kept(run)):
+        return None
+    path = kept[-1]
+    try:
+        with np.load(path) as found:
+            arrays = {name: found[name] for name in found.files if name != _REST}
+            rest = dict(json.loads(found[_REST].tobytes()))
+    except Exception as error:  # whatever is raised by what somebody has put there
+        raise RunDirectoryError(
+            f"{path} is damaged, or cannot be read: it does not hold what the run had made of its "
+            "releases; put back a copy of it."
+        ) from error
+    return _number_of(path), {**arrays, **rest}
+
+
+def _kept(run: RunDirectory) -> list[Path]:
+    """The states on the disk, the last one last; of a run that was killed there may be two."""
+    return sorted(run.path.glob("checkpoint-*.npz"), key=_number_of)
+
+
+def _number_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
 
 logger = logging.getLogger("flwr.privsyn")
 

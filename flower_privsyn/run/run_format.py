@@ -5,32 +5,41 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
+import platform
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import quoted, read_json, read_json_lines
-from flower_privsyn.run.round_files import ROUNDS, Rounds
+from flower_privsyn.environment import library_versions
+from flower_privsyn.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    ModelError,
+    PrivsynError,
+    RunDirectoryError,
+)
+from flower_privsyn.files import is_disk_full, quoted, read_json
 
 FORMAT = 2
 """Of run directories."""
 
+
 LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
+
 TOO_LITTLE: Final = "too-little-as-printed"
 """The `noise-calibration` of FreD that is less than its epsilon needs, as the paper has it."""
+
 
 RESEARCH_STAMP = (
     "research: the noise is the paper's as printed, too little for the epsilon it names; the "
     "ledger states what it costs"
 )
 """What marks a run whose settings say so, wherever its figures are shown."""
-
-_LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
 
 
 def how_to_resume(path: Path, **settings: object) -> str:
@@ -87,108 +96,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def refuse_links(path: Path) -> None:
-    """Refuse a run directory that leads elsewhere: it may be somebody else's.
-
-    What is read through a link would be shown as the run's, and what is written, appended or locked
-    would be written there.
-
-    Raises:
-        RunDirectoryError: something in it is a symbolic link.
-    """
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if (link := Path(folder, name)).is_symlink():
-                raise RunDirectoryError(
-                    f"{link} is a link, and a run directory holds none: what it leads to is not "
-                    "the run's."
-                )
-
-
-def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
-    """Refuse a run directory of another format.
-
-    Args:
-        path: the run directory.
-        document: its `config.json`.
-
-    Raises:
-        RunDirectoryError: The format is not `FORMAT`.
-    """
-    found = document.get("format")
-    if found != FORMAT:
-        raise RunDirectoryError(
-            f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
-            "written by another version."
-        )
-
-
-def ledger_meta(digest: str) -> str:
-    """The element by which a page states a line of the ledger."""
-    return f'<meta name="privsyn-ledger" content="{digest}">'
-
-
-def stated_digests(path: Path) -> dict[str, str]:
-    """The digests of ledger lines that other files of a run state, and the name of such a file.
-
-    Args:
-        path: the run directory.
-
-    Raises:
-        RunDirectoryError: `metrics.jsonl` is damaged.
-    """
-    found: dict[str, str] = {}
-
-    def state(record: Mapping[str, Any], file: str) -> None:
-        digest = record.get(LEDGER_KEY)
-        if isinstance(digest, str):
-            found.setdefault(digest, file)
-
-    rounds = [files for _, files in Rounds(path / ROUNDS)]
-    written = (file for files in rounds for file in (files.state, files.metrics))
-    for file in [*written, path / "state.json"]:
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(record, dict):
-                state(record, str(file.relative_to(path)))
-    for line in read_json_lines(path / "metrics.jsonl"):
-        state(line, "metrics.jsonl")
-    with (
-        contextlib.suppress(OSError),
-        (path / "report.html").open(encoding="utf-8", errors="replace") as page,
-    ):
-        # In the head of the page, before anything long.
-        for digest in _LEDGER_META.findall(page.read(100_000)):
-            found.setdefault(digest, "report.html")
-    return found
-
-
-def others_than_a_start(path: Path) -> list[str]:
-    """Names in a folder that are not what a start leaves that was killed before there was a run.
-
-    Args:
-        path: the folder; there are none where there is no folder.
-
-    Raises:
-        RunDirectoryError: it cannot be read.
-    """
-    written = ("config.json", "state.json", "progress.json")
-    try:
-        names = sorted(entry.name for entry in path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise RunDirectoryError(
-            f"The folder {path} cannot be read: {error.strerror or error}."
-        ) from error
-    return [
-        name
-        for name in names
-        if name not in {*written, ".lock", "lost+found"}  # the last of a disk of its own
-        and not name.startswith(tuple(f".{one}." for one in written))  # half written
-    ]
-
-
 def hide_dates(path: Path, created: str) -> None:
     """Give every file and folder of a run the date of its creation.
 
@@ -214,3 +121,101 @@ def _entries(path: Path) -> Iterator[Path]:
     for folder, _, files in os.walk(path, topdown=False):
         yield from (Path(folder) / name for name in files)
         yield Path(folder)
+
+
+#: Why a run ended that Ctrl-C or a signal ended.
+INTERRUPTED = "The run was interrupted."
+
+
+#: How the sentence begins of a run that ended between two rounds because its owner asked for it.
+STOPPED = "Stopped before round"
+
+
+#: Settings that say where things were on the machine of the run, or how it was started: for the
+#: owner alone.
+PLACES: Final = frozenset({"run-dir", "resume", "data"})
+
+
+#: What is wrong again as long as nothing is changed.
+_ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)
+
+
+_VERSIONED = (
+    "flower-privsyn",
+    "flwr",
+    "numpy",
+    "dp-accounting",
+    "pyarrow",
+    "ray",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "datasets",
+)
+
+
+def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that stand in a run directory."""
+    return {key: value for key, value in settings.items() if key not in PLACES}
+
+
+def sentence_of(error: str | BaseException) -> tuple[str, bool]:
+    """Why a run ended, in a sentence, and whether that is a fault of the program.
+
+    Args:
+        error: the sentence itself, or the exception: one of ours is its own sentence, any other
+            is named by its type and place.
+    """
+    if isinstance(error, str):
+        return error, False
+    noticed = error.__cause__ if isinstance(error, PrivsynError) else error
+    if is_disk_full(noticed) and "make room" not in str(error):
+        return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
+    if isinstance(error, PrivsynError):
+        return str(error), False
+    if isinstance(error, SystemExit):
+        return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
+    if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
+        return INTERRUPTED, False
+    name = type(error).__name__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
+    return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+
+
+def was_interrupted(error: str | None) -> bool:
+    """Whether somebody ended a run that could have gone on.
+
+    Args:
+        error: why it ended, as it was recorded.
+    """
+    return error is not None and (error == INTERRUPTED or error.startswith(STOPPED))
+
+
+def asked_wrongly(error: str | BaseException) -> bool:
+    """Whether what was asked for is at fault: the same would end in the same way."""
+    return isinstance(error, _ASKED_WRONGLY)
+
+
+def disk_full_sentence(folder: Path | None = None) -> str:
+    """That a disk is full, and what to do.
+
+    Args:
+        folder: where nothing more can be written; None where only a library's words are known.
+    """
+    where = "A disk" if folder is None else f"The disk of {folder}"
+    # The same command would begin a run anew, at a cost of its own.
+    then = "go on, with a run by `privsyn resume`, with all else by the same command"
+    return f"{where} is full: make room, and {then}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the system and the libraries that decide what a run does."""
+    installed = {name: found for name, found in library_versions(*_VERSIONED).items() if found}
+    return {"python": platform.python_version(), "platform": sys.platform, **installed}

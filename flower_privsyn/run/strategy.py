@@ -17,13 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import leftovers
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.parameters import refuse_uncarried
+from flower_privsyn.messages.header import refuse_uncarried
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import (
@@ -46,23 +46,29 @@ from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.run.aggregation import BESIDE, Aggregation, Central, Expected, Secure, words_of
 from flower_privsyn.run.changes import changes_of_run
-from flower_privsyn.run.directory import FOR_THE_OWNER
-from flower_privsyn.run.method import Method, Outline, Question, RecordSource, RunContext, need
+from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
+from flower_privsyn.run.method import (
+    Method,
+    Outline,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    largest_clip_norm,
+    need,
+)
 from flower_privsyn.run.opened import OpenedRun
 from flower_privsyn.run.plan import SettledPlan
-from flower_privsyn.run.progress import ShownProgress
-from flower_privsyn.run.roster import Roster, data_request
-from flower_privsyn.run.rounds import KeptRounds, Releases
-from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.start import Federation, Preparation
-from flower_privsyn.run.state import (
-    ReleasedSum,
+from flower_privsyn.run.progress import FOR_THE_OWNER, ShownProgress
+from flower_privsyn.run.rounds import (
+    KeptRounds,
+    Releases,
     give_room_back,
-    largest_clip_norm,
     last_state,
     leave_room,
     make_room,
 )
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
 from flower_privsyn.secure_aggregation import Terms
 
@@ -283,17 +289,18 @@ def ask_of(
         source: what makes the records.
         secure: the terms of secure aggregation; None without it.
     """
+    phase = plan.plan.at(number)
     return wire.Ask(
         round_number=number,
         query=question.query,
         broadcast=question.broadcast,
         data=data_request(settings, source),
-        sampling=plan.plan.at(number).sampling,
+        sampling=phase.sampling,
         sampling_key=bytes(32),
         mechanism=mechanism,
         num_rounds=settings.num_rounds,
         relation=NeighboringRelation(settings.relation),
-        correlation=plan.correlation_at(number),
+        correlation=plan.correlations.get(phase.name),
         secure=secure,
     )
 
@@ -689,7 +696,7 @@ class PrivateSumStrategy(Strategy):
         inside the round finds it there and charges it. The messages can be read once.
         """
         started = need(self._started)
-        number, begun = started.rounds.over + 1, clock.seconds()
+        number, begun = started.rounds.over + 1, files.seconds()
         # As nodes see it after the journey.
         question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
         phase = self.plan.at(number)
@@ -778,7 +785,7 @@ class PrivateSumStrategy(Strategy):
         released, counts = self._release(asked, replies)
         if late := started.grid.take_late():
             counts["rejected: late reply"] = late
-        answered = clock.seconds()
+        answered = files.seconds()
         spent = {**started.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
         # On the disk before anything is made of the release: a round that is killed from here on
@@ -797,10 +804,10 @@ class PrivateSumStrategy(Strategy):
             "round",
             round=asked.number,
             seconds_feedback=answered - asked.begun,
-            seconds_server=clock.seconds() - answered,
+            seconds_server=files.seconds() - answered,
         )
         rounds.settle()
-        started.federation.attendance.check(consequence=self._after_silence(asked))
+        started.federation.attendance.check(lambda: self._after_silence(asked))
         return self._arrays(rounds), _numbers_of(metrics)
 
     def configure_evaluate(
@@ -912,9 +919,9 @@ class PrivateSumStrategy(Strategy):
     def _open_noise(self, number: int) -> Correlation | None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
         started = need(self._started)
-        settled = started.federation.settled
-        correlation = settled.correlation_at(number)
-        if number == settled.plan.first_round(settled.plan.at(number)):
+        phase = self.plan.at(number)
+        correlation = started.federation.settled.correlations.get(phase.name)
+        if number == self.plan.first_round(phase):
             # That of the phase before, which no round takes up, also of a process that is gone.
             self._forget_noise()
         if correlation is None or started.noise is not None:
@@ -987,9 +994,9 @@ class PrivateSumStrategy(Strategy):
     @contextlib.contextmanager
     def _timed(self, event: str) -> Iterator[None]:
         """Record for the owner how long the server works on something."""
-        begun = clock.seconds()
+        begun = files.seconds()
         yield
-        self.run.owner.record(event, seconds_server=clock.seconds() - begun)
+        self.run.owner.record(event, seconds_server=files.seconds() - begun)
 
     def _after_silence(self, asked: AskedRound) -> str:
         """What rounds that too few answered have cost, and how the run goes on."""

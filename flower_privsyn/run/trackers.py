@@ -22,8 +22,7 @@ from typing import Any, Final, Protocol
 
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json, write_json
-from flower_privsyn.run.directory import RunDirectory
-from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.directory import OwnerFolder, RunDirectory
 from flower_privsyn.run.run_format import LEDGER_KEY
 from flower_privsyn.run.summary import RunSummary
 

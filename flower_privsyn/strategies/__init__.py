@@ -19,10 +19,11 @@ if TYPE_CHECKING:
         Outline,
         Question,
         RecordSource,
+        ReleasedSum,
         RunContext,
+        State,
     )
     from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
-    from flower_privsyn.run.state import ReleasedSum, State
     from flower_privsyn.run.strategy import PrivateSumStrategy
     from flower_privsyn.strategies._moments import MomentSketch
     from flower_privsyn.strategies._token_sketch import JointSketchConfig
@@ -86,8 +87,8 @@ _HOMES = {
     "PublicMidTrainingConfig": "strategies.public_mid_training",
     "Question": "run.method",
     "RecordSource": "run.method",
-    "ReleasedSum": "run.state",
-    "State": "run.state",
+    "ReleasedSum": "run.method",
+    "State": "run.method",
     "RunContext": "run.method",
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",

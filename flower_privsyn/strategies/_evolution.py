@@ -29,6 +29,7 @@ from flower_privsyn.generation.variation import MaskUnit, vary
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import (
     Look,
     Method,
@@ -37,12 +38,12 @@ from flower_privsyn.run.method import (
     Outline,
     Question,
     RecordSource,
+    ReleasedSum,
     RunContext,
+    State,
     need,
 )
-from flower_privsyn.run.round_files import RoundFiles
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.state import ReleasedSum, State
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 
 if TYPE_CHECKING:

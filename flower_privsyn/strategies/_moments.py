@@ -21,8 +21,7 @@ from flower_privsyn.files import replacing, user_path, write_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
-from flower_privsyn.run.method import Finding, Outline, Question, RecordSource
-from flower_privsyn.run.state import SumOfUsers, added_up
+from flower_privsyn.run.method import Finding, Outline, Question, RecordSource, SumOfUsers, added_up
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

@@ -29,15 +29,16 @@ from flower_privsyn.run.method import (
     Question,
     RecordSource,
     RunContext,
+    SumOfUsers,
+    added_up,
 )
 from flower_privsyn.run.sketch_file import COLUMNS, SKETCH_FILE, TRUST_KEY
-from flower_privsyn.run.state import SumOfUsers, added_up
 from flower_privsyn.strategies._student import StudentConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.run.state import SumOfUsers
+    from flower_privsyn.run.method import SumOfUsers
     from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import LogRatioScorer, Rows, Scorer, Selection

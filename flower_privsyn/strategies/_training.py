@@ -49,6 +49,7 @@ from flower_privsyn.queries.model_delta import (
     LoraRank,
     Trainable,
 )
+from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
     Finding,
     Look,
@@ -58,13 +59,13 @@ from flower_privsyn.run.method import (
     Outline,
     Question,
     RecordSource,
+    ReleasedSum,
     RunContext,
+    State,
     need,
 )
 from flower_privsyn.run.plan import NoiseAgainstUsers
-from flower_privsyn.run.round_files import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.state import ReleasedSum, State
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel

@@ -30,9 +30,8 @@ from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.method import Needs, RecordSource, RunContext, need
+from flower_privsyn.run.method import Needs, RecordSource, RunContext, State, need
 from flower_privsyn.run.settings import Preset
-from flower_privsyn.run.state import State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import (
     Evolution,

@@ -51,6 +51,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.queries.model_delta import LearnEnds
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import WRITTEN, RoundFiles
 from flower_privsyn.run.method import (
     Look,
     NeededModel,
@@ -58,13 +59,13 @@ from flower_privsyn.run.method import (
     Outline,
     Question,
     RecordSource,
+    ReleasedSum,
     RunContext,
+    State,
     need,
 )
 from flower_privsyn.run.progress import ProgressReporter
-from flower_privsyn.run.round_files import WRITTEN, RoundFiles
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.state import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._training import (

@@ -30,8 +30,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Plan, RandomSource
 from flower_privsyn.queries import ModelDelta, next_clip_norm
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
+from flower_privsyn.run.method import ReleasedSum
 from flower_privsyn.run.settings import Preset
-from flower_privsyn.run.state import ReleasedSum
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import (
     UNCAPPED,

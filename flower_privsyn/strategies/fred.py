@@ -51,12 +51,14 @@ from flower_privsyn.run.method import (
     Outline,
     Question,
     RecordSource,
+    ReleasedSum,
     RunContext,
+    State,
+    SumOfUsers,
     need,
 )
 from flower_privsyn.run.run_format import TOO_LITTLE
 from flower_privsyn.run.settings import Preset, PrivateSumConfig
-from flower_privsyn.run.state import ReleasedSum, State, SumOfUsers
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (

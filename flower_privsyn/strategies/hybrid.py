@@ -23,9 +23,18 @@ from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.privacy import Phase, Plan, RandomSource
 from flower_privsyn.queries import Broadcast, Query
-from flower_privsyn.run.method import Look, Needs, Outline, Question, RecordSource, RunContext, need
-from flower_privsyn.run.round_files import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
-from flower_privsyn.run.state import ReleasedSum, State
+from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
+from flower_privsyn.run.method import (
+    Look,
+    Needs,
+    Outline,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,

@@ -27,6 +27,7 @@ from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
+from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.run.method import (
     Look,
     Method,
@@ -35,17 +36,10 @@ from flower_privsyn.run.method import (
     Question,
     RecordSource,
     RunContext,
+    State,
     need,
 )
-from flower_privsyn.run.round_files import (
-    PLAIN_MODEL,
-    TRAINED_MODEL,
-    TRAINED_WRITER,
-    WRITER,
-    WRITTEN,
-)
 from flower_privsyn.run.sketch_file import SELECTED
-from flower_privsyn.run.state import State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
     JointSketchConfig,

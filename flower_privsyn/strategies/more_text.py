@@ -23,10 +23,9 @@ from flower_privsyn.generation.topics import quotas
 from flower_privsyn.models import has_model
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
-from flower_privsyn.run.handed_over import named
+from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
 from flower_privsyn.run.locks import lock_file
 from flower_privsyn.run.progress import ProgressReporter
-from flower_privsyn.run.round_files import TRAINED_MODEL, writer_in
 from flower_privsyn.strategies._evolution import survivors, votes_by_class
 from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
 

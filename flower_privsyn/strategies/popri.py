@@ -42,6 +42,7 @@ from flower_privsyn.generation.generator_settings import GeneratorSettings
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
+from flower_privsyn.run.directory import EXPANDED, RoundFiles
 from flower_privsyn.run.method import (
     Look,
     Method,
@@ -50,12 +51,12 @@ from flower_privsyn.run.method import (
     Outline,
     Question,
     RecordSource,
+    ReleasedSum,
     RunContext,
+    State,
     need,
 )
-from flower_privsyn.run.round_files import EXPANDED, RoundFiles
 from flower_privsyn.run.settings import Preset, PrivateSumConfig
-from flower_privsyn.run.state import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._evolution import Population

@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, check_choice
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.run.method import Needs, need
-from flower_privsyn.run.round_files import EXPANDED
+from flower_privsyn.run.directory import EXPANDED
+from flower_privsyn.run.method import Needs, State, need
 from flower_privsyn.run.settings import Preset
-from flower_privsyn.run.state import State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import (
     Evolution,

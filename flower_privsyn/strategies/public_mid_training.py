@@ -29,9 +29,17 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing, write_json
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.run.method import ChosenRows, NeededModel, Needs, RecordSource, RunContext, need
+from flower_privsyn.run.method import (
+    ChosenRows,
+    NeededModel,
+    Needs,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.settings import Preset
-from flower_privsyn.run.state import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import (

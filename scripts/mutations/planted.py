@@ -370,7 +370,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a run begins with a model that has learnt private text",
             guards="a model that has learnt private text begins no run",
-            where="run/start.py::Preparation.get_ready",
+            where="run/federation.py::Preparation.get_ready",
             before="        stamped.refuse(needed.setting, needed.name)\n",
             after="        pass\n",
             tests=("tests/models/test_stamped.py::test_a_run_stops_before_anything_is_spent",),
@@ -388,7 +388,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="the owner's folder is open to others",
             guards="the owner's folder is for its owner",
-            where="run/owner.py::OwnerFolder.make",
+            where="run/directory.py::OwnerFolder.make",
             before="    self.path.chmod(0o700)\n",
             after="    self.path.chmod(0o755)\n",
             tests=(
@@ -398,7 +398,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="anybody may read the releases",
             guards="releases are for the run's owner",
-            where="run/state.py::store_release",
+            where="run/rounds.py::store_release",
             before="_room(run).chmod(0o600)",
             after="_room(run).chmod(0o644)",
             tests=("tests/run/test_engine.py::TestTheGrid",),
@@ -562,7 +562,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="an owner's folder that somebody else wrote is obeyed",
             guards="nothing is acted on that this user has not written",
-            where="run/owner.py::OwnerFolder.own",
+            where="run/directory.py::OwnerFolder.own",
             before="return stated if seal is not None and seal == _seal_of(stated) else {}",
             after="return stated",
             tests=("tests/cli/test_handed_over.py::test_nobody_elses_app_is_run",),

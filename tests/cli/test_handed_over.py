@@ -18,7 +18,7 @@ from flower_privsyn.files import write_json
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.owner import OwnerFolder
+from flower_privsyn.run.directory import OwnerFolder
 from flower_privsyn.strategies.more_text import MoreText
 from tests.support.federation import make_users
 from tests.support.flower_app import write_app

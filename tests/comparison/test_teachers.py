@@ -15,7 +15,7 @@ from flower_privsyn.comparison.teachers import check_here, teaching, writer_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import AdapterSwitch, merge_adapter
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.run.round_files import ROUNDS, TRAINED_MODEL, WRITER, Rounds
+from flower_privsyn.run.directory import ROUNDS, TRAINED_MODEL, WRITER, Rounds
 
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:

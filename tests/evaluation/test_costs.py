@@ -18,7 +18,7 @@ from flower_privsyn.comparison.measures import costs
 from flower_privsyn.data import Users
 from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.packed import bytes_per_number
+from flower_privsyn.messages.wire import bytes_per_number
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.queries import (
     MeanSimilarity,

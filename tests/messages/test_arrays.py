@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from flwr.app import Array
 
-from flower_privsyn.messages.arrays import content_digest
+from flower_privsyn.messages.wire import content_digest
 
 VALUES = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float16)
 

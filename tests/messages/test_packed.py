@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_privsyn.messages.packed import (
-    bytes_per_number,
-    most_steps,
-    pack_steps,
-    unpack_steps,
-)
+from flower_privsyn.messages.wire import bytes_per_number, most_steps, pack_steps, unpack_steps
 from flower_privsyn.privacy.mechanisms import STEPS
 
 

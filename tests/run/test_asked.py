@@ -14,7 +14,7 @@ import pytest
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries import Broadcast, Cohort, NearestNeighborHistogram, Query
-from flower_privsyn.run.roster import Roster
+from flower_privsyn.run.federation import Roster
 from flower_privsyn.run.strategy import refuse_off_the_grid
 from flower_privsyn.strategies import Question, RecordSource, RunContext, State
 from flower_privsyn.testing import LoopbackGrid

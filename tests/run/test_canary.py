@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
@@ -196,7 +196,7 @@ def test_with_a_running_clock_no_file_holds_a_time(
 def test_dates_are_hidden_when_a_run_ends_and_when_it_fails(
     federation_of: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "now", lambda: CREATED)
+    monkeypatch.setattr(files, "now", lambda: CREATED)
     ended: list[set[float]] = []
     unlock = RunDirectory.unlock
 

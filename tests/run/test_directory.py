@@ -22,7 +22,7 @@ from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.changes import write_changes
-from flower_privsyn.run.owner import TIMES_STAMP, OwnerFolder
+from flower_privsyn.run.directory import TIMES_STAMP, OwnerFolder
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
 

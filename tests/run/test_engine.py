@@ -25,7 +25,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.privacy.mechanisms import to_grid
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.run import roster as attendance
 from flower_privsyn.strategies import PrivateSumStrategy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
@@ -221,7 +220,7 @@ class TestSampling:
     def test_single_user_nodes_are_asked_when_drawn_or_in_the_roll_call(
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attendance, "ROLL_CALL", 1)
+        monkeypatch.setattr("flower_privsyn.run.federation.ROLL_CALL", 1)
         strategy = self.sampled(config, sampling_rate=0.3, num_rounds=20, num_nodes=20)
         grid = federation(silent_users(20), num_nodes=20)
         strategy.start(grid)

@@ -10,13 +10,8 @@ import pytest
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling, Sampling
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.state import (
-    ReleasedSum,
-    SumOfUsers,
-    added_up,
-    store_release,
-    stored_release,
-)
+from flower_privsyn.run.method import ReleasedSum, SumOfUsers, added_up
+from flower_privsyn.run.rounds import store_release, stored_release
 from tests.support.data_cases import locked
 
 PEOPLE, ROUNDS, MEAN, SPREAD = 60, 3, 2.0, 0.5

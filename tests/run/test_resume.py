@@ -36,7 +36,7 @@ from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.plan import announcement, plan_of, settle
 from flower_privsyn.run.rounds import rounds_behind
-from flower_privsyn.run.surroundings import sentence_of
+from flower_privsyn.run.run_format import sentence_of
 from flower_privsyn.strategies import (
     DPFTRLConfig,
     PrivateSumConfig,

@@ -28,8 +28,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
     PrivacyLedger,
 )
-from flower_privsyn.run import roster as meeting
-from flower_privsyn.run.roster import ROLL_CALL, roll_call
+from flower_privsyn.run.federation import ROLL_CALL, roll_call
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.ledgers import begin
 from tests.support.probe import Probe
@@ -158,7 +157,7 @@ def test_a_warning_of_silence_does_not_tell_who_was_drawn(
     draw: Draw, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first of three nodes is not on the roll call, as one of more than 64 of one user."""
-    monkeypatch.setattr(meeting, "roll_call", lambda *_, **__: frozenset({2}))
+    monkeypatch.setattr("flower_privsyn.run.federation.roll_call", lambda *_, **__: frozenset({2}))
     left, right = (
         draw.run((1, 1, 1), drawn=drawn, silent=(2, 3), **POISSON) for drawn in (True, False)
     )

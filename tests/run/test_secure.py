@@ -21,7 +21,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.packed import packed_bytes
+from flower_privsyn.messages.wire import packed_bytes
 from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -250,7 +250,7 @@ def _own_sums(federation: Builder, users: Any, strategy: Probe) -> dict[int, np.
     for reply in grid.replies:
         if "privsyn.answer" in reply.content:
             packed = reply.content["privsyn.answer"]["total"].numpy()
-            from flower_privsyn.messages.packed import unpack_steps
+            from flower_privsyn.messages.wire import unpack_steps
 
             found[reply.metadata.src_node_id] = unpack_steps(packed) / STEPS
     assert len(found) == NODES

@@ -17,7 +17,7 @@ import logging, sys
 from pathlib import Path
 import flwr.common
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import FOR_THE_OWNER
+from flower_privsyn.run.progress import FOR_THE_OWNER
 
 {setup}
 run = RunDirectory.create(Path(sys.argv[1]), config={{}})

@@ -25,7 +25,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.packed import pack_steps
+from flower_privsyn.messages.wire import pack_steps
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
 from tests.support.probe import Probe

@@ -12,7 +12,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.state import keep_state, last_state
+from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import DPFedAvg, ReleasedSum, State
 from tests.support.federation import silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at

@@ -24,7 +24,7 @@ from flower_privsyn.errors import PrivsynError
 from flower_privsyn.privacy import CorrelatedNoise, PrivacyLedger
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run import strategy as engine
-from flower_privsyn.run.state import last_state
+from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import Method, PrivateSumStrategy, Question, ReleasedSum, State
 from flower_privsyn.strategies import _synthesis as synthesis
 from flower_privsyn.strategies import ctcl as topic_texts

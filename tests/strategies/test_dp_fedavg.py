@@ -22,7 +22,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import need
-from flower_privsyn.run.state import last_state
+from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel

@@ -27,7 +27,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run import RESEARCH_STAMP
-from flower_privsyn.run.state import SumOfUsers
+from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies.fred import RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid

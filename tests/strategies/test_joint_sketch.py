@@ -30,7 +30,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.again import copy_released
-from flower_privsyn.run.round_files import TRAINED_WRITER, WRITER
+from flower_privsyn.run.directory import TRAINED_WRITER, WRITER
 from flower_privsyn.run.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies._synthesis import biased_generator

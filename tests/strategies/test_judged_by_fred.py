@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run.method import need
-from flower_privsyn.run.state import last_state
+from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import (
     MomentSketch,
     POPri,

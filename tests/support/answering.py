@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.packed import unpack_steps
+from flower_privsyn.messages.wire import unpack_steps
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.privacy import InsecureRandom, correlated_noise
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import ReleasedSum
@@ -50,5 +50,5 @@ def same_release(monkeypatch: pytest.MonkeyPatch) -> None:
 def stop(monkeypatch: pytest.MonkeyPatch, step: float = 0.0) -> None:
     """Stop the clock, or have it jump whenever somebody looks; runs are all created at once."""
     moments: Iterator[float] = itertools.count(0.0, step)
-    monkeypatch.setattr(clock, "now", lambda: CREATED)
-    monkeypatch.setattr(clock, "seconds", lambda: next(moments))
+    monkeypatch.setattr(files, "now", lambda: CREATED)
+    monkeypatch.setattr(files, "seconds", lambda: next(moments))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.state import keep_state
+from flower_privsyn.run.rounds import keep_state
 from flower_privsyn.strategies._evolution import Population
 
 

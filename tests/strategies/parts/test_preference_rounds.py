@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.progress import NullProgress
-from flower_privsyn.run.state import keep_state
+from flower_privsyn.run.rounds import keep_state
 from flower_privsyn.strategies import POPriConfig
 from flower_privsyn.strategies.popri import (
     Candidates,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.run.state import SumOfUsers
+from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.strategies._token_sketch import (
     BlockReading,
     SketchReading,

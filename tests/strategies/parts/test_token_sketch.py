@@ -11,8 +11,8 @@ import pytest
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.queries import Cohort, JointSketch
+from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
-from flower_privsyn.run.state import SumOfUsers
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._token_sketch import (
     BlockReading,

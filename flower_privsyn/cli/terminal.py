@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flower_privsyn import clock
+from flower_privsyn import files
 from flower_privsyn.plain_stream import without_controls
 from flower_privsyn.run.progress import describe
 
@@ -34,12 +34,12 @@ class _Watch:
         """Note which stages are new."""
         for number, stage in enumerate(stages):
             if number not in self._seen and not stage.get("finished"):
-                self._seen[number] = clock.seconds()
+                self._seen[number] = files.seconds()
 
     def seconds(self, number: int) -> float | None:
         """Since a stage was first seen to run; None if it never was."""
         begun = self._seen.get(number)
-        return None if begun is None else clock.seconds() - begun
+        return None if begun is None else files.seconds() - begun
 
 
 class Lines:
@@ -55,7 +55,7 @@ class Lines:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._said: set[tuple[int, str]] = set()
-        self._spoken = clock.seconds()
+        self._spoken = files.seconds()
         self._watch = _Watch()
 
     def __enter__(self) -> Lines:
@@ -81,7 +81,7 @@ class Lines:
                 running = number, stage
                 if not stage.get("total"):
                     self._once(number, "begin", f"{stage['name']} ...")
-        if running is not None and clock.seconds() - self._spoken >= _SILENCE_SECONDS:
+        if running is not None and files.seconds() - self._spoken >= _SILENCE_SECONDS:
             number, stage = running
             seconds = self._watch.seconds(number) or 0.0
             self._say(f"{describe(stage)}, {seconds:.0f} s so far")
@@ -94,7 +94,7 @@ class Lines:
     def _say(self, words: str) -> None:
         self._stream.write(words + "\n")
         self._stream.flush()
-        self._spoken = clock.seconds()
+        self._spoken = files.seconds()
 
 
 class Bars:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn import clock
-from flower_privsyn.run.terminal import Bars, Lines
+from flower_privsyn import files
+from flower_privsyn.cli.terminal import Bars, Lines
 
 
 def _stage(name: str, done: int, total: int | None, finished: bool = False) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def _stage(name: str, done: int, total: int | None, finished: bool = False) -> d
 def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still but for a second before every look."""
     moments = iter(range(10, 10_000))
-    monkeypatch.setattr(clock, "seconds", lambda: float(next(moments)))
+    monkeypatch.setattr(files, "seconds", lambda: float(next(moments)))
 
 
 def test_lines_say_what_ends_and_what_begins_without_a_number() -> None:
