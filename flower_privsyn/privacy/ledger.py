@@ -725,7 +725,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         """
         if self.epsilon_budget is None:
             return True
-        cost = self._epsilon(self._committed() + Counter(releases))
+        cost = self._epsilon(self.committed + Counter(releases))
         return cost is not None and self._within_budget(cost)
 
     # Inside -------------------------------------------------------------------------------------
@@ -770,7 +770,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
     def _check_budget(self, spec: ReleaseSpec) -> None:
         if self.epsilon_budget is None or self._is_covered(spec):
             return
-        cost = self._epsilon(self._committed() + Counter({spec.release: 1}))
+        cost = self._epsilon(self.committed + Counter({spec.release: 1}))
         if cost is None or not self._within_budget(cost):
             shown = "infinity" if cost is None else f"{cost:.6g}"
             raise BudgetExceededError(
@@ -873,7 +873,8 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
             1.0 + _BUDGET_TOLERANCE
         )
 
-    def _committed(self) -> Counter[Release]:
+    @property
+    def committed(self) -> Counter[Release]:
         """What was charged plus every started round.
 
         Several uncharged rounds of one stream at once would each count: too much, never too little.

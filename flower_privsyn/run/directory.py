@@ -9,7 +9,7 @@
           progress.json    how far the run is, for whoever follows it
           rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
                            generator candidates.parquet, adapter/, training.json in place of the
-                           population; metrics.json until its line is in metrics.jsonl
+                           population
           checkpoint-*.npz what the method knew after its last round
           noise.npz        of DP-FTRL, while rounds are left: the memory of its noise, secret
           models/
@@ -126,15 +126,8 @@ class RoundFiles:
     folder: Path
 
     def make(self) -> Path:
-        """Make the folder where there is none, and return it.
-
-        Raises:
-            RunDirectoryError: There is a file in its place.
-        """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise _in_place_of_a_folder(self.folder) from error
+        """Make the folder where there is none, and return it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder
 
     @property
@@ -146,11 +139,6 @@ class RoundFiles:
     def release(self) -> Path:
         """The released sum."""
         return self.folder / "release.npy"
-
-    @property
-    def metrics(self) -> Path:
-        """The round's line of `metrics.jsonl`, until it is there."""
-        return self.folder / "metrics.json"
 
     @property
     def population(self) -> Path:
@@ -182,14 +170,10 @@ class RoundFiles:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
 
-    def record(self, kind: Literal["state", "metrics", "training", "server"]) -> dict[str, Any]:
+    def record(self, kind: Literal["state", "training", "server"]) -> dict[str, Any]:
         """The object in one of the small JSON files; empty where it is missing or damaged."""
         file: Path = getattr(self, kind)
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return read_json(file)
 
 
 @dataclass(frozen=True)
@@ -217,28 +201,11 @@ class Rounds:
 
     def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
         """Number and files of every round that has a folder, ascending."""
-        for number in sorted(int(entry.name) for entry in self._named() if entry.is_dir()):
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        names = (entry.name for entry in entries if entry.is_dir())
+        # Other figures than ASCII's are no number here.
+        for number in sorted(int(name) for name in names if name.isascii() and name.isdecimal()):
             yield number, self.files(number)
-
-    def refuse_files(self) -> None:
-        """Refuse files where folders of rounds belong, before a round is asked that would need one.
-
-        Raises:
-            RunDirectoryError: The name of one is a round's number.
-        """
-        for entry in self._named():
-            if not entry.is_dir():
-                raise _in_place_of_a_folder(entry)
-
-    def _named(self) -> Iterator[Path]:
-        """What has the number of a round for its name; other figures than ASCII's are none."""
-        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
-            if entry.name.isascii() and entry.name.isdecimal():
-                yield entry
-
-
-def _in_place_of_a_folder(path: Path) -> RunDirectoryError:
-    return RunDirectoryError(f"{path} is a file where the folder of a round belongs: move it away.")
 
 
 TIMES_STAMP = "not private: times depend on private text, outside the privacy budget"
@@ -642,26 +609,16 @@ class RunDirectory:
         refuse_cut(path, ledger.digests, self.stated_digests())
         return ledger
 
-    def hold_metrics(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """Write a round's line beside its release; `settle_metrics` brings it to its place.
+    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add a round's line to `metrics.jsonl`; it is on the disk when the method returns.
 
         Values that JSON cannot say (NaN, infinity) become null.
         """
-        write_json(RoundFiles(self.round_dir(number)).metrics, {**metrics, **self._stated()})
-
-    def settle_metrics(self) -> None:
-        """Bring the lines that rounds hold to `metrics.jsonl`, once each, killed or not.
-
-        They are on the disk when the method returns. A line torn by an earlier crash is cut off
-        first.
-        """
-        append_json_lines(self.metrics_file, self._held_metrics())
-        for _, written in self.rounds:
-            written.metrics.unlink(missing_ok=True)
+        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, without a torn last one, and those that rounds hold."""
-        return [*read_json_lines(self.metrics_file), *self._held_metrics()]
+        """The lines of `metrics.jsonl`, without a torn last one."""
+        return list(read_json_lines(self.metrics_file))
 
     def round_lines(self) -> list[dict[str, Any]]:
         """The last line of every round, in the order of the rounds.
@@ -671,12 +628,6 @@ class RunDirectory:
         """
         last = {line["round"]: line for line in self.metrics() if type(line.get("round")) is int}
         return [last[number] for number in sorted(last)]
-
-    def _held_metrics(self) -> list[dict[str, Any]]:
-        """Lines that are in a round's folder alone: of rounds that have not ended."""
-        held = [files.record("metrics") for _, files in self.rounds if files.metrics.is_file()]
-        there = list(read_json_lines(self.metrics_file)) if held else []
-        return [line for line in held if line and line not in there]
 
     def write_synthetic(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Write the synthetic texts as JSON lines and as Parquet, each file as a whole.
@@ -709,7 +660,6 @@ class RunDirectory:
 
         Raises:
             ValueError: The number is negative.
-            RunDirectoryError: There is a file in its place.
         """
         return self.rounds.files(number).make()
 
@@ -879,7 +829,6 @@ class RunDirectory:
             self.owner.forget_stop()
             self.mark_running()
             try:
-                self.rounds.refuse_files()
                 with warnings_to(self.progress()):
                     yield self
             except BaseException as error:
@@ -973,13 +922,8 @@ def stated_digests(path: Path) -> dict[str, str]:
         if isinstance(digest, str):
             found.setdefault(digest, file)
 
-    rounds = [files for _, files in Rounds(path / ROUNDS)]
-    written = (file for files in rounds for file in (files.state, files.metrics))
-    for file in [*written, path / "state.json"]:
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(record, dict):
-                state(record, str(file.relative_to(path)))
+    for file in [*(one.state for _, one in Rounds(path / ROUNDS)), path / "state.json"]:
+        state(read_json(file), str(file.relative_to(path)))
     for line in read_json_lines(path / "metrics.jsonl"):
         state(line, "metrics.jsonl")
     with (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -23,20 +22,11 @@ _DEAD_HOLDER_SECONDS = 10.0
 
 
 def started_at(pid: int) -> str:
-    """When a process started, in an opaque unit; "" when there is no such process.
-
-    Equal texts for one id mean the same process, also where another process reads them.
-    """
+    """When a process started, as text; "" when there is no such process."""
     try:
-        if sys.platform != "linux":
-            return str(psutil.Process(pid).create_time())
-        # In ticks since the machine started. psutil adds the time of day to it, which moves when
-        # the clock is set: a holder that lives would then be taken for another process.
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (OSError, psutil.Error):
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
         return ""
-    # The name is in parentheses and may itself hold blanks and parentheses.
-    return stat.rpartition(")")[2].split()[19]
 
 
 def is_alive(pid: int, since: str) -> bool:
@@ -107,11 +97,6 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
                     "wait for it to end or stop it first."
                 ) from None
             time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:
-            file.close()
-            raise RunDirectoryError(
-                f"The lock file {path} cannot be locked: {error.strerror or error}."
-            ) from error
     file.truncate(0)
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()

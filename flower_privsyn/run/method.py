@@ -453,14 +453,6 @@ class Method(ABC):
         """
         return None
 
-    def describe(self, plan: Plan) -> Sequence[str]:
-        """Further sentences for the log, on what the run is about to spend.
-
-        Args:
-            plan: its phases, with their noise settled.
-        """
-        return ()
-
 
 def need(value: T | None) -> T:
     """What `setup` has set.

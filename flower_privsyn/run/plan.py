@@ -21,6 +21,7 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     Release,
 )
+from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.run import RunDirectory
@@ -32,12 +33,6 @@ from flower_privsyn.secure_aggregation import Terms
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: How far above the least noise that fits the noise of the rounds that are left may be.
-_TOLERANCE = 0.01
-
-#: Beyond this many times the planned noise nothing is searched.
-_MOST_TIMES = 100.0
 
 #: Room for rounding when settled noise is held against a budget, relative.
 _ROUNDING = 1e-6
@@ -168,7 +163,7 @@ def _with_noise(
     if plan.open and epsilon is not None:
         multiplier = plan.calibrated_multiplier(epsilon)
         if run is not None and ledger is not None:
-            multiplier = _for_the_rest(plan, multiplier, run=run, ledger=ledger)
+            multiplier = _for_the_rest(plan, multiplier, behind=rounds_behind(run), ledger=ledger)
         return plan.with_multiplier(multiplier)
     if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):
         raise ConfigError(
@@ -178,42 +173,42 @@ def _with_noise(
     return plan
 
 
-def _for_the_rest(plan: Plan, planned: float, *, run: RunDirectory, ledger: PrivacyLedger) -> float:
+def _for_the_rest(plan: Plan, planned: float, *, behind: int, ledger: PrivacyLedger) -> float:
     """The noise with which the rounds that are left fit into what is left of the budget.
 
     The users may be fewer than when the run began: a round that draws as many of them then costs
     more than was planned, and those that were charged are charged.
 
     Returns:
-        The planned multiplier or the least above it that fits, at most 1% too large.
+        The planned multiplier, or the least that fits.
     """
-    behind = rounds_behind(run)
 
-    def fits(multiplier: float) -> bool:
-        return ledger.allows(_left(plan.with_multiplier(multiplier), behind))
+    def left(multiplier: float) -> Counter[Release]:
+        return _left(plan.with_multiplier(multiplier), behind)
 
-    if fits(planned):
+    if ledger.epsilon_budget is None or ledger.allows(left(planned)):
         return planned
-    low, high, factor = planned, planned * (1.0 + _TOLERANCE), 1.0 + _TOLERANCE
-    while not fits(high):
-        factor *= factor
-        low, high = high, high * factor
-        if high > _MOST_TIMES * planned:
-            left = plan.rounds - behind
-            raise BudgetExceededError(
-                f"the {left} rounds that are left do not fit into what the {ledger.num_releases} "
-                f"charged ones leave of epsilon = {ledger.epsilon_budget:g}, whatever their noise"
-            )
-    while high > low * (1.0 + _TOLERANCE):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
+    try:
+        multiplier = calibrate_open_releases(
+            left,
+            settled=ledger.committed,
+            epsilon=ledger.epsilon_budget,
+            delta=ledger.delta,
+            accountant=ledger.accountant,
+        )
+    except ConfigError as error:
+        raise BudgetExceededError(
+            f"the {plan.rounds - behind} rounds that are left do not fit into what the "
+            f"{ledger.num_releases} charged ones leave of epsilon = {ledger.epsilon_budget:g}, "
+            "whatever their noise"
+        ) from error
     logger.warning(
         "noise multiplier %.5g from now on, in place of %.5g: the rounds that were charged "
         "leave no room for less",
-        high,
+        multiplier,
         planned,
     )
-    return high
+    return multiplier
 
 
 def _left(plan: Plan, behind: int) -> Counter[Release]:

@@ -266,17 +266,8 @@ class _Warnings(logging.Handler):
             self._progress.note(f"warning: {record.getMessage()}")
         flower = logging.getLogger(_FLOWER)
         ours = record.name.partition(".")[0] == _OURS
-        if ours and flower.isEnabledFor(record.levelno) and not self._is_heard(record):
+        if ours and flower.isEnabledFor(record.levelno):
             flower.handle(record)
-
-    def _is_heard(self, record: logging.LogRecord) -> bool:
-        """Whether an app has set up a log of its own that this is written to."""
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            if any(one is not self and one.level <= record.levelno for one in logger.handlers):
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
 
 
 @contextlib.contextmanager

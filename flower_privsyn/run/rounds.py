@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -260,7 +260,7 @@ def earliest_end(run: RunDirectory) -> int | None:
 
 
 class Releases:
-    """The releases of a run, one round at a time: its ledger is read again where it was written.
+    """The releases of a run, one round at a time.
 
     Who was drawn from is read there: on a resumed run the users may be others.
 
@@ -270,7 +270,6 @@ class Releases:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._read: tuple[int, int, int] | None = None
         self._samplings: dict[int, Sampling] = {}
 
     def of(self, number: int) -> ReleasedSum | None:
@@ -280,30 +279,15 @@ class Releases:
             LedgerError: the ledger is damaged, or lacks a line that another file states.
             RunDirectoryError: the release is damaged, or cannot be read.
         """
-        written = self._written()
-        # Reading it takes every file that states one of its lines, so for all rounds of a long run
-        # it is read once. Every line makes it longer, whatever date the file is given.
-        if written is None or written != self._read:
-            self._samplings, self._read = _samplings(self._run), written
+        # Reading it takes every file that states one of its lines: once for all rounds there are.
+        if number not in self._samplings:
+            self._samplings = {
+                int(line["round"]): Sampling.from_dict(line["sampling"])
+                for line in self._run.ledger_lines()
+                if line["event"] == "started"
+            }
         sampling = self._samplings.get(number)
         return None if sampling is None else stored_release(self._run, number, sampling=sampling)
-
-    def _written(self) -> tuple[int, int, int] | None:
-        """What tells one state of the ledger from another; None where there is no ledger."""
-        try:
-            found = self._run.ledger_file.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _samplings(run: RunDirectory) -> dict[int, Sampling]:
-    """Who was drawn from in each round that was begun, by the ledger."""
-    return {
-        int(line["round"]): Sampling.from_dict(line["sampling"])
-        for line in run.ledger_lines()
-        if line["event"] == "started"
-    }
 
 
 def nothing_spent(run: RunDirectory, settings: PrivateSumConfig) -> str:
@@ -355,6 +339,7 @@ class KeptRounds:
     tracker: Following | None = None
     state: State = field(default_factory=dict)
     over: int = 0
+    _asked: tuple[int, Question] | None = None
 
     def __post_init__(self) -> None:
         """Let the tracker know how the run ends."""
@@ -363,8 +348,14 @@ class KeptRounds:
 
     @property
     def question(self) -> Question | None:
-        """What the next round asks; None after the last."""
-        return None if self.over >= self.total else self.method.ask(self.state, self.over + 1)
+        """What the next round asks, made once; None after the last."""
+        if self.over >= self.total:
+            return None
+        number, question = self._asked or (0, None)
+        if question is None or number != self.over + 1:
+            question = self.method.ask(self.state, self.over + 1)
+            self._asked = self.over + 1, question
+        return question
 
     # ------------------------------------------------------------------ beginning and going on
 
@@ -383,7 +374,6 @@ class KeptRounds:
         """
         run, charged = self.run, set(ledger.rounds_charged)
         self._refuse_missing_lines(charged)
-        self._settle_lines()
         if (kept := last_state(run)) is None:
             kept = 0, self._keep(0, self.method.init)
         known, self.state = kept
@@ -395,20 +385,20 @@ class KeptRounds:
             finished = run.round_state(number) is not None
             if not finished or number > known:
                 release = releases.of(number)
+                if number in charged and not finished:
+                    self._log_cost(number, ledger)
                 if release is not None:
                     self.release(release, is_known=number <= known)
                 elif not finished:
                     self.leave_out(number, "interrupted" if number in charged else "discarded")
                     if number in charged:
                         logger.warning("round %d was interrupted: it is left out", number)
-                        self._hold_cost(number, ledger)
             self.over = number
         for number, files in run.rounds:
             if number > self.over:
                 run.reopen_round(number)  # it was left out at no charge, and is asked again
             if number <= known:
                 shutil.rmtree(files.folder / "scratch", ignore_errors=True)
-        run.settle_metrics()
 
     def _keep(self, number: int, known: Callable[[Path], State]) -> State:
         """Make a state, write it, and delete what led to it.
@@ -423,22 +413,12 @@ class KeptRounds:
         shutil.rmtree(folder)
         return state
 
-    def _settle_lines(self) -> None:
-        """Complete the metrics of rounds that were killed after their users had answered."""
-        for number, files in self.run.rounds:
-            line = files.record("metrics")
-            if line.get("released") and not is_stored(self.run, number):
-                # Killed before the sum was on the disk: it was asked for, and is lost.
-                counted = {"num_users": 0} if "num_users" in line else {}
-                self.run.hold_metrics(number, {**line, **counted, "released": False})
-        self.run.settle_metrics()
-
-    def _hold_cost(self, number: int, ledger: PrivacyLedger) -> None:
-        """Give a round that was killed while it was asked its line of `metrics.jsonl`.
+    def _log_cost(self, number: int, ledger: PrivacyLedger) -> None:
+        """Give a charged round that was killed before it had one its line of `metrics.jsonl`.
 
         Nobody has counted its replies, but epsilon has grown, and whoever reads that file alone
-        would miss it. One that was killed later has its line; the line of an earlier time, when it
-        was asked and discarded, says what was spent before.
+        would miss it. The line of an earlier time, when it was asked and discarded, says what was
+        spent before.
         """
         spent = ledger.spent
         told = [line for line in self.run.metrics() if line.get("round") == number]
@@ -446,7 +426,8 @@ class KeptRounds:
         if any(math.isclose(epsilon, spent["epsilon_release"] or 0.0) for epsilon in known):
             return
         stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
-        self.run.hold_metrics(number, {"round": number, "released": False, **spent, **stamp})
+        released = is_stored(self.run, number)
+        self.run.log_metrics({"round": number, "released": released, **spent, **stamp})
 
     def _refuse_missing_lines(self, charged: set[int]) -> None:
         """A ledger that was removed or cut must not make a resumed run look cheaper."""
@@ -475,15 +456,25 @@ class KeptRounds:
                 f"{how_to_resume(self.run.path)}"
             )
 
+    def record(self, release: ReleasedSum | None, metrics: Mapping[str, Any]) -> None:
+        """Store a release and its round's line, before anything is made of it.
+
+        Args:
+            release: None where the round has none.
+            metrics: the line.
+        """
+        if release is not None:
+            store_release(self.run, release)
+        self.run.log_metrics(metrics)
+
     def release(self, release: ReleasedSum, *, is_known: bool = False) -> None:
-        """Store a release, have the method step through it, and close its round.
+        """Have the method step through a release that is on the disk, and close its round.
 
         Args:
             release: of the next round.
             is_known: whether the state is one that the method has made of it.
         """
         number = release.round_number
-        store_release(self.run, release)
         if not is_known:
             self.state = self._keep(number, partial(self.method.step, self.state, release))
         self.run.finish_round(
@@ -506,9 +497,8 @@ class KeptRounds:
         self.run.finish_round(number, {"outcome": outcome})
         self.over = number
 
-    def settle(self) -> None:
-        """Bring the lines of rounds to `metrics.jsonl`, and tell the tracker of all there are."""
-        self.run.settle_metrics()
+    def tell(self) -> None:
+        """Tell the tracker of all lines of `metrics.jsonl`."""
         if self.tracker is not None:
             self.tracker.tell(self.run)
 

@@ -179,26 +179,10 @@ def refuse_unfit(
         ConfigError: no node would answer it, or its sums may leave the exact numbers.
         RuntimeError: the phase does not ask it.
     """
-    refuse_other_question(question.query, phase)
+    if question.query.name not in {one.name for one in phase.asks}:
+        raise RuntimeError(f'the phase "{phase.name}" does not ask {question.query.name}')
     refuse_unanswerable(question, number=number, dimension=source.dimension)
     refuse_off_the_grid(question.query, roster)
-
-
-def refuse_other_question(query: Query, phase: Phase) -> None:
-    """A phase was accounted and announced for its own questions.
-
-    Args:
-        query: that a round is about to ask.
-        phase: of the round.
-
-    Raises:
-        RuntimeError: the phase does not ask it.
-    """
-    asks = {one.name for one in phase.asks}
-    if query.name not in asks:
-        raise RuntimeError(
-            f'the phase "{phase.name}" asks {" or ".join(sorted(asks))}, not {query.name}'
-        )
 
 
 def refuse_unanswerable(question: Question, *, number: int, dimension: int) -> None:
@@ -240,23 +224,15 @@ def refuse_off_the_grid(query: Query, roster: Roster) -> None:
     Raises:
         ConfigError: a node's sum or the whole may be too large for the grid.
     """
-    most = max(roster.users.values(), default=0)
-    users = roster.total
-    largest = query.answer_bound(users)
-    if largest <= LARGEST_SUM:
-        return
-    told, advice = f"{users} users", "choose a smaller clip norm"
-    rest = users - most
-    if 0 < rest < most and query.answer_bound(rest) <= LARGEST_SUM:
-        # A node can announce what it likes: without this one there would be nothing to refuse.
-        told = f"{users} users, {most} of whom one node announces by itself,"
-        advice = "look whether it has so many (the ServerApp's log names the node), or " + advice
-        loudest = max(roster.users, key=lambda node: roster.users[node])
-        logger.warning("node %d announces %d users", loudest, most, extra=FOR_THE_OWNER)
-    raise ConfigError(
-        f"a clip norm of {query.clip_norm:g} for {told} lets the sum reach {largest:g}; "
-        f"sums are exact up to 2^23 = {LARGEST_SUM:,.0f}: {advice}"
-    )
+    largest = query.answer_bound(roster.total)
+    if largest > LARGEST_SUM:
+        # A node can announce what it likes.
+        most = max(roster.users.values(), default=0)
+        raise ConfigError(
+            f"a clip norm of {query.clip_norm:g} for {roster.total} users, of whom one node alone "
+            f"announces {most}, lets the sum reach {largest:g}; sums are exact up to 2^23 = "
+            f"{LARGEST_SUM:,.0f}: choose a smaller clip norm, or look whether it has so many"
+        )
 
 
 def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
@@ -365,23 +341,6 @@ def planned_traffic(
             counted[alike] = traffic_of(ask, packed[1], nodes=settings.num_nodes)
         found.append(counted[alike])
     return found
-
-
-def spending_of(plan: Plan, settings: PrivateSumConfig, *, name: str) -> Iterator[str]:
-    """A sentence per phase: what it will spend.
-
-    Args:
-        plan: its noise settled.
-        settings: of the run.
-        name: of the strategy, for a run of one phase.
-    """
-    for phase in plan.phases:
-        yield (
-            f"{name if len(plan.phases) == 1 else phase.name}: {phase.rounds} rounds, "
-            f"{phase.sampling}; noise multiplier {phase.noise_multiplier:.5g}, "
-            f"clip norm {max(query.clip_norm for query in phase.asks):.5g}, "
-            f"relation {settings.relation}, accountant {settings.accountant}"
-        )
 
 
 def shown(epsilon: float | None) -> str:
@@ -541,7 +500,11 @@ class PrivateSumStrategy(Strategy):
                 directory keeps everything finished so far.
         """
         settings = self.config
-        _refuse_own_messages(type(self).__name__, initial_arrays, train_config, evaluate_config)
+        if any(one is not None for one in (initial_arrays, train_config, evaluate_config)):
+            raise ConfigError(
+                f"{type(self).__name__}.start makes its own messages: leave initial_arrays, "
+                "train_config and evaluate_config out"
+            )
         if num_rounds not in (None, settings.num_rounds):
             raise ConfigError(
                 f"num_rounds = {num_rounds} differs from num-rounds = {settings.num_rounds}, for "
@@ -589,9 +552,8 @@ class PrivateSumStrategy(Strategy):
                         **self._stamped(),
                     }
                     stamped.mark_all(run.path / "models", self.method.stamp)
-                run.settle_metrics()  # what may fail comes before the word that all is done
                 run.mark_finished(summary)
-                rounds.settle()
+                rounds.tell()
             logger.info(
                 "epsilon of the release %s, for one who knows the cohorts %s, at delta = %g",
                 shown(summary["epsilon_release"]),
@@ -673,11 +635,15 @@ class PrivateSumStrategy(Strategy):
             run.unlock()
 
     def summary(self) -> None:
-        """Log what the run will spend."""
-        for sentence in spending_of(self.plan, self.config, name=type(self).__name__):
-            logger.info("\t%s", sentence)
-        for sentence in self.method.describe(self.plan):
-            logger.info("\t%s", sentence)
+        """Log what the run spends."""
+        for phase in self.plan.phases:
+            logger.info(
+                "\t%s: %d x %s, noise multiplier %s",
+                phase.name,
+                phase.rounds,
+                phase.sampling,
+                phase.noise_multiplier,
+            )
 
     def texts(self) -> Dataset:
         """The synthetic texts of the run, in memory; see `flower_privsyn.open_run` for the rest.
@@ -788,9 +754,7 @@ class PrivateSumStrategy(Strategy):
         answered = files.seconds()
         spent = {**started.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
-        # On the disk before anything is made of the release: a round that is killed from here on
-        # keeps its line.
-        self.run.hold_metrics(asked.number, metrics)
+        rounds.record(released, metrics)
         if released is not None:
             rounds.release(released)
         elif asked.number in started.ledger.rounds_charged:
@@ -806,7 +770,7 @@ class PrivateSumStrategy(Strategy):
             seconds_feedback=answered - asked.begun,
             seconds_server=files.seconds() - answered,
         )
-        rounds.settle()
+        rounds.tell()
         started.federation.attendance.check(lambda: self._after_silence(asked))
         return self._arrays(rounds), _numbers_of(metrics)
 
@@ -1009,19 +973,6 @@ class PrivateSumStrategy(Strategy):
 
     def _stamped(self) -> dict[str, str]:
         return {} if self.method.stamp is None else {"stamp": self.method.stamp}
-
-
-def _refuse_own_messages(strategy: str, *given: object) -> None:
-    """Refuse what Flower's strategies take to make messages of; a private round makes its own.
-
-    Raises:
-        ConfigError: `initial_arrays`, `train_config` or `evaluate_config` is not None.
-    """
-    if any(one is not None for one in given):
-        raise ConfigError(
-            f"{strategy}.start makes its own messages: leave initial_arrays, train_config and "
-            "evaluate_config out"
-        )
 
 
 def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:

@@ -27,7 +27,7 @@ from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, check_number
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import Plan, RandomSource
+from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import ModelDelta, next_clip_norm
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
 from flower_privsyn.run.method import ReleasedSum
@@ -225,16 +225,3 @@ class AveragedTraining(FederatedTraining):
         if not query.bit_share:
             return {}
         return {"fraction_within": query.fraction_within(release.values, release.expected_users)}
-
-    def describe(self, plan: Plan) -> list[str]:
-        """How update and bit share the noise."""
-        query = self.config.question(self.config.clip_norm)
-        if not query.bit_share:
-            return []
-        # Over the clip norm of one node, which is what the split is about.
-        multiplier = (plan.phases[0].noise_multiplier or 0.0) * self.config.max_nodes_per_user
-        updates, bits = query.noise_split(multiplier)
-        return [
-            f"adaptive clipping: noise multiplier {updates:.5g} on the updates, standard deviation "
-            f"{bits:.5g} on the count of updates within the clip norm"
-        ]

@@ -18,14 +18,13 @@ Algorithm 1 of Kairouz et al., for users instead of records:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, final
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import Phase, Plan, RandomSource
+from flower_privsyn.privacy import Phase, RandomSource
 from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import (
@@ -200,21 +199,3 @@ class CorrelatedTraining(FederatedTraining):
     def phases(self, population: int) -> tuple[Phase, ...]:
         """All rounds under the matrix of the settings."""
         return (self.config.correlated(self.config.phase(population, asks=self.queries)),)
-
-    def describe(self, plan: Plan) -> list[str]:
-        """What the correlation does."""
-        told = []
-        for phase in plan.phases:
-            matrix = phase.factorisation
-            if matrix is None or phase.noise_multiplier is None:
-                continue
-            apart = phase.sampling.min_separation
-            name = "" if len(plan.phases) == 1 else f"{phase.name}: "
-            told.append(
-                f"{name}{self.config.correlation} noise, {matrix.buffers} vectors kept "
-                f"({matrix.buffers * self.model.dimension * 8 / 1e6:.3g} MB); a user takes part at "
-                f"most {math.ceil(phase.rounds / apart)} times, {apart} rounds apart at "
-                f"least; sensitivity {phase.sensitivity:.5g}, noise multiplier of all rounds "
-                f"together {phase.noise_multiplier / phase.sensitivity:.5g}"
-            )
-        return told

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
-from flower_privsyn.privacy import Phase, Plan, RandomSource
+from flower_privsyn.privacy import Phase, RandomSource
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
@@ -191,13 +191,6 @@ class SketchThenTraining(CorrelatedTraining):
             multiplier=self.config.sketch_multiplier(),
             updates=updates,
         )
-
-    def describe(self, plan: Plan) -> list[str]:
-        """What the sketch has of the budget, and what the correlation does."""
-        sketch = plan.phases[0]
-        multiplier = sketch.noise_multiplier or 0.0
-        asked = f"sketch: everybody, once; noise multiplier {multiplier:.5g}"
-        return [asked, *super().describe(plan)]
 
     def needs(self) -> Needs:
         """The model, its teacher and public text."""

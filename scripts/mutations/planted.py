@@ -655,10 +655,10 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="whole seconds of a round stand in metrics.jsonl",
             guards="no time is in any file",
             where="run/strategy.py::PrivateSumStrategy.aggregate_train",
-            before="    self.run.hold_metrics(asked.number, metrics)\n",
+            before="    rounds.record(released, metrics)\n",
             after=(
-                '    metrics["seconds_feedback"] = round(answered - asked.started)\n'
-                "    self.run.hold_metrics(asked.number, metrics)\n"
+                '    metrics["seconds_feedback"] = round(answered - asked.begun)\n'
+                "    rounds.record(released, metrics)\n"
             ),
             tests=("tests/run/test_canary.py::test_a_canary_changes_no_byte[private-evolution]",),
         ),
@@ -685,9 +685,9 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="metrics do not state the ledger's last line",
             guards="every file states its last line",
-            where="run/directory.py::RunDirectory.hold_metrics",
-            before=".metrics, {**metrics, **self._stated()})\n",
-            after=".metrics, metrics)\n",
+            where="run/directory.py::RunDirectory.log_metrics",
+            before="[{**metrics, **self._stated()}]",
+            after="[metrics]",
             tests=(
                 "tests/run/test_directory.py::test_every_later_file_states_the_ledger_s_last_line",
             ),

@@ -104,14 +104,12 @@ class TestResume:
         assert np.array_equal(strategy.released[0].values, stored)
 
     @pytest.mark.parametrize(
-        ("step", "released"),
+        ("step", "counted", "released"),
         [
-            ("hold_metrics", None),
-            ("store_release", False),
-            ("step", True),
-            ("finish_round", True),
-            ("settle_metrics", True),
-            ("unlink", True),
+            ("store_release", False, False),
+            ("log_metrics", False, True),
+            ("step", True, True),
+            ("finish_round", True, True),
         ],
     )
     def test_killed_at_the_end_of_a_round_it_keeps_its_line(
@@ -120,7 +118,8 @@ class TestResume:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         step: str,
-        released: bool | None,
+        counted: bool,
+        released: bool,
     ) -> None:
         """Between the charge and the line in `metrics.jsonl` of round 2, wherever it is killed."""
         path = tmp_path / "run"
@@ -143,33 +142,21 @@ class TestResume:
                 dying(rounds, step)
             elif step == "step":
                 dying(ProbeMethod, step)
-            elif step == "unlink":
-                # After the line is in its place, before the round lets go of it.
-                line = path / "rounds" / "0002" / "metrics.json"
-                unlink = Path.unlink
-
-                def keep(file: Path, **options: Any) -> None:
-                    if file == line:
-                        raise Killed
-                    unlink(file, **options)
-
-                patch.setattr(Path, "unlink", keep)
             else:
                 dying(RunDirectory, step)
             with pytest.raises(Killed):
                 start()
         before = RunDirectory.open(path).metrics()
-        assert [one["round"] for one in before] == ([1] if released is None else [1, 2])
+        assert [one["round"] for one in before] == ([1, 2] if counted else [1])
         strategy = start(resume=True)
         self.check(path, interrupted=[])
         found = [(one["round"], one["released"]) for one in lines(path / "metrics.jsonl")]
         # One whose replies nobody had counted has a line all the same: epsilon has grown.
-        assert found == [(1, True), (2, bool(released)), (3, True)]
+        assert found == [(1, True), (2, released), (3, True)]
         spent = [one["epsilon_release"] for one in lines(path / "metrics.jsonl")]
         assert spent == [one["epsilon_release"] for one in releases(path)]
         cost = run_costs(strategy.run)
-        assert (cost.rounds, cost.lost_rounds) == ((2, 1) if released is None else (3, 0))
-        assert not list(path.glob("rounds/*/metrics.json"))
+        assert (cost.rounds, cost.lost_rounds) == (2 + counted, int(not released))
 
     def test_killed_where_it_is_asked_again_its_cost_has_a_line(
         self, start: Builder, tmp_path: Path
@@ -225,7 +212,7 @@ class TestResume:
         [
             ("removed", "lacks the line .* which rounds/0000/state.json states"),
             ("cut", "lacks the line .* which rounds/0002/state.json states"),
-            ("cut by one round", "lacks the line .* which rounds/0003/metrics.json states"),
+            ("cut by one round", "lacks the line .* which metrics.jsonl states"),
             ("cut by the round that died", "no line for round 3"),
         ],
     )
@@ -255,7 +242,8 @@ class TestResume:
             # the line of its round, which runs that were begun earlier do not have.
             (tmp_path / "run" / "state.json").unlink()
             if damage == "cut by the round that died":
-                (tmp_path / "run" / "rounds" / "0003" / "metrics.json").unlink()
+                metrics = tmp_path / "run" / "metrics.jsonl"
+                metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
         before = path.read_bytes() if path.exists() else None
         with pytest.raises(LedgerError, match=sentence):
             start(resume=True)

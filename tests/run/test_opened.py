@@ -80,7 +80,7 @@ def begun(tmp_path: Path) -> RunDirectory:
 
 def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    run.hold_metrics(1, {"round": 1, "released": True})
+    run.log_metrics({"round": 1, "released": True})
     opened = open_run(run.path)
     assert opened.summary.status == "running"
     assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]

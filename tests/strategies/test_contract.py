@@ -41,7 +41,7 @@ WRITES: tuple[tuple[Any, str], ...] = (
     (PrivacyLedger, "begin"),
     (PrivacyLedger, "charge"),
     (CorrelatedNoise, "prepare"),
-    (RunDirectory, "hold_metrics"),
+    (RunDirectory, "log_metrics"),
     (RunDirectory, "finish_round"),
     (RunDirectory, "mark_finished"),
     (preference_rounds, "append_json_lines"),
@@ -50,7 +50,7 @@ WRITES: tuple[tuple[Any, str], ...] = (
     (causal._Training, "_save"),
 )
 #: Killed before these, a round was begun and its release is lost: it costs what it costs.
-LOSING = {"prepare", "charge", "hold_metrics", "store_release"}
+LOSING = {"prepare", "charge", "store_release"}
 #: Killed at each write of so many first rounds, and of their ends; the others in one round, at the
 #: writes that tell most.
 EVERYWHERE = {"private-evolution": 2, "popri fred": 2, "dp-ftrl": 2, "hybrid": 1}

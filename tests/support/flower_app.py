@@ -71,8 +71,7 @@ def main(grid: Grid, context: Context) -> None:
             for reply in grid.send_and_receive(messages):
                 stage.update(int(reply.content["answer"]["one"]))
         line = {"answers": stage.done, "folder": os.getcwd(), "start": run.state["starts"]}
-        run.hold_metrics(1, line)
-        run.settle_metrics()
+        run.log_metrics(line)
         if behaviour == "hang":
             with run.progress().stage("hang"):
                 while not (run.path / "go-on").exists():

@@ -24,8 +24,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def add_line(run: RunDirectory, metrics: Mapping[str, Any]) -> None:
     """Add a round's line to `metrics.jsonl`, as the end of the round does."""
-    run.hold_metrics(int(metrics["round"]), metrics)
-    run.settle_metrics()
+    run.log_metrics(metrics)
 
 
 def releases(run: Path) -> list[dict[str, Any]]:
