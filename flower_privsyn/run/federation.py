@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from flower_privsyn.models import stamped
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.queries import Query
 from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run.aggregation import error_key, first_replies, words_of
 from flower_privsyn.run.changes import (
     changes_of_run,
     may_leave_out_nodes,
@@ -37,7 +38,7 @@ from flower_privsyn.run.plan import (
     refuse_unfit_noise,
     settle,
 )
-from flower_privsyn.run.progress import FOR_THE_OWNER, Progress, Stage
+from flower_privsyn.run.progress import FOR_THE_OWNER, Stage
 from flower_privsyn.run.rounds import (
     Releases,
     all_asked,
@@ -154,6 +155,11 @@ class Attendance:
 
 _POLL_SECONDS = 0.5
 
+_INSTALL = (
+    "install the server's flower-privsyn on the node, and serve model_delta with "
+    "flower_privsyn.client_apps.training:app"
+)
+
 #: Nodes of a simulation are there sooner; whoever waits longer is told for what.
 _QUIET_SECONDS = 5.0
 
@@ -250,203 +256,6 @@ class Roster:
         return recipients
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Has the nodes prepare, and learns who is there.
-
-    Attributes:
-        grid: Flower's connection to the nodes.
-        settings: the settings.
-        timeout: seconds to wait for the nodes' replies.
-        sources: what makes records at the server, one for each kind.
-        progress: shows how many nodes have read.
-        nothing_spent: words for what a run has cost that stops now.
-        resumed: the directory of a run that goes on, and keeps its settings; None of a new one.
-    """
-
-    grid: Grid
-    settings: PrivateSumConfig
-    timeout: float
-    sources: tuple[RecordSource, ...]
-    progress: Progress
-    nothing_spent: str
-    resumed: RunDirectory | None = None
-
-    def hold(self, announcement: Announcement) -> Roster:
-        """Wait for the planned nodes, have them prepare, and return the public roster.
-
-        Args:
-            announcement: what the run may still ask.
-
-        Raises:
-            FederationError: nodes or users are missing.
-        """
-        settings = self.settings
-        nodes = self._wait_for_nodes()
-        roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
-        times = len(self.sources)
-        often = f" for {times} kinds of questions" if times > 1 else ""
-        with self.progress.stage(f"Nodes read their text{often}", len(nodes) * times) as stage:
-            for source in self.sources:
-                ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
-                # Whoever cannot make one kind of records takes no part in the others, either.
-                alike = {
-                    node: users for node, users in ready.items() if roster[node] in (-1, users)
-                }
-                if unlike := len(ready) - len(alike):
-                    problems["other users for one kind of question than for another"] += unlike
-                roster = alike
-        users = sum(roster.values())
-        told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
-        if problems:
-            logger.warning(
-                "%d of %d nodes are not ready: %s", len(nodes) - len(roster), len(nodes), told
-            )
-        because = f" ({told})" if told else ""
-        if len(roster) < len(nodes) and not settings.num_users:
-            # Going ahead without them would let one broken record decide who takes part.
-            # A run that goes on keeps its num-users, on which the noise of its rounds stands.
-            advice = (
-                "set num-users to the number of users that is enough to go ahead without them; "
-                if roster and self.resumed is None
-                else ""
-            )
-            raise FederationError(
-                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; {advice}"
-                f"{self.nothing_spent}"
-            )
-        planned, key = max(
-            (settings.num_users, "num-users"),
-            (settings.min_users or 0, "min-users"),
-            (1, "at least"),
-        )
-        if users < planned:
-            raise FederationError(
-                f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
-                f"planned ({key}){because}; {self.nothing_spent}"
-            )
-        return Roster(users=roster)
-
-    def _ask_to_prepare(
-        self,
-        nodes: list[int],
-        source: RecordSource,
-        announcement: Announcement,
-        problems: Counter[str],
-        stage: Stage,
-    ) -> dict[int, int]:
-        """Users of the nodes that have made one kind of records; why the others have not."""
-        request = data_request(self.settings, source)
-        messages = (
-            Message(
-                wire.pack_prepare(request, plan=announcement),
-                dst_node_id=node,
-                message_type=wire.PREPARE,
-            )
-            for node in nodes
-        )
-        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
-        roster, found = self._roster_of(
-            replies, asked=set(nodes), source=source, queries=announcement.queries, stage=stage
-        )
-        problems += found
-        return roster
-
-    def _wait_for_nodes(self) -> list[int]:
-        """Block until `num_nodes` nodes are connected.
-
-        Simulations start the server before their nodes are registered; going ahead with those
-        that happen to be there would change the sampling that the accountant is told of.
-        """
-        wanted, begun = self.settings.num_nodes, time.monotonic()
-        with contextlib.ExitStack() as shown:
-            stage: Stage | None = None
-            while True:
-                nodes = sorted(self.grid.get_node_ids())
-                if len(nodes) >= wanted:
-                    return nodes
-                waited = time.monotonic() - begun
-                if waited >= self.settings.node_timeout:
-                    raise FederationError(
-                        f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
-                        f"{wanted} were planned (num-nodes); {self._without_the_others(len(nodes))}"
-                        f"{self.nothing_spent}"
-                    )
-                if stage is None and waited >= _QUIET_SECONDS:
-                    stage = shown.enter_context(
-                        self.progress.stage("Wait for nodes to connect", wanted)
-                    )
-                if stage is not None:
-                    stage.update(len(nodes) - stage.done)
-                time.sleep(_POLL_SECONDS)
-
-    def _without_the_others(self, there: int) -> str:
-        """How a run goes on whose other nodes do not come back; "" where it cannot."""
-        run = self.resumed
-        if run is None or not there or not may_leave_out_nodes(run, self.settings, self.grid):
-            return ""
-        command = how_to_resume(run.path, num_nodes=there)
-        return f"to go on without those that are gone for good: {command}; "
-
-    def _roster_of(
-        self,
-        replies: Iterable[Message],
-        *,
-        asked: set[int],
-        source: RecordSource,
-        queries: Collection[str],
-        stage: Stage,
-    ) -> tuple[dict[int, int], Counter[str]]:
-        """Users per node that is ready, and why the others are not."""
-        roster: dict[int, int] = {}
-        problems: Counter[str] = Counter()
-        seen: set[int] = set()
-        gone = 0
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in asked and reply.has_error():
-                # Flower's own word, in its own name, about a node that it reaches no longer.
-                gone += 1
-                problems["the node is gone (an error of Flower)"] += 1
-                stage.update()
-                continue
-            if node not in asked or node in seen:
-                problems["a reply that was not asked for"] += 1
-                continue
-            seen.add(node)
-            stage.update()
-            if reply.has_error():
-                problems[_told(reply.error.code, queries)] += 1
-                continue
-            try:
-                entry = wire.unpack_roster(reply)
-            except wire.WireError as error:
-                problems[str(error)] += 1
-                continue
-            if (entry.embedder, entry.dimension) != (
-                source.fingerprint,
-                source.dimension,
-            ):
-                problems[self._other_model(source)] += 1
-                continue
-            roster[node] = entry.num_users
-        if len(seen) + gone < len(asked):
-            problems["no reply"] += len(asked) - len(seen) - gone
-        return roster, problems
-
-    def _other_model(self, source: RecordSource) -> str:
-        settings, trains = self.settings, source.trains
-        if trains is not None:
-            beside = f" or {settings.embedding_model}" if source.conditioned else ""
-            return f"another model or tokenizer than the server's {trains.name}{beside}"
-        if source.model:
-            return f"another tokenizer than the server's {source.model}"
-        return (
-            "another embedding model or precision than the server's "
-            f"{settings.embedding_model} ({settings.embedding_precision})"
-        )
-
-
 def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
     """How the nodes make their records, the same in every round."""
     return wire.DataRequest(
@@ -463,20 +272,6 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
         classes=settings.class_names,
         conditioned=source.conditioned,
     )
-
-
-def _told(code: int, queries: Collection[str]) -> str:
-    """Words for an error code; a node's own text is never shown."""
-    told = wire.words_of(code)
-    if code == wire.ClientErrorCode.UNKNOWN_QUERY:
-        told += (
-            f" ({', '.join(queries)}): install the server's flower-privsyn on the node, and serve "
-            "model_delta with flower_privsyn.client_apps.training:app"
-        )
-    return told
-
-
-logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,8 +352,8 @@ class Preparation:
         if settings.sampling != "fixed-size":
             settled = self._settled(population=max(1, settings.num_users))
         spent = nothing_spent(run, settings)
-        meeting = self._meeting(sources, progress=progress, spent=spent, resume=resume)
-        roster = meeting.hold(announcement(method, settings, settled, behind=rounds_behind(run)))
+        known = announcement(method, settings, settled, behind=rounds_behind(run))
+        roster = self._registered(sources, known, spent=spent, resume=resume)
         settings.check_delta(roster.total)
         # Nodes without users have nothing to hide and are asked nothing.
         asked = sum(users > 0 for users in roster.users.values())
@@ -585,8 +380,8 @@ class Preparation:
                 terms.noise_share,
             )
         check_noise(settled.plan, settings, progress=progress, spent=spent)
-        known = (last_state(run) or (0, None))[1]
-        if (found := method.check(settled.plan, spent=spent, state=known)) is not None:
+        state = (last_state(run) or (0, None))[1]
+        if (found := method.check(settled.plan, spent=spent, state=state)) is not None:
             if found.warning:  # the session's warnings are noted
                 logger.warning("%s", found.sentence)
             else:
@@ -601,17 +396,156 @@ class Preparation:
             terms=terms,
         )
 
-    def _meeting(
-        self, sources: tuple[RecordSource, ...], *, progress: Progress, spent: str, resume: bool
-    ) -> Meeting:
-        return Meeting(
-            grid=self.grid,
-            settings=self.settings,
-            timeout=self.timeout,
-            sources=sources,
-            progress=progress,
-            nothing_spent=spent,
-            resumed=self.run if resume else None,
+    def _registered(
+        self,
+        sources: tuple[RecordSource, ...],
+        announcement: Announcement,
+        *,
+        spent: str,
+        resume: bool,
+    ) -> Roster:
+        """Wait for the planned nodes, have them prepare, and return the public roster.
+
+        Args:
+            sources: what makes records at the server, one for each kind.
+            announcement: what the run may still ask.
+            spent: words for what a run has cost that stops now.
+            resume: whether it goes on, and keeps its settings.
+
+        Raises:
+            FederationError: nodes or users are missing.
+        """
+        settings = self.settings
+        nodes = self._wait_for_nodes(spent=spent, resume=resume)
+        roster, problems = dict.fromkeys(nodes, -1), Counter[str]()
+        times = len(sources)
+        often = f" for {times} kinds of questions" if times > 1 else ""
+        progress = self.run.progress()
+        with progress.stage(f"Nodes read their text{often}", len(nodes) * times) as stage:
+            for source in sources:
+                ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
+                # Whoever cannot make one kind of records takes no part in the others, either.
+                alike = {
+                    node: users for node, users in ready.items() if roster[node] in (-1, users)
+                }
+                if unlike := len(ready) - len(alike):
+                    problems["other users for one kind of question than for another"] += unlike
+                roster = alike
+        users = sum(roster.values())
+        told = "; ".join(f"{count} x {text}" for text, count in problems.most_common())
+        if problems:
+            logger.warning(
+                "%d of %d nodes are not ready: %s", len(nodes) - len(roster), len(nodes), told
+            )
+        because = f" ({told})" if told else ""
+        if len(roster) < len(nodes) and not settings.num_users:
+            # Going ahead without them would let one broken record decide who takes part.
+            # A run that goes on keeps its num-users, on which the noise of its rounds stands.
+            advice = (
+                "set num-users to the number of users that is enough to go ahead without them; "
+                if roster and not resume
+                else ""
+            )
+            raise FederationError(
+                f"{len(nodes) - len(roster)} of {len(nodes)} nodes are not ready{because}; {advice}"
+                f"{spent}"
+            )
+        planned, key = max(
+            (settings.num_users, "num-users"),
+            (settings.min_users or 0, "min-users"),
+            (1, "at least"),
+        )
+        if users < planned:
+            raise FederationError(
+                f"{users} users are ready on {len(roster)} of {len(nodes)} nodes, {planned} were "
+                f"planned ({key}){because}; {spent}"
+            )
+        return Roster(users=roster)
+
+    def _ask_to_prepare(
+        self,
+        nodes: list[int],
+        source: RecordSource,
+        announcement: Announcement,
+        problems: Counter[str],
+        stage: Stage,
+    ) -> dict[int, int]:
+        """Users of the nodes that have made one kind of records; why the others have not."""
+        request = data_request(self.settings, source)
+        messages = (
+            Message(
+                wire.pack_prepare(request, plan=announcement),
+                dst_node_id=node,
+                message_type=wire.PREPARE,
+            )
+            for node in nodes
+        )
+
+        def arriving() -> Iterator[Message]:
+            for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
+                stage.update()
+                yield reply
+
+        roster: dict[int, int] = {}
+        counts, wrong = Counter[str](), Counter[str]()
+        for reply in first_replies(arriving(), asked=nodes, counts=counts):
+            try:
+                entry = wire.unpack_roster(reply)
+            except wire.WireError as error:
+                wrong[str(error)] += 1
+                continue
+            if (entry.embedder, entry.dimension) == (source.fingerprint, source.dimension):
+                roster[reply.metadata.src_node_id] = entry.num_users
+            else:
+                wrong[self._other_model(source)] += 1
+        unknown = error_key(wire.ClientErrorCode.UNKNOWN_QUERY)
+        for key, count in counts.items():
+            more = f" ({', '.join(announcement.queries)}): {_INSTALL}" if key == unknown else ""
+            wrong[words_of(key) + more] += count
+        problems += +wrong
+        return roster
+
+    def _wait_for_nodes(self, *, spent: str, resume: bool) -> list[int]:
+        """Block until `num_nodes` nodes are connected.
+
+        Simulations start the server before their nodes are registered; going ahead with those
+        that happen to be there would change the sampling that the accountant is told of.
+        """
+        wanted, begun = self.settings.num_nodes, time.monotonic()
+        with contextlib.ExitStack() as shown:
+            stage: Stage | None = None
+            while True:
+                nodes = sorted(self.grid.get_node_ids())
+                if len(nodes) >= wanted:
+                    return nodes
+                waited = time.monotonic() - begun
+                if waited >= self.settings.node_timeout:
+                    instead = ""
+                    if resume and nodes and may_leave_out_nodes(self.run, self.settings, self.grid):
+                        command = how_to_resume(self.run.path, num_nodes=len(nodes))
+                        instead = f"to go on without those that are gone for good: {command}; "
+                    raise FederationError(
+                        f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
+                        f"{wanted} were planned (num-nodes); {instead}{spent}"
+                    )
+                if stage is None and waited >= _QUIET_SECONDS:
+                    stage = shown.enter_context(
+                        self.run.progress().stage("Wait for nodes to connect", wanted)
+                    )
+                if stage is not None:
+                    stage.update(len(nodes) - stage.done)
+                time.sleep(_POLL_SECONDS)
+
+    def _other_model(self, source: RecordSource) -> str:
+        settings, trains = self.settings, source.trains
+        if trains is not None:
+            beside = f" or {settings.embedding_model}" if source.conditioned else ""
+            return f"another model or tokenizer than the server's {trains.name}{beside}"
+        if source.model:
+            return f"another tokenizer than the server's {source.model}"
+        return (
+            "another embedding model or precision than the server's "
+            f"{settings.embedding_model} ({settings.embedding_precision})"
         )
 
     def _changes(self) -> dict[str, tuple[Any, Any]]:

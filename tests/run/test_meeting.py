@@ -39,9 +39,7 @@ def test_a_node_that_is_gone_is_counted_once_and_as_that(
 ) -> None:
     with pytest.raises(FederationError) as told:
         Probe(config()).start(federation(tamper=gone(2)))
-    assert "1 of 2 nodes are not ready (1 x the node is gone (an error of Flower));" in str(
-        told.value
-    )
+    assert "1 of 2 nodes are not ready (1 x an error of Flower);" in str(told.value)
 
 
 def test_one_that_is_silent_beside_it_is_still_missed(federation: Builder, config: Builder) -> None:
@@ -50,7 +48,7 @@ def test_one_that_is_silent_beside_it_is_still_missed(federation: Builder, confi
 
     with pytest.raises(FederationError, match="2 of 2 nodes are not ready") as told:
         Probe(config(round_timeout=0.3)).start(federation(tamper=tamper))
-    assert "1 x the node is gone (an error of Flower)" in str(told.value)
+    assert "1 x an error of Flower" in str(told.value)
     assert "1 x no reply" in str(told.value)
 
 
@@ -61,5 +59,5 @@ def test_an_answer_of_a_stranger_is_not_asked_for(federation: Builder, config: B
         vars(reply.metadata)["_src_node_id"] = _NOBODY
         return [reply]
 
-    with pytest.raises(FederationError, match="1 x a reply that was not asked for; 1 x no reply"):
+    with pytest.raises(FederationError, match="1 x rejected: not asked; 1 x no reply"):
         Probe(config(round_timeout=0.3)).start(federation(tamper=tamper))
