@@ -98,10 +98,10 @@ def _given(settings: list[str]) -> dict[str, Any]:
 
 
 def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
+    from flower_privsyn.cli.again import copy_released
     from flower_privsyn.cli.run import resume
     from flower_privsyn.files import expanded
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.again import copy_released
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
     refused = False  # not of one that was interrupted, which can be resumed

@@ -22,7 +22,7 @@ from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import located, sha256_of, user_path
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release, ReleaseSpec
+from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation import NodeKey, Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
@@ -404,15 +404,7 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
         run=context.run_id,
         node=context.node_id,
         partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
-        spec=ReleaseSpec(
-            round=ask.round_number,
-            query=ask.query.name,
-            mechanism=ask.mechanism,
-            sampling=ask.sampling,
-            relation=ask.relation,
-            correlation=ask.correlation,
-            max_nodes_per_user=ask.data.max_nodes_per_user,
-        ),
+        spec=ask.spec,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,
         coins=_coins(ask),

@@ -40,6 +40,7 @@ from flower_privsyn.privacy import (
     FixedSizeSampling,
     GaussianMechanism,
     NeighboringRelation,
+    ReleaseSpec,
     Sampling,
     mechanism_from_dict,
 )
@@ -282,6 +283,19 @@ class Ask:
     sample_count: StrictInt = -1
     roster_users: StrictInt = -1
     secure: Annotated[Terms | None, PlainValidator(_terms)] = None
+
+    @property
+    def spec(self) -> ReleaseSpec:
+        """What the round is to release, as ledgers and the accountant have it."""
+        return ReleaseSpec(
+            round=self.round_number,
+            query=self.query.name,
+            mechanism=self.mechanism,
+            sampling=self.sampling,
+            relation=self.relation,
+            correlation=self.correlation,
+            max_nodes_per_user=self.data.max_nodes_per_user,
+        )
 
     def announced(self, here: int) -> int:
         """How many users a node is asked about that hosts so many by now."""

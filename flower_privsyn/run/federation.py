@@ -19,7 +19,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
-from flower_privsyn.queries import Query
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import error_key, first_replies, words_of
 from flower_privsyn.run.changes import (
@@ -292,13 +291,6 @@ class Federation:
     attendance: Attendance
     terms: Terms | None = None
 
-    def source_of(self, query: Query) -> RecordSource:
-        """What makes the records that a question is about."""
-        for source in self.sources:
-            if source.suits(query):
-                return source
-        raise RuntimeError(f"the method prepared no records for {query.name}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
@@ -351,7 +343,7 @@ class Preparation:
         settled = None
         if settings.sampling != "fixed-size":
             settled = self._settled(population=max(1, settings.num_users))
-        spent = nothing_spent(run, settings)
+        spent = nothing_spent(run)
         known = announcement(method, settings, settled, behind=rounds_behind(run))
         roster = self._registered(sources, known, spent=spent, resume=resume)
         settings.check_delta(roster.total)

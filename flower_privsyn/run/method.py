@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -264,6 +264,18 @@ class RecordSource:
         if query.trains != (self.trains is not None):
             return False
         return query.trains or query.reads == self.reads
+
+
+def source_of(sources: Iterable[RecordSource], query: Query) -> RecordSource:
+    """What makes the records that a question is about.
+
+    Raises:
+        RuntimeError: none of them does.
+    """
+    found = next((one for one in sources if one.suits(query)), None)
+    if found is None:
+        raise RuntimeError(f"the method prepared no records for {query.name}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

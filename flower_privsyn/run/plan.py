@@ -344,25 +344,6 @@ class NoiseAgainstUsers:
             )
 
 
-def refuse_noise(
-    plan: Plan, settings: PrivateSumConfig, *, spent: str = "nothing was spent"
-) -> None:
-    """Refuse releases that would be noise alone.
-
-    Args:
-        plan: settled, with the population that there is.
-        settings: the settings.
-        spent: words for what the run has cost.
-
-    Raises:
-        ConfigError: a phase is noise alone, and `accept_noise` is not set.
-    """
-    checks = [NoiseAgainstUsers.of(phase, settings) for phase in plan.phases]
-    for phase, against in zip(plan.phases, checks, strict=True):
-        if not settings.accept_noise:
-            against.refuse(phase.asks, spent=spent)
-
-
 def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, spent: str) -> None:
     """Set the noise of every phase against the users, in words, and refuse noise alone.
 
@@ -375,10 +356,12 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
     Raises:
         ConfigError: a phase is noise alone, and `accept_noise` is not set.
     """
-    refuse_noise(plan, settings, spent=spent)
-    for phase in plan.phases:
-        sentence = NoiseAgainstUsers.of(phase, settings).describe(phase.asks)
-        logger.info("%s", sentence)
+    checks = [(NoiseAgainstUsers.of(phase, settings), phase.asks) for phase in plan.phases]
+    if not settings.accept_noise:
+        for against, asks in checks:
+            against.refuse(asks, spent=spent)
+    for against, asks in checks:
+        logger.info("%s", sentence := against.describe(asks))
         progress.note(sentence)
 
 

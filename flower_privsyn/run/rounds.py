@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.lib.format import read_array
 
 from flower_privsyn.errors import (
-    ConfigError,
     FederationError,
     LedgerError,
     RunDirectoryError,
@@ -37,7 +36,6 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.run_format import STOPPED
-from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following
 
 #: For the lines and small files that close a round: a page of the disk each.
@@ -290,30 +288,16 @@ class Releases:
         return None if sampling is None else stored_release(self._run, number, sampling=sampling)
 
 
-def nothing_spent(run: RunDirectory, settings: PrivateSumConfig) -> str:
-    """What a run that stops before it asks anybody has cost, and how a paid one can end.
-
-    Args:
-        run: its directory.
-        settings: that it goes on with; some methods have no result of as few rounds.
-    """
+def nothing_spent(run: RunDirectory) -> str:
+    """What a run that stops before it asks anybody has cost, and how a paid one can end."""
     if not rounds_behind(run):
         return "nothing was spent"
-    end = earliest_end(run)
-    if end is None or not _may_have(settings, num_rounds=end):
+    if (end := earliest_end(run)) is None:
         return "nothing more was spent"
     return (
         "nothing more was spent; to end with what was released: "
         f"{how_to_resume(run.path, num_rounds=end)}"
     )
-
-
-def _may_have(settings: PrivateSumConfig, *, num_rounds: int) -> bool:
-    try:
-        replace(settings, num_rounds=num_rounds)
-    except ConfigError:
-        return False
-    return True
 
 
 #: What all rounds of the plan cost together, in the record of round 0.

@@ -56,6 +56,7 @@ from flower_privsyn.run.method import (
     RunContext,
     largest_clip_norm,
     need,
+    source_of,
 )
 from flower_privsyn.run.opened import OpenedRun
 from flower_privsyn.run.plan import SettledPlan
@@ -250,7 +251,6 @@ def ask_of(
     plan: SettledPlan,
     *,
     number: int,
-    mechanism: GaussianMechanism,
     source: RecordSource,
     secure: Terms | None = None,
 ) -> wire.Ask:
@@ -261,7 +261,6 @@ def ask_of(
         settings: of the run.
         plan: settled.
         number: of the round, 1-based.
-        mechanism: the noise on the question's sum.
         source: what makes the records.
         secure: the terms of secure aggregation; None without it.
     """
@@ -273,25 +272,15 @@ def ask_of(
         data=data_request(settings, source),
         sampling=phase.sampling,
         sampling_key=bytes(32),
-        mechanism=mechanism,
+        # Every node clips, so a user counts once on each.
+        mechanism=GaussianMechanism(
+            noise_multiplier=phase.noise_multiplier or 0.0,
+            l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,
+        ),
         num_rounds=settings.num_rounds,
         relation=NeighboringRelation(settings.relation),
         correlation=plan.correlations.get(phase.name),
         secure=secure,
-    )
-
-
-def mechanism_of(query: Query, phase: Phase, settings: PrivateSumConfig) -> GaussianMechanism:
-    """The noise on a question's sum: every node clips, so a user counts once on each.
-
-    Args:
-        query: with its clip norm.
-        phase: settled, of the round.
-        settings: of the run.
-    """
-    return GaussianMechanism(
-        noise_multiplier=phase.noise_multiplier or 0.0,
-        l2_sensitivity=settings.max_nodes_per_user * query.clip_norm,
     )
 
 
@@ -328,13 +317,12 @@ def planned_traffic(
         if alike not in counted:
             if packed is None or packed[0] is not question:
                 packed = question, broadcast_of(question, settings)
-            source = next(one for one in outline.sources if one.suits(question.query))
+            source = source_of(outline.sources, question.query)
             ask = ask_of(
                 question,
                 settings,
                 plan,
                 number=number,
-                mechanism=mechanism_of(question.query, phase, settings),
                 source=source,
                 secure=settings.secure_terms(settings.num_nodes),
             )
@@ -666,7 +654,8 @@ class PrivateSumStrategy(Strategy):
         # As nodes see it after the journey.
         question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
         phase = self.plan.at(number)
-        roster, source = started.federation.roster, started.federation.source_of(question.query)
+        roster = started.federation.roster
+        source = source_of(started.federation.sources, question.query)
         refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
@@ -675,21 +664,19 @@ class PrivateSumStrategy(Strategy):
             everybody=self.config.secure_aggregation,
         )
         recipients = roster.recipients(phase.sampling, always=always, random=self._random)
-        mechanism = mechanism_of(question.query, phase, self.config)
         ask = ask_of(
             question,
             self.config,
             started.federation.settled,
             number=number,
-            mechanism=mechanism,
             source=source,
             secure=started.federation.terms,
         )
         asked = AskedRound(
             number=number,
             question=question,
-            mechanism=mechanism,
-            sampling=phase.sampling,
+            mechanism=ask.mechanism,
+            sampling=ask.sampling,
             most_users={node: one.most_users for node, one in recipients.items()},
             roster_users={node: one.roster_users for node, one in recipients.items()},
             always_asked=always,
@@ -698,7 +685,7 @@ class PrivateSumStrategy(Strategy):
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
             secure=self.config.secure_aggregation,
         )
-        self._begin(asked)
+        self._begin(asked, ask.spec)
 
         def asks() -> Iterator[tuple[int, wire.Ask]]:
             for node, one in recipients.items():
@@ -717,24 +704,15 @@ class PrivateSumStrategy(Strategy):
 
         return started.aggregation.messages(asks(), arrays, grid=started.grid)
 
-    def _begin(self, asked: AskedRound) -> None:
+    def _begin(self, asked: AskedRound, spec: ReleaseSpec) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
-        started, settings = need(self._started), self.config
+        started, correlation = need(self._started), spec.correlation
         started.rounds.refuse_where_stopped(asked.number)
         numbers = asked.question.query.answer_length(asked.question.broadcast)
-        correlation = self._open_noise(asked.number)
+        self._open_noise(asked.number, correlation)
         memory = numbers * correlation.factorisation.buffers if correlation else 0
         # What is begun is charged, whether or not its release finds room on the disk.
         make_room(self.run, asked.number, numbers=numbers, beside=memory)
-        spec = ReleaseSpec(
-            round=asked.number,
-            query=asked.question.query.name,
-            mechanism=asked.mechanism,
-            relation=NeighboringRelation(settings.relation),
-            sampling=asked.sampling,
-            correlation=correlation,
-            max_nodes_per_user=settings.max_nodes_per_user,
-        )
         started.ledger.begin(
             spec,
             planned_users=max(1, round(asked.sampling.expected_users)),
@@ -880,16 +858,14 @@ class PrivateSumStrategy(Strategy):
             )
         attendance.missed(asked.number, asked.told(counts))
 
-    def _open_noise(self, number: int) -> Correlation | None:
+    def _open_noise(self, number: int, correlation: Correlation | None) -> None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
         started = need(self._started)
-        phase = self.plan.at(number)
-        correlation = started.federation.settled.correlations.get(phase.name)
-        if number == self.plan.first_round(phase):
+        if number == self.plan.first_round(self.plan.at(number)):
             # That of the phase before, which no round takes up, also of a process that is gone.
             self._forget_noise()
         if correlation is None or started.noise is not None:
-            return correlation
+            return
         path = self.run.path / NOISE_FILE
         started.noise = CorrelatedNoise(correlation, random=self._random, path=path)
         released = started.ledger.last_released(correlation)
@@ -898,7 +874,6 @@ class PrivateSumStrategy(Strategy):
                 f"{path} does not reach round {released}, which was released: the noise of the "
                 "rounds to come must take that round's noise up, and the run cannot continue"
             )
-        return correlation
 
     def _forget_noise(self) -> None:
         """Delete the memory of the noise: no round is left that would take it up.

@@ -15,6 +15,7 @@ from flwr.app import Message
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
+from flower_privsyn.cli.again import copy_released
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.comparison.teachers import writer_of
@@ -29,7 +30,6 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.again import copy_released
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITER
 from flower_privsyn.run.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
