@@ -20,6 +20,7 @@ from flower_privsyn.report.comparison import filled as of_comparison
 from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import ledger_meta
+from flower_privsyn.run.run_format import hide_dates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,7 +48,7 @@ def write_run_page(
     target = run.path / "report.html" if path is None else path
     _write(run_page(run, quality), target)
     if path is None and run.running_process() is None:
-        run.hide_dates()
+        hide_dates(run.path)
     return target
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 from flwr.serverapp import Grid
@@ -141,14 +140,28 @@ def changes_of_run(
     nodes = int(before.get("num-nodes", known["num-nodes"]))
     if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
-    return changes_of_resume(
-        {**known, **before},
-        # What nodes read is checked where it is known: not of settings that were made in code.
-        {**settings.to_dict(), **{key: before[key] for key in CLIENT_KEYS & set(before)}}
-        | {key: value for key, value in settings.node_settings if key in before},
-        free=free,
-        run=run.path,
-    )
+    # What nodes read is checked where it is known: not of settings that were made in code.
+    now = {**settings.to_dict(), **{key: before[key] for key in CLIENT_KEYS & set(before)}}
+    now |= {key: value for key, value in settings.node_settings if key in before}
+    before = {**known, **before}
+    changed = {key: pair for key, pair in _differing(before, now).items() if key not in _PLACE}
+    for key, (old, new) in changed.items():
+        if key not in free and not (key == "generator" and same_model_elsewhere(old, new)):
+            raise ConfigError(
+                f"{key} = {new!r} differs from the {old!r} the run in {run.path} was started with: "
+                "a resumed run keeps its settings. At this point it may change "
+                f"{', '.join(sorted({*free} & {*before, *now} - _PLACE))}"
+            )
+    return changed
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The values before and now of what is not the same; None stands for what is not there."""
+    return {
+        key: (before.get(key), now.get(key))
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    }
 
 
 def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Grid | None) -> bool:
@@ -173,53 +186,37 @@ def record_changes(run: RunDirectory, changes: Mapping[str, tuple[Any, Any]]) ->
     """Keep what is changed, and since when: the run directory says what made its texts.
 
     So of the libraries: another version is no reason to refuse, but it may write and train
-    otherwise.
-    """
-    remember(run, {key: now for key, (_, now) in changes.items()})
-    libraries = other_versions(run)
-    if not changes and not libraries:
-        return
-    if libraries:
-        told = (
-            f"{name} {now or 'none'} in place of {was or 'none'}"
-            for name, (was, now) in libraries.items()
-        )
-        logger.warning("the run goes on with other libraries: %s", ", ".join(told))
-    for key, (before, now) in changes.items():
-        logger.warning("%s = %r from now on, in place of %r", key, now, before)
-    write_changes(run, changes, libraries)
-
-
-def changes_of_resume(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, free: Collection[str], run: Path
-) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ from those a run was started with.
+    otherwise. `config` and `versions` then hold what is so now, and `changes` every change, oldest
+    first.
 
     Args:
-        before: as recorded.
-        now: as the run is resumed with.
-        free: keys that its releases do not depend on, the ones to come included.
         run: its directory.
-
-    Returns:
-        For each key the value before and the one now, without those that say where the run is.
-
-    Raises:
-        ConfigError: another setting differs.
+        changes: for each key the value before and the one from now on.
     """
-    changed = {
-        key: (before.get(key), now.get(key))
-        for key in sorted({*before, *now} - _PLACE)
-        if before.get(key) != now.get(key)
+    remember(run, {key: now for key, (_, now) in changes.items()})
+    document, here = run.document, versions()
+    libraries = _differing(document.get("versions", here), here)
+    if not changes and not libraries:
+        return
+    for name, (before, now) in libraries.items():
+        logger.warning("the run goes on with %s %s, in place of %s", name, now, before)
+    for key, (before, now) in changes.items():
+        logger.warning("%s = %r from now on, in place of %r", key, now, before)
+    settings = without_places(changes)
+    entry: dict[str, Any] = {
+        "after_round": max(run.finished_rounds(), default=0),
+        "texts_before": sum(
+            1 for name in (EXPANDED, WRITTEN) for _ in read_json_lines(run.path / name)
+        ),
+        "settings": _pairs(settings),
     }
-    for key, (old, new) in changed.items():
-        if key not in free and not (key == "generator" and same_model_elsewhere(old, new)):
-            raise ConfigError(
-                f"{key} = {new!r} differs from the {old!r} the run in {run} was started with: a "
-                "resumed run keeps its settings. At this point it may change "
-                f"{', '.join(sorted({*free} & {*before, *now} - _PLACE))}"
-            )
-    return changed
+    if libraries:
+        entry["versions"] = _pairs(libraries)
+    config = {**run.config, **{key: plain(now) for key, (_, now) in settings.items()}}
+    history = [*document.get("changes", []), entry]
+    write_json(
+        run.config_file, {**document, "config": config, "versions": here, "changes": history}
+    )
 
 
 def same_model_elsewhere(before: object, now: object) -> bool:
@@ -229,39 +226,6 @@ def same_model_elsewhere(before: object, now: object) -> bool:
         address, _, model = str(generator).partition("#")
         names.add(model if is_address(address) else "")
     return len(names) == 1 and "" not in names
-
-
-def write_changes(
-    run: RunDirectory,
-    settings: Mapping[str, tuple[Any, Any]],
-    libraries: Mapping[str, tuple[str | None, str | None]] | None = None,
-) -> None:
-    """Record that a resumed run goes on with other settings or libraries, and after which round.
-
-    `config` and `versions` then hold the new values, and `changes` every change, oldest first.
-
-    Args:
-        run: Its directory.
-        settings: For each key the value before and the one from now on.
-        libraries: For each name the version before and the one from now on; None of a library
-            that is not there.
-    """
-    document, settings = run.document, without_places(settings)
-    entry: dict[str, Any] = {
-        "after_round": max(run.finished_rounds(), default=0),
-        "texts_before": sum(
-            1 for name in (EXPANDED, WRITTEN) for _ in read_json_lines(run.path / name)
-        ),
-        "settings": _pairs(settings),
-    }
-    config = {**run.config, **{key: plain(now) for key, (_, now) in settings.items()}}
-    document = {**document, "config": config}
-    if libraries:
-        entry["versions"] = _pairs(libraries)
-        found = {**_stated(document), **{name: now for name, (_, now) in libraries.items()}}
-        document["versions"] = {name: version for name, version in found.items() if version}
-    history = [*document.get("changes", []), entry]
-    write_json(run.config_file, {**document, "changes": history})
 
 
 def remember(run: RunDirectory, changed: Mapping[str, Any]) -> None:
@@ -278,24 +242,6 @@ def remember(run: RunDirectory, changed: Mapping[str, Any]) -> None:
         parts["launch"] = {**launch, "run-config": {**launch["run-config"], **known}}
     with contextlib.suppress(OSError):
         run.owner.remember(**parts)
-
-
-def other_versions(run: RunDirectory) -> dict[str, tuple[str | None, str | None]]:
-    """Libraries that are not here as the run last had them: the version then, and the one now.
-
-    None stands for a library that is not there. Of a run that states no versions there are none.
-    """
-    before, now = _stated(run.document), versions()
-    return {
-        name: (before.get(name), now.get(name))
-        for name in (sorted({*before, *now}) if before else ())
-        if before.get(name) != now.get(name)
-    }
-
-
-def _stated(document: Mapping[str, Any]) -> dict[str, str]:
-    stated = document.get("versions")
-    return dict(stated) if isinstance(stated, dict) else {}
 
 
 def _pairs(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:

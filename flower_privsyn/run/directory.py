@@ -59,12 +59,13 @@ from flower_privsyn.files import (
     write_json,
 )
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
-from flower_privsyn.run.locks import forget_holder, hide_dates_of, is_alive, lock_file, read_holder
+from flower_privsyn.run.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.run.progress import Progress, Stage, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
     asked_wrongly,
+    hide_dates,
     how_to_resume,
     read_json_object,
     sentence_of,
@@ -313,28 +314,19 @@ class OwnerFolder:
             event: what happened, such as "round".
             figures: durations in seconds and what they belong to, as plain JSON values.
         """
-        line = {"event": event, "time": files.now(), **figures}
+        lines = [{"event": event, "time": files.now(), **figures}]
         with contextlib.suppress(OSError):
             self.make()
-            write_times(self.times_file, [line])
+            descriptor = os.open(self.times_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                if file.tell() == 0:
+                    lines = [{"stamp": TIMES_STAMP}, *lines]
+                file.write("".join(json.dumps(plain(line)) + "\n" for line in lines).encode())
 
     def times(self) -> list[dict[str, Any]]:
         """The lines of `times.jsonl` after the stamp; none where there is no such file."""
         lines = list(read_json_lines(self.times_file))
         return [line for line in lines if "stamp" not in line]
-
-
-def write_times(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Add lines to a file of times, after the stamp where the file is new.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as file:
-        if file.tell() == 0:
-            lines = [{"stamp": TIMES_STAMP}, *lines]
-        file.write("".join(json.dumps(plain(line)) + "\n" for line in lines).encode())
 
 
 def _seal_of(kept: Mapping[str, Any]) -> str | None:
@@ -416,8 +408,8 @@ class RunDirectory:
                 locked.
         """
         run = cls(expanded(path).absolute())
-        run.refuse_existing()
         try:
+            run.refuse_existing()
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             try:
@@ -461,7 +453,11 @@ class RunDirectory:
         if not run.config_file.is_file():
             raise RunDirectoryError(f"{run.path} is not a run directory: it holds no config.json.")
         refuse_links(run.path)
-        refuse_other_format(run.path, run.document)
+        if (found := run.document.get("format")) != FORMAT:
+            raise RunDirectoryError(
+                f"The run in {run.path} has format {found!r} where this package reads {FORMAT}: it "
+                "was written by another version."
+            )
         return run
 
     @classmethod
@@ -583,8 +579,30 @@ class RunDirectory:
         return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
 
     def stated_digests(self) -> dict[str, str]:
-        """Digests of ledger lines that the run's files state, and for each the name of a file."""
-        return stated_digests(self.path)
+        """Digests of ledger lines that the run's files state, and for each the name of a file.
+
+        Raises:
+            RunDirectoryError: `metrics.jsonl` is damaged.
+        """
+        found: dict[str, str] = {}
+
+        def state(record: Mapping[str, Any], file: str) -> None:
+            digest = record.get(LEDGER_KEY)
+            if isinstance(digest, str):
+                found.setdefault(digest, file)
+
+        for file in [*(one.state for _, one in self.rounds), self.state_file]:
+            state(read_json(file), str(file.relative_to(self.path)))
+        for line in read_json_lines(self.metrics_file):
+            state(line, self.metrics_file.name)
+        with (
+            contextlib.suppress(OSError),
+            (self.path / "report.html").open(encoding="utf-8", errors="replace") as page,
+        ):
+            # In the head of the page, before anything long.
+            for digest in _LEDGER_META.findall(page.read(100_000)):
+                found.setdefault(digest, "report.html")
+        return found
 
     def ledger_lines(self) -> list[dict[str, Any]]:
         """The lines of the ledger, without a torn last one; none before the first.
@@ -782,10 +800,6 @@ class RunDirectory:
         self.owner.record("state", status=state["status"])
         write_json(self.state_file, {**state, **self._stated()})
 
-    def hide_dates(self) -> None:
-        """Give all files the date of the run's creation; call it when work on the run has ended."""
-        hide_dates_of(self.path)
-
     # ---------------------------------------------------------------- one process at a time
 
     def lock(self, *, wait_seconds: float = 0.0) -> None:
@@ -808,7 +822,7 @@ class RunDirectory:
         """Let another process work on the run; its files get the date of its creation."""
         if self._lock_file is not None:
             forget_holder(self._lock_file)
-            hide_dates_of(self.path)
+            hide_dates(self.path)
             self._lock_file.close()
             self._lock_file = None
 
@@ -859,7 +873,7 @@ def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[No
             yield
         finally:
             forget_holder(held)
-            hide_dates_of(run_path)
+            hide_dates(run_path)
 
 
 _LEDGER_META = re.compile(r'<meta name="privsyn-ledger" content="([0-9a-f]{64})">')
@@ -883,57 +897,9 @@ def refuse_links(path: Path) -> None:
                 )
 
 
-def refuse_other_format(path: Path, document: Mapping[str, Any]) -> None:
-    """Refuse a run directory of another format.
-
-    Args:
-        path: the run directory.
-        document: its `config.json`.
-
-    Raises:
-        RunDirectoryError: The format is not `FORMAT`.
-    """
-    found = document.get("format")
-    if found != FORMAT:
-        raise RunDirectoryError(
-            f"The run in {path} has format {found!r} where this package reads {FORMAT}: it was "
-            "written by another version."
-        )
-
-
 def ledger_meta(digest: str) -> str:
     """The element by which a page states a line of the ledger."""
     return f'<meta name="privsyn-ledger" content="{digest}">'
-
-
-def stated_digests(path: Path) -> dict[str, str]:
-    """The digests of ledger lines that other files of a run state, and the name of such a file.
-
-    Args:
-        path: the run directory.
-
-    Raises:
-        RunDirectoryError: `metrics.jsonl` is damaged.
-    """
-    found: dict[str, str] = {}
-
-    def state(record: Mapping[str, Any], file: str) -> None:
-        digest = record.get(LEDGER_KEY)
-        if isinstance(digest, str):
-            found.setdefault(digest, file)
-
-    for file in [*(one.state for _, one in Rounds(path / ROUNDS)), path / "state.json"]:
-        state(read_json(file), str(file.relative_to(path)))
-    for line in read_json_lines(path / "metrics.jsonl"):
-        state(line, "metrics.jsonl")
-    with (
-        contextlib.suppress(OSError),
-        (path / "report.html").open(encoding="utf-8", errors="replace") as page,
-    ):
-        # In the head of the page, before anything long.
-        for digest in _LEDGER_META.findall(page.read(100_000)):
-            found.setdefault(digest, "report.html")
-    return found
 
 
 def others_than_a_start(path: Path) -> list[str]:
@@ -941,25 +907,11 @@ def others_than_a_start(path: Path) -> list[str]:
 
     Args:
         path: the folder; there are none where there is no folder.
-
-    Raises:
-        RunDirectoryError: it cannot be read.
     """
-    written = ("config.json", "state.json", "progress.json")
-    try:
-        names = sorted(entry.name for entry in path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise RunDirectoryError(
-            f"The folder {path} cannot be read: {error.strerror or error}."
-        ) from error
-    return [
-        name
-        for name in names
-        if name not in {*written, ".lock", "lost+found"}  # the last of a disk of its own
-        and not name.startswith(tuple(f".{one}." for one in written))  # half written
-    ]
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    # A file may be half written, and a disk of its own has a folder for what was lost.
+    started = ("config.json", "state.json", "progress.json", "lock", "lost+found")
+    return [name for name in names if not name.lstrip(".").startswith(started)]
 
 
 def named(run: RunDirectory, key: str, *, here: Callable[[str], bool], instead: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -13,7 +12,6 @@ import psutil
 
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import refuses_files
-from flower_privsyn.run.run_format import hide_dates, read_json_object
 
 _LOCK_POLL_SECONDS = 0.2
 
@@ -106,14 +104,6 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
 def forget_holder(file: IO[str]) -> None:
     """Forget who held a lock, and when that process began; the lock is still held."""
     file.truncate(0)
-
-
-def hide_dates_of(run_path: Path) -> None:
-    """Give all files of a run the date of its creation, where that is known."""
-    # What is missing or damaged is named by whoever reads it.
-    with contextlib.suppress(RunDirectoryError):
-        document = read_json_object(run_path / "config.json")
-        hide_dates(run_path, str(document.get("created", "")))
 
 
 def read_holder(path: Path) -> tuple[int, str] | None:

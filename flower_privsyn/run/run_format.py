@@ -96,8 +96,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def hide_dates(path: Path, created: str) -> None:
-    """Give every file and folder of a run the date of its creation.
+def hide_dates(path: Path) -> None:
+    """Give every file and folder of a run the date of its creation, where that is known.
 
     The dates of files would say how long each round took. What the operating system keeps beyond
     them (the time of a file's last change of status) cannot be set, and does not travel with a
@@ -105,10 +105,12 @@ def hide_dates(path: Path, created: str) -> None:
 
     Args:
         path: the run directory.
-        created: the moment it was created, ISO 8601.
     """
     try:
-        moment = datetime.fromisoformat(created).timestamp()
+        created = read_json_object(path / "config.json").get("created", "")
+        moment = datetime.fromisoformat(str(created)).timestamp()
+    except RunDirectoryError:  # what is missing or damaged is named by whoever reads it
+        return
     except ValueError:
         moment = 0.0
     for entry in _entries(path):

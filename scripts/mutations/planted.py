@@ -96,9 +96,9 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user on two nodes has the noise of one",
             guards="people on several nodes raise the noise",
-            where="run/strategy.py::mechanism_of",
-            before="l2_sensitivity=settings.max_nodes_per_user * query.clip_norm",
-            after="l2_sensitivity=query.clip_norm",
+            where="run/strategy.py::ask_of",
+            before="l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm",
+            after="l2_sensitivity=question.query.clip_norm",
             tests=("tests/run/test_several_nodes.py::test_the_noise_is_k_times_that_of_one_node",),
         ),
         Mutation(

@@ -21,7 +21,7 @@ from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.changes import write_changes
+from flower_privsyn.run.changes import record_changes
 from flower_privsyn.run.directory import TIMES_STAMP, OwnerFolder
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
@@ -316,6 +316,6 @@ def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
 def test_a_change_says_how_many_texts_were_written_before_it(tmp_path: Path, kept: str) -> None:
     run = RunDirectory.create(tmp_path / "run", config={"temperature": 1.0}, strategy="CTCL")
     (run.path / kept).write_text('{"text": "one"}\n{"text": "another"}\n')
-    write_changes(run, {"temperature": (1.0, 0.7)})
+    record_changes(run, {"temperature": (1.0, 0.7)})
     (change,) = run.document["changes"]
     assert change["texts_before"] == 2
