@@ -31,7 +31,7 @@ from flwr.serverapp import Grid
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_batch_invariance
 from flower_privsyn.host.grid import flower_identity
-from flower_privsyn.messages.header import refuse_uncarried
+from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
 __all__ = [

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ProtocolError
-from flower_privsyn.messages.header import without_empty
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
 from flower_privsyn.messages.wire import (
@@ -29,6 +28,7 @@ from flower_privsyn.messages.wire import (
     numbers_of,
     pack_ask,
     packed_bytes,
+    without_empty,
 )
 from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking, codec, graph_of
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
-from flower_privsyn.messages.header import refuse_uncarried
-from flower_privsyn.messages.wire import Announcement, ToCome
+from flower_privsyn.messages.wire import Announcement, ToCome, refuse_uncarried
 from flower_privsyn.privacy import (
     Correlation,
     FullParticipation,

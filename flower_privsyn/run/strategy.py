@@ -23,8 +23,8 @@ from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import leftovers
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.header import refuse_uncarried
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
+from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import (
     CorrelatedNoise,

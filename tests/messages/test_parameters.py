@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.messages.header import refuse_uncarried
+from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.queries import QUERIES, Cohort, Query
 from flower_privsyn.testing import check_query
 from tests.support.text_lengths import TextLengths

@@ -12,8 +12,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.header import PROTOCOL
-from flower_privsyn.messages.wire import Announcement, ToCome
+from flower_privsyn.messages.wire import PROTOCOL, Announcement, ToCome
 from flower_privsyn.privacy import (
     MOST_PHASES,
     BandedToeplitz,

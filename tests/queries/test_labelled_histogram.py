@@ -176,7 +176,7 @@ class TestRefusals:
 def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
     from dataclasses import replace
 
-    from flower_privsyn.messages.header import WireError, data_request, request_record
+    from flower_privsyn.messages.wire import WireError, data_request, request_record
 
     with_classes = replace(DATA, classes=("b", "a"))
     assert data_request(request_record(with_classes)) == with_classes
