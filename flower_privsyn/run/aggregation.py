@@ -164,6 +164,17 @@ def words_of(key: str) -> str:
     return {"missing": "no reply", _OTHER_ERROR: wire.words_of(-1)}.get(key, key)
 
 
+def answered_by(counts: Mapping[str, int]) -> int:
+    """How many of the nodes that were asked have answered, in whatever form.
+
+    Args:
+        counts: replies that were used, and why others were not.
+    """
+    return counts.get("answers", 0) + sum(
+        count for key, count in counts.items() if key.startswith("rejected: ") and key not in BESIDE
+    )
+
+
 def error_key(code: int) -> str:
     """A name for an error code: a client could put anything into a number that is not agreed."""
     if code in set(wire.ClientErrorCode):

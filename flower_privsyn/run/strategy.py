@@ -44,7 +44,15 @@ from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.queries import Query
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
-from flower_privsyn.run.aggregation import BESIDE, Aggregation, Central, Expected, Secure, words_of
+from flower_privsyn.run.aggregation import (
+    BESIDE,
+    Aggregation,
+    Central,
+    Expected,
+    Secure,
+    answered_by,
+    words_of,
+)
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
 from flower_privsyn.run.method import (
@@ -737,7 +745,7 @@ class PrivateSumStrategy(Strategy):
             rounds.release(released)
         elif asked.number in started.ledger.rounds_charged:
             rounds.leave_out(asked.number, "lost")
-        elif asked.secure or counts["answers"] or not self.plan.at(asked.number).makes_up:
+        elif asked.secure or answered_by(counts) or not self.plan.at(asked.number).makes_up:
             # A node begins a round of secure aggregation once in a run of Flower's, and one that
             # answered has charged it: asked again at once it would charge both as one sum.
             rounds.leave_out(asked.number, "discarded")

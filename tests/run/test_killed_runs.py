@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import (
     Message,
@@ -18,7 +17,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run.summary import run_costs
-from flower_privsyn.strategies import ReleasedSum
 from tests.support.federation import silent
 from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod
@@ -65,43 +63,6 @@ class TestResume:
         strategy = start(resume=True)
         self.check(tmp_path / "run", interrupted=[2])
         assert [release.round_number for release in strategy.released] == [3]
-
-    def test_killed_between_ledger_and_disk(
-        self, start: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def die(run: Any, release: ReleasedSum) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(rounds, "store_release", die)
-            with pytest.raises(Killed):
-                start()
-        strategy = start(resume=True)
-        # The line was written as an ordinary release; the sum itself is gone for good.
-        self.check(tmp_path / "run", interrupted=[])
-        assert [release.round_number for release in strategy.released] == [2, 3]
-        assert (
-            json.loads((tmp_path / "run/rounds/0001/state.json").read_text())["outcome"]
-            == "interrupted"
-        )
-
-    def test_killed_in_post_processing_uses_the_stored_release(
-        self, start: Builder, tmp_path: Path
-    ) -> None:
-        def prepare(strategy: Probe) -> None:
-            def die() -> None:
-                if len(strategy.released) == 1:
-                    raise Killed
-
-            strategy.method.before_update = die
-
-        with pytest.raises(Killed):
-            start(prepare=prepare)
-        stored = np.load(tmp_path / "run/rounds/0002/release.npy")
-        strategy = start(resume=True)
-        self.check(tmp_path / "run", interrupted=[])
-        assert [release.round_number for release in strategy.released] == [2, 3]
-        assert np.array_equal(strategy.released[0].values, stored)
 
     @pytest.mark.parametrize(
         ("step", "counted", "released"),

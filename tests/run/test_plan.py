@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import dp_accounting
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
@@ -149,43 +148,6 @@ class TestThreePhases:
         assert stds[2:] == pytest.approx(3 * turns.noise_multiplier * rows)
         for release in strategy.released:
             assert release.values.std() == pytest.approx(release.noise_std, rel=0.05)
-
-    @pytest.mark.parametrize("number", range(1, ROUNDS + 1))
-    @pytest.mark.parametrize("where", ["asking", "answered"])
-    def test_killed_in_every_round_and_resumed_cost_the_same(
-        self, federation: Builder, config: Builder, tmp_path: Path, number: int, where: str
-    ) -> None:
-        whole = phased(config, tmp_path, run_dir=str(tmp_path / "whole"))
-        whole.start(federation())
-        asked: Counter[int] = Counter()
-
-        def die(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type != wire.PREPARE:
-                record = request.content.config_records["privsyn.request"]
-                asked[int(record["round"])] += 1  # type: ignore[arg-type]
-                if where == "asking" and int(record["round"]) == number:  # type: ignore[arg-type]
-                    raise Killed
-            return [reply]
-
-        strategy = phased(config, tmp_path)
-        if where == "answered":
-
-            def killed() -> None:
-                if len(strategy.released) == number - 1:
-                    raise Killed
-
-            strategy.method.before_update = killed
-        with pytest.raises(Killed):
-            strategy.start(federation(tamper=die))
-        again = phased(config, tmp_path, resume=True)
-        again.start(federation())
-        assert spent(tmp_path / "run") == pytest.approx(spent(tmp_path / "whole"), rel=1e-9)
-        found = releases(tmp_path / "run")
-        assert sorted(line["round"] for line in found) == list(range(1, ROUNDS + 1))
-        interrupted = [line["round"] for line in found if line["interrupted"]]
-        assert interrupted == ([number] if where == "asking" else [])
-        assert not (tmp_path / "run" / "noise.npz").exists()
-        assert again.run.status == "finished"
 
     def test_ask_only_what_they_say(
         self, federation: Builder, config: Builder, tmp_path: Path

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.run import RunDirectory
@@ -145,14 +146,18 @@ def test_a_state_names_no_model_outside_of_the_run(tmp_path: Path) -> None:
     run.unlock()
 
 
+@pytest.mark.parametrize("left_out", [False, True])
 def test_a_round_that_some_have_answered_is_not_asked_again_at_once(
-    federation: Builder, config: Builder, tmp_path: Path
+    federation: Builder, config: Builder, tmp_path: Path, left_out: bool
 ) -> None:
     """A node that answered has charged it: it would charge both answers as one sum."""
 
     def lose(request: Any, reply: Any) -> Any:
-        first = reply.metadata.src_node_id != 1
-        return silent(2)(request, reply) if first else [reply]
+        if reply.metadata.src_node_id != 1:
+            return silent(2)(request, reply)
+        if left_out and request.content["privsyn.request"].get("round") == 2:
+            reply.content["more"] = MetricRecord({"loss": 0.5})
+        return [reply]
 
     strategy = Probe(config(num_rounds=3, num_nodes=3))
     strategy.start(federation(num_nodes=3, tamper=lose))
