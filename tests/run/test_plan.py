@@ -158,7 +158,7 @@ class TestThreePhases:
             {"candidates": strategy.method.candidates},
         )
         strategy.method.ask = lambda *_: other  # type: ignore[method-assign]
-        with pytest.raises(RuntimeError, match="asks nearest_neighbor_histogram, not other"):
+        with pytest.raises(RuntimeError, match="does not ask other"):
             strategy.start(federation())
         assert not releases(tmp_path / "run")
 
