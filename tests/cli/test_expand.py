@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli import main
+from flower_privsyn.cli import again, main
 from flower_privsyn.cli import run as run_command
 from flower_privsyn.cli.output import FAILED, REFUSED
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.run import RunDirectory, again
+from flower_privsyn.run import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from flower_privsyn.errors import (
     GenerationError,
     ModelError,
     PrivsynError,
-    RunDirectoryError,
 )
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.run import changes, directory
@@ -280,22 +279,3 @@ class TestChanges:
         moved = popri(**{**here, "generator": "http://b:2/v1#one"}, resume=True)
         moved.start(federation())
         assert moved.run.status == "finished"
-
-
-class TestResumeOfNothing:
-    def test_a_folder_without_a_run_is_not_resumed_into_a_new_one(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        for folder in (tmp_path / "missing", tmp_path):
-            with pytest.raises(RunDirectoryError, match="is no run directory|holds no config"):
-                Probe(config(resume=True, run_dir=str(folder))).start(federation())
-        assert not (tmp_path / "missing").exists()
-
-    def test_a_folder_with_a_run_is_not_started_anew(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        Probe(config(num_rounds=1)).start(federation())
-        before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        with pytest.raises(RunDirectoryError, match="already holds a run; choose another"):
-            Probe(config(num_rounds=1)).start(federation())
-        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before

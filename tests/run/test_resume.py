@@ -176,17 +176,6 @@ class TestResultWithoutNodes:
         assert gone.requests == []
         assert strategy.run.status == "finished"
 
-    def test_nor_where_the_noise_is_correlated(
-        self, federation: Builder, votes: Builder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first = CorrelatedProbe(votes(epsilon=2.0))
-        self.pay(monkeypatch, first, federation())
-        gone = federation(num_nodes=1)
-        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
-        strategy.start(gone)
-        assert gone.requests == []
-        assert strategy.run.status == "finished"
-
     def test_while_rounds_are_left_nodes_are_needed(
         self, federation: Builder, config: Builder
     ) -> None:
@@ -317,18 +306,6 @@ class TestNodesThatAreGoneForGood:
         assert [line["round"] for line in written] == list(range(1, 9))
         assert {line["epsilon_release"] for line in written} == {paid}
         assert len({line["noise_multiplier"] for line in written}) == 1
-
-    def test_a_draw_of_as_many_from_fewer_users_gets_more_noise(
-        self, federation: Builder, left: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        settings = {"sampling": "fixed-size", "sample_size": 1, "epsilon": 2.0, "num_rounds": 4}
-        self.pay(federation, Probe(config(**settings)))
-        Probe(config(**settings, num_nodes=1, resume=True)).start(left())
-        written = releases(tmp_path / "run")
-        assert [line["sampling"]["population"] for line in written] == [12, 12, 6, 6]
-        noise = [line["noise_multiplier"] for line in written]
-        assert noise[0] == noise[1] < noise[2] == noise[3]
-        assert written[-1]["epsilon_release"] <= 2.0 * (1 + 1e-6)
 
     def test_not_with_fewer_users_than_were_planned(
         self, federation: Builder, left: Builder, config: Builder

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from flwr.app import Error, Message
 
@@ -156,25 +155,6 @@ class TestSilence:
         assert rounds_asked(grid) == [5, 6, 7, 8]
         assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
 
-    def test_one_silent_round_is_an_accident_and_is_asked_again(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = Probe(config(num_rounds=5))
-        strategy.start(federation(tamper=silent(2, 4, times=1)))
-        assert [release.round_number for release in strategy.released] == [1, 2, 3, 4, 5]
-        assert events(strategy.run.path).count("discarded") == 2
-        assert [line["round"] for line in lines(strategy.run.metrics_file)] == [1, 2, 2, 3, 4, 4, 5]
-        assert strategy.run.status == "finished"
-
-    def test_one_silent_round_of_correlated_noise_is_left_out(
-        self, federation: Builder, votes: Builder
-    ) -> None:
-        strategy = CorrelatedProbe(votes(epsilon=2.0))
-        grid = federation(tamper=silent(2, 4))
-        strategy.start(grid)
-        assert rounds_asked(grid) == list(range(1, 9))
-        assert [release.round_number for release in strategy.released] == [1, 3, 5, 6, 7, 8]
-
     @pytest.mark.parametrize(
         ("changes", "answering", "released"),
         [
@@ -288,30 +268,6 @@ class TestSecretCohorts:
             "floats_up", "bytes_down", "bytes_up", "ledger",
         }  # fmt: skip
         assert [set(row) for row in lines(strategy.run.metrics_file)] == [kept] * 3
-
-
-class TestAskingAgain:
-    """Whether at once or by a run that goes on, as if it had been answered the first time."""
-
-    @pytest.mark.parametrize("times", [1, 2])
-    def test_candidates_are_the_same(
-        self, federation: Builder, public_file: Path, tmp_path: Path, times: int
-    ) -> None:
-        popri = TestUnknownQuestions().popri
-        settings = {"noise_multiplier": 0.0, "num_rounds": 3}
-        whole = popri(tmp_path, public_file, **settings, run_dir=str(tmp_path / "whole"))
-        whole.start(federation())
-        lost = federation(tamper=silent(2, times=times))
-        if times == 1:
-            popri(tmp_path, public_file, **settings).start(lost)
-        else:
-            with pytest.raises(FederationError, match="round 2 was asked 2 times"):
-                popri(tmp_path, public_file, **settings).start(lost)
-            popri(tmp_path, public_file, **settings, resume=True).start(federation())
-        for number in range(1, 4):
-            file = f"rounds/{number:04d}/candidates.parquet"
-            mine, other = (pq.read_table(tmp_path / name / file) for name in ("run", "whole"))
-            assert mine.equals(other)
 
 
 class TestNoiseAgainstUsers:
