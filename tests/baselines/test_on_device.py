@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from flower_privsyn.data import Users
 from flower_privsyn.models.pretrained import load_pretrained
@@ -20,13 +21,20 @@ from tests.support.run_files import releases
 SCRIPT = Path(__file__).parents[2] / "baselines" / "public-mid-training" / "on_device.py"
 
 
-def written(architecture: str, output: Path, *words: str) -> str:
-    """What the script prints."""
-    given = ["--architecture", architecture, "--output", str(output), *words]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *given], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+Written = Callable[..., str]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Written:
+    """Calls the script, and gives what it prints."""
+
+    def call(architecture: str, output: Path, *words: str) -> str:
+        given = ["--architecture", architecture, "--output", str(output), *words]
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *given])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
 
 
 def test_the_lstm_has_the_size_of_reddi_et_al() -> None:
@@ -44,7 +52,9 @@ def test_the_lstm_has_the_size_of_reddi_et_al() -> None:
     assert network.num_parameters() == 4_050_748 + 4 * 670
 
 
-def test_the_transformer_has_the_printed_widths_and_a_seed_its_weights(tmp_path: Path) -> None:
+def test_the_transformer_has_the_printed_widths_and_a_seed_its_weights(
+    tmp_path: Path, written: Written
+) -> None:
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         written("transformer", tmp_path / name, "--seed", seed)
     a, b, c = ((tmp_path / n / "model.safetensors").read_bytes() for n in "abc")
@@ -60,7 +70,9 @@ def test_the_transformer_has_the_printed_widths_and_a_seed_its_weights(tmp_path:
     assert network.lm_head.weight is not network.transformer.wte.weight
 
 
-def test_dp_ftrl_trains_what_the_script_wrote(tmp_path: Path, texts: list[str]) -> None:
+def test_dp_ftrl_trains_what_the_script_wrote(
+    tmp_path: Path, texts: list[str], written: Written
+) -> None:
     public = tmp_path / "public.jsonl"
     public.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = tmp_path / "model"
