@@ -1,29 +1,33 @@
 """Topics: what public text is about, each a point in the embedding space with words for it.
 
-They are made once (`flower_privsyn.generation.topic_model`), and lie in one file: few coarse ones,
-which many users' votes fill, and the finer ones that each of them falls into. The text that they
-are made of is public: keywords go to every node and stand before every text, without noise.
+    make_topics(documents, embedder=load_embedder("all-MiniLM-L6-v2"), source="papers").save(file)
 
-Paper:
+One passage of each document is embedded and clustered; the words of a cluster are those that its
+passages have more of than all passages do (class-based TF-IDF, as in BERTopic). One file has
+several levels: few coarse topics, which many users' votes fill, and finer ones. The text must be
+nobody's private text: keywords go to every node and stand before every text, without noise.
+
+Papers:
     Tan et al., "Synthesizing Privacy-Preserving Text Data via Finetuning without Finetuning
     Billion-Scale LLMs" (CTCL, 2025), section 3.2: 1,300 topics of Wikipedia, ten keywords each.
+    Grootendorst, "BERTopic: Neural topic modeling with a class-based TF-IDF procedure" (2022).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.data.cut import Cut
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded, replacing
 from flower_privsyn.queries import nearest_candidates
 
@@ -41,6 +45,20 @@ BUNDLED: Final = Path(__file__).parents[1] / "data" / "topics" / "topics.npz"
 #: by 1e-4 of its length, another model by more than half.
 _PROBE: Final = "The quick brown fox jumps over the lazy dog."
 _LEAST_COSINE: Final = 0.99
+
+#: Keywords of a topic, as in the paper.
+_NUM_KEYWORDS: Final = 10
+
+#: Words that may be keywords: of four letters or more, in some documents and not in too many.
+_WORD: Final = r"(?u)\b[a-zA-Z]{4,}\b"
+_LEAST_DOCUMENTS: Final = 5
+_COMMON: Final = 0.25
+
+#: Topics of the levels, coarse to fine, for a corpus of some ten thousand documents.
+COUNTS: Final = (32, 64, 128, 256)
+
+#: Letters that hold a token of any text of the bundled corpus, and then some.
+_LETTERS_PER_TOKEN: Final = 12.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,14 +106,11 @@ class TopicHierarchy:
 
     Attributes:
         levels: from few topics to many.
-        parents: for every level but the first, (k,) which topic of the level before each one
-            falls into.
         probe: (d,) float32, what the embedding model made of a sentence of its own.
         about: where the topics come from, for people.
     """
 
     levels: tuple[Topics, ...]
-    parents: tuple[IntArray, ...]
     probe: Float32Array
     about: str = ""
 
@@ -144,12 +159,10 @@ class TopicHierarchy:
             "about": _bytes(self.about),
             "counts": np.array(self.counts, dtype=np.int64),
         }
-        for place, level in enumerate(self.levels):
+        for level in self.levels:
             arrays[f"centres-{len(level)}"] = level.centres.astype(np.float16)
             arrays[f"keywords-{len(level)}"] = _bytes(level.keywords)
             arrays[f"shares-{len(level)}"] = level.shares.astype(np.float32)
-            if place:
-                arrays[f"parents-{len(level)}"] = self.parents[place - 1].astype(np.int32)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -226,24 +239,14 @@ def load_topics(source: str = "bundled") -> TopicHierarchy:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        counts = arrays["counts"].tolist()
         return TopicHierarchy(
-            levels=tuple(_level(arrays, count) for count in counts),
-            parents=tuple(arrays[f"parents-{count}"].astype(np.int64) for count in counts[1:]),
+            levels=tuple(_level(arrays, count) for count in arrays["counts"].tolist()),
             probe=arrays["probe"].astype(np.float32),
             about=str(json.loads(arrays["about"].tobytes())),
         )
     except ConfigError as error:
         raise ConfigError(f'topics = "{source}": {error}') from error
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        BadZipFile,
-    ) as error:
+    except Exception as error:  # whatever its bytes make of the library
         reason = getattr(error, "strerror", None) or "it is no file of topics"
         raise ConfigError(f'topics = "{source}": {path} cannot be read ({reason})') from error
 
@@ -274,3 +277,168 @@ def unit(rows: Float32Array) -> Float32Array:
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     units: Float32Array = (rows / np.maximum(lengths, 1e-30)).astype(np.float32)
     return units
+
+
+# ---- making them
+
+
+def make_topics(
+    documents: Iterable[str],
+    *,
+    embedder: Embedder,
+    source: str,
+    counts: Sequence[int] = COUNTS,
+    seed: int = 0,
+    max_tokens: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> TopicHierarchy:
+    """Make topics of one passage of each document; `save` writes what the setting `topics` takes.
+
+    Args:
+        documents: public, whole, each once; some thousands, of the kind that the users write.
+        embedder: of all of them, the run's.
+        source: where they come from, in words.
+        counts: topics of every level, ascending.
+        seed: of where k-means begins and of where passages do, 0 to 2^32 - 1.
+        max_tokens: of a passage, >= 1; the run's.
+        progress: called with the number of texts that were embedded since the last call.
+
+    Raises:
+        ConfigError: as of `cluster`.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    passages = passage_of_each(
+        documents, tokenizer=embedder.tokenizer, seed=seed, max_tokens=max_tokens
+    )
+    return cluster(
+        passages,
+        embedder.embed(passages, progress=progress),
+        counts=counts,
+        seed=seed,
+        probe=probe_of(embedder),
+        about=f"k-means of {len(passages)} passages of {source}",
+    )
+
+
+def passage_of_each(
+    documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int = 64
+) -> list[str]:
+    """One passage of each document, begun at a word drawn at random and cut as samples are.
+
+    Args:
+        documents: whole, in an order that does not change.
+        tokenizer: the embedding model's.
+        seed: of where passages begin.
+        max_tokens: of a passage, >= 1.
+
+    Returns:
+        The passages in the order of the documents; of a document without text there is none.
+    """
+    random = np.random.default_rng(seed)
+    letters = int(_LETTERS_PER_TOKEN * check_whole("max_tokens", max_tokens, ge=1))
+    windows = []
+    for document in documents:
+        text = " ".join(document.split())
+        start = int(random.integers(max(1, len(text) - letters)))
+        start = text.find(" ", start) + 1 if start else 0
+        windows.append(text[start : start + letters])
+    pieces = Cut(max_tokens=max_tokens).pieces(windows, tokenizer=tokenizer)
+    return [found[0] for found in pieces if found]
+
+
+def cluster(
+    texts: Sequence[str],
+    embeddings: Float32Array,
+    *,
+    counts: Sequence[int],
+    seed: int,
+    probe: Float32Array,
+    about: str,
+) -> TopicHierarchy:
+    """Cluster public texts by k-means and name the clusters; coarse ones are clusters of fine ones.
+
+    Args:
+        texts: (n,) public.
+        embeddings: (n, d) of the texts.
+        counts: topics of every level, ascending.
+        seed: of where k-means begins.
+        probe: from `probe_of`, of the model that embedded them.
+        about: where the texts come from.
+
+    Raises:
+        ConfigError: there are fewer different texts than topics, or no words for keywords; a topic
+            has none; the counts do not ascend.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.feature_extraction.text import CountVectorizer
+    except ImportError as error:
+        raise MissingExtraError(
+            "making topics needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
+        ) from error
+    if not counts or sorted(set(counts)) != list(counts) or counts[0] < 1:
+        raise ConfigError(f"counts must ascend, and there must be one, got {list(counts)}")
+    least = min(_LEAST_DOCUMENTS, max(1, len(texts) // 20))
+    most = max(least, int(_COMMON * len(texts)))
+    counter = CountVectorizer(token_pattern=_WORD, min_df=least, max_df=most, stop_words="english")
+    try:
+        words = counter.fit_transform(texts)  # (n, v), sparse
+    except ValueError:
+        raise ConfigError(
+            f"no word of four letters or more, between blanks, is in {least} to {most} of "
+            f"{len(texts)} texts: topics of them would have no keywords"
+        ) from None
+    names: list[str] = counter.get_feature_names_out().tolist()
+    vectors = unit(np.asarray(embeddings, dtype=np.float32))
+    different = len(np.unique(vectors, axis=0))
+    if different < counts[-1]:
+        raise ConfigError(f"counts {counts[-1]}: of {len(texts)} passages only {different} differ")
+    levels: list[Topics] = []
+    belongs: IntArray = np.arange(len(texts))
+    points, weights = vectors, None
+    for count in reversed(counts):
+        found = KMeans(count, n_init=1, random_state=seed).fit(points, sample_weight=weights)
+        # Equal vectors may leave a cluster without any.
+        belongs = np.unique(found.labels_, return_inverse=True)[1].astype(np.int64)[belongs]
+        levels.insert(0, _named(vectors, belongs, words, names))
+        points, weights = levels[0].centres, levels[0].shares
+    return TopicHierarchy(levels=tuple(levels), probe=probe, about=about)
+
+
+def _named(vectors: Float32Array, belongs: IntArray, words: Any, names: Sequence[str]) -> Topics:
+    """Topics of clusters: means, shares, and the words with the largest class-based TF-IDF.
+
+    tf(word, topic) log(1 + A / f(word)), with A the words of a topic on average and f a word's
+    number in all topics (Grootendorst 2022). A plural of a word that is there is left out.
+
+    Args:
+        vectors: (n, d) of the texts.
+        belongs: (n,) the topic of each.
+        words: (n, v) sparse, how often each has each word.
+        names: (v,) the words.
+    """
+    from scipy import sparse  # comes with scikit-learn
+
+    count, places = int(belongs.max()) + 1, np.arange(len(belongs))
+    centres = np.zeros((count, vectors.shape[1]), dtype=np.float64)
+    np.add.at(centres, belongs, vectors.astype(np.float64))
+    sizes = np.bincount(belongs, minlength=count)
+    member = sparse.csr_matrix((np.ones(len(places)), (belongs, places)), (count, len(places)))
+    frequency = np.asarray((member @ words).todense(), dtype=np.float64)  # (k, v)
+    everywhere = np.maximum(frequency.sum(axis=0), 1.0)
+    telling = frequency * np.log1p(frequency.sum() / count / everywhere)
+    keywords = []
+    for row in telling:
+        chosen: list[str] = []
+        for place in np.argsort(-row, kind="stable")[: 4 * _NUM_KEYWORDS]:
+            word = names[place]
+            stems = {word.removesuffix("s"), word.removesuffix("es"), word + "s", word + "es"}
+            if row[place] > 0 and not stems & set(chosen):
+                chosen.append(word)
+        keywords.append(tuple(chosen[:_NUM_KEYWORDS]))
+    return Topics(
+        centres=unit(centres.astype(np.float32)),
+        keywords=tuple(keywords),
+        shares=sizes / sizes.sum(),
+    )

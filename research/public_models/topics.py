@@ -4,7 +4,7 @@ python research/public_models/topics.py --corpus DIR
 
 One passage of each document that is not held out (`corpus.py`), begun at a word drawn at random
 and cut as samples are, is embedded and clustered; the topics go where the package looks for them.
-Topics of one's own text are made by `flower_privsyn.generation.topic_model.make_topics`.
+Topics of one's own text are made by `flower_privsyn.generation.topics.make_topics`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ sys.path.insert(0, str(ROOT))
 from corpus import clean, is_held_out, read_corpus  # noqa: E402
 
 from flower_privsyn.embedding import load_embedder  # noqa: E402
-from flower_privsyn.generation.topic_model import (  # noqa: E402
-    COUNTS,
-    TopicModel,
-    make_topics,
-    passage_of_each,
-)
-from flower_privsyn.generation.topics import BUNDLED  # noqa: E402
+from flower_privsyn.generation.topics import BUNDLED, COUNTS, make_topics  # noqa: E402
 
 
 def documents(corpus: Path, *, held_out: bool) -> Iterator[str]:
@@ -34,11 +28,6 @@ def documents(corpus: Path, *, held_out: bool) -> Iterator[str]:
     for document in read_corpus(corpus):
         if is_held_out(document) == held_out:
             yield clean(document["text"])
-
-
-def passages(corpus: Path, *, held_out: bool, tokenizer: object, seed: int) -> list[str]:
-    """One sample of each document, in the order of the corpus."""
-    return passage_of_each(documents(corpus, held_out=held_out), tokenizer=tokenizer, seed=seed)
 
 
 def main() -> None:
@@ -55,7 +44,8 @@ def main() -> None:
         documents(asked.corpus, held_out=False),
         embedder=load_embedder(asked.embedding_model),
         source=asked.corpus.name,
-        model=TopicModel(counts=tuple(asked.counts), seed=asked.seed),
+        counts=asked.counts,
+        seed=asked.seed,
     )
     made.save(asked.output)
     for words in made.levels[0].keywords[:8]:

@@ -11,46 +11,70 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.topics import (
     condition,
     load_topics,
+    make_topics,
+    passage_of_each,
     quotas,
 )
 from flower_privsyn.testing import HashEmbedder
-from tests.support.topics import write_topics
+from tests.support.topics import SUBJECTS, documents
 
 EMBEDDER = HashEmbedder()
 
 
-class TestTopics:
-    def test_levels_are_nested_and_survive_the_disk(self, tmp_path: Path) -> None:
-        topics = load_topics(str(write_topics(tmp_path)))
-        assert topics.counts == (3, 6)
-        assert topics.about == "made-up subjects"
-        (parents,) = topics.parents
-        coarse, fine = topics.at(3), topics.at(6)
-        for topic in range(3):
-            inside = parents == topic
-            assert coarse.shares[topic] == pytest.approx(fine.shares[inside].sum())
-            below = {word for place in np.flatnonzero(inside) for word in fine.keywords[place]}
-            assert set(coarse.keywords[topic]) <= below
+def test_the_subjects_of_a_corpus_are_found_named_and_read_again(tmp_path: Path) -> None:
+    steps: list[int] = []
+    texts = documents(180)
+    make_topics(
+        texts, embedder=EMBEDDER, source="here", counts=(3, 6), seed=1, progress=steps.append
+    ).save(tmp_path / "topics.npz")
+    assert sum(steps) == 180
+    topics = load_topics(str(tmp_path / "topics.npz"))
+    assert topics.counts == (3, 6)
+    assert topics.about == "k-means of 180 passages of here"
+    coarse, fine = topics.at(3), topics.at(6)
+    assert {frozenset(words) for words in fine.keywords} == {
+        frozenset(subject.split()) for subject in SUBJECTS
+    }
+    # Every text falls where its subject is; shares are those of the corpus.
+    found = fine.nearest(EMBEDDER.embed(texts)).tolist()
+    assert len(set(zip(found, [number % 6 for number in range(180)], strict=True))) == 6
+    assert np.allclose(fine.shares, 1 / 6, atol=0.01)
+    assert np.allclose(np.linalg.norm(fine.centres, axis=1), 1.0, atol=1e-3)
+    # Fine topics fall into coarse ones as wholes.
+    above = coarse.nearest(fine.centres)
+    for topic in range(3):
+        assert coarse.shares[topic] == pytest.approx(fine.shares[above == topic].sum(), abs=1e-6)
+    for other in (HashEmbedder(16), _Turned()):
+        with pytest.raises(ConfigError, match="another embedding model"):
+            topics.check_embedder(other, setting="these")
+    topics.check_embedder(EMBEDDER, setting="these")
 
 
-class TestReading:
-    def test_the_bundled_ones(self) -> None:
-        topics = load_topics()
-        assert 64 in topics.counts
-        for count in topics.counts:
-            level = topics.at(count)
-            assert level.centres.shape == (count, 384)
-            assert all(1 <= len(words) <= 10 for words in level.keywords)
-            assert level.shares.min() > 0
-        for coarse, parents in zip(topics.counts, topics.parents, strict=False):
-            assert set(parents.tolist()) == set(range(coarse))
+def test_a_passage_is_a_stretch_of_each_document() -> None:
+    """Of documents of numbered words, so that it can be seen which words are in a passage."""
+    long = [" ".join(f"w{document}x{place}" for place in range(600)) for document in range(8)]
 
-    def test_another_embedding_model(self, tmp_path: Path) -> None:
-        topics = load_topics(str(write_topics(tmp_path)))
-        topics.check_embedder(EMBEDDER, setting="these")
-        for other in (HashEmbedder(16), _Turned()):
-            with pytest.raises(ConfigError, match="these were made with another embedding model"):
-                topics.check_embedder(other, setting="these")
+    def passages(seed: int) -> list[str]:
+        tokenizer = EMBEDDER.tokenizer
+        return passage_of_each([*long, " \n "], tokenizer=tokenizer, seed=seed, max_tokens=16)
+
+    assert len(passages(3)) == len(long)
+    for passage, document in zip(passages(3), long, strict=True):
+        assert f" {passage} " in f" {document} "
+        assert 1 <= len(passage.split()) <= 16
+    # Not where documents begin, and where the seed says.
+    assert sum(map(str.startswith, long, passages(3))) <= 1
+    assert passages(3) == passages(3) != passages(4)
+
+
+def test_the_bundled_ones() -> None:
+    topics = load_topics()
+    assert 64 in topics.counts
+    for count in topics.counts:
+        level = topics.at(count)
+        assert level.centres.shape == (count, 384)
+        assert all(1 <= len(words) <= 10 for words in level.keywords)
+        assert level.shares.min() > 0
 
 
 class _Turned(HashEmbedder):
