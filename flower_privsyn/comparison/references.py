@@ -187,7 +187,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         source: what they are called.
     """
     from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-    from flower_privsyn.generation.generator_settings import ExpandingSettings
+    from flower_privsyn.generation.generators import ExpandingSettings
     from flower_privsyn.strategies._synthesis import expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"

@@ -22,7 +22,7 @@ from flower_privsyn.dry_run.shelf import NotHereError, Shelf
 from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
 from flower_privsyn.files import located
 from flower_privsyn.generation import load_instruction, load_prompt
-from flower_privsyn.generation.api_key import is_address, shown_address
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generators import check_server, is_gguf
 from flower_privsyn.generation.gguf_backend import file_of
 from flower_privsyn.generation.variation import refuse_longer
@@ -340,7 +340,7 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         require(("openai",))
         said = check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
         level: Level = "warning" if said else "fine"
-        answers = said or f"{shown_address(model.name)} answers"
+        answers = said or f"{model.name.partition('#')[0]} answers"
         report.say("models", f"{model.setting}: {answers}", level=level)
         return
     if is_gguf(model.name):

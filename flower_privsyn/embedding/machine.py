@@ -39,12 +39,9 @@ def device_of(embedder: object) -> str:
 
 
 def threads() -> int:
-    """Threads that a model library computes with in this process."""
+    """Threads that PyTorch computes with in this process; 0 where nothing has loaded it."""
     torch = sys.modules.get("torch")
-    if torch is not None:
-        return int(torch.get_num_threads())
-    configured = os.environ.get("OMP_NUM_THREADS", "")
-    return int(configured) if configured.isdigit() else os.cpu_count() or 1
+    return 0 if torch is None else int(torch.get_num_threads())
 
 
 def processor() -> dict[str, str]:

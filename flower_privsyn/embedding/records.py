@@ -22,10 +22,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_privsyn.checks import check_number, wrong_value
 from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.environment import RECORDS_GIB
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import DataError
 from flower_privsyn.files import expanded, own_folder, replacing, try_file
 from flower_privsyn.privacy import skipping
 
@@ -97,8 +98,8 @@ class RecordStore:
 
     Any number of processes may read and write at once. An entry is one file, written under another
     name, synced, and renamed as a whole: a process that is killed while writing leaves a file that
-    nobody reads and a later writer removes. What cannot be read as it was written is removed, with
-    a warning; everything here can be computed again.
+    nobody reads and a later writer removes. What cannot be read as it was written is written anew,
+    with a warning; everything here can be computed again.
 
     Beside the entries lie *tickets*: small files, named by a digest of a run, a node and a request
     (all public), that hold the name of an entry. With one, a second process of that run and node
@@ -147,21 +148,12 @@ class RecordStore:
             stored = _read(path)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            # Too many open files, no memory, a disk that fails: no fault of the entry's, which
-            # other processes may be able to read.
-            logger.warning(
-                "the stored records %s cannot be read (%s)", path, error.strerror or "OSError"
-            )
-            return None
-        except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+        except Exception as error:  # of the disk, or whatever its bytes make of the library
             logger.warning(
                 "the stored records %s cannot be read (%s); they are made again",
                 path,
                 type(error).__name__,
             )
-            with contextlib.suppress(OSError):
-                path.unlink()
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # what was used last is removed last
@@ -347,33 +339,24 @@ def limit_bytes() -> int:
     Raises:
         ConfigError: If it is not a number of at least 0.
     """
-    text = os.environ.get(RECORDS_GIB, "")
+    text = os.environ.get(RECORDS_GIB, "") or str(_DEFAULT_GIB)
     try:
-        gib = float(text) if text else _DEFAULT_GIB
+        return int(check_number(RECORDS_GIB, float(text), ge=0, lt=2**30) * 2**30)
     except ValueError:
-        gib = -1.0
-    if not 0 <= gib < 2**30:
-        raise ConfigError(f"{RECORDS_GIB} must be a number of GiB, at least 0, got {text!r}.")
-    return int(gib * 2**30)
+        raise wrong_value(RECORDS_GIB, "a number of GiB, at least 0", text) from None
 
 
 def _check(stored: StoredRecords) -> None:
-    records, owners = stored.records, stored.owners
-    if records.ndim != 2 or records.dtype != np.float32 or owners.shape != (len(records),):
-        raise ValueError(
-            f"records must be float32 (n, d) and owners (n,), got {records.dtype} "
-            f"{records.shape} and {owners.shape}"
-        )
-    if owners.dtype != np.int64:
-        raise ValueError(f"owners must be int64, got {owners.dtype}")
-    if stored.labels is not None and (
-        stored.labels.shape != owners.shape or stored.labels.dtype != np.int64
-    ):
-        raise ValueError(f"labels must be int64 (n,), got {stored.labels.dtype}")
+    """Refuse arrays that do not belong together.
+
+    Raises:
+        ValueError: Rows without an owner among the users, or in another order, or without a label.
+    """
+    rows, owners, labels = len(stored.records), stored.owners, stored.labels
+    if owners.shape != (rows,) or not (labels is None or labels.shape == (rows,)):
+        raise ValueError(f"{rows} records have {len(owners)} owners, or another number of labels")
     users = len(stored.user_ids)
-    if len(owners) and (
-        owners[0] < 0 or owners[-1] >= users or bool(np.any(owners[1:] < owners[:-1]))
-    ):
+    if rows and not (owners[0] >= 0 and owners[-1] < users and (np.diff(owners) >= 0).all()):
         raise ValueError(f"owners must be nondecreasing and in range({users})")
 
 

@@ -10,12 +10,11 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     rehearse,
 )
-from flower_privsyn.generation.expand import Expand, ExpandResult
+from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.generators import load_generator, load_trained_generator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.generation.prompted import Asking, ByInstruction
+from flower_privsyn.generation.prompted import ByInstruction
 from flower_privsyn.generation.prompts import (
-    Instruction,
     Prompt,
     load_instruction,
     load_prompt,
@@ -24,12 +23,9 @@ from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.variation import MaskFill, Variation
 
 __all__ = [
-    "Asking",
     "ByInstruction",
     "ChatGenerator",
     "Expand",
-    "ExpandResult",
-    "Instruction",
     "MaskFill",
     "OpenAIGenerator",
     "Prompt",

@@ -2,7 +2,7 @@
 
 A setting names an environment variable; the key itself is in no configuration, so that it is in no
 run directory, no database of Flower's and no command line. What a server says is quoted in messages
-only after `redact` has taken out whatever is part of the key.
+only after `redact` has taken out the key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from typing import Annotated, Final
-from urllib.parse import SplitResult, urlsplit
 
 from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError
@@ -25,14 +24,11 @@ ApiKeyVariable = Annotated[
 ]
 """The setting `generator-api-key-env`."""
 
-REDACTED: Final = "[api key]"
-_SERVER: Final = ("http:", "https:")
-_PARAMETERS: Final = re.compile(r"[;&=?]")
-# Pieces of a key this long are taken out too: messages are cut, and servers show a key in part.
-_PIECE: Final = 6
+#: An address of a host, a port and a path, and of a model behind "#": nothing that may be a key.
+_PLAIN: Final = re.compile(r"https?://[^\s@?;&=#]+(#[^\s?;&=]*)?", re.IGNORECASE)
 
 
-def check_generator(name: str, variable: str) -> None:
+def check_generator(name: str, variable: str = API_KEY_VARIABLE) -> None:
     """Check the two settings that may hold a key by mistake; their values are not quoted.
 
     Args:
@@ -49,52 +45,19 @@ def check_generator(name: str, variable: str) -> None:
             f"such as {API_KEY_VARIABLE}: capital letters, digits and underscores. The value given "
             "is not shown here, because it may be the key itself."
         )
-    if isinstance(name, str) and has_secrets(name):
+    if isinstance(name, str) and is_address(name) and not _PLAIN.fullmatch(name.strip()):
         raise ConfigError(
-            f"generator = {shown_address(name)} was given with a user name, a password or a query, "
-            "which may hold a key and would be written into the run directory: leave them out and "
-            f"put the key into the environment variable {variable} (generator-api-key-env)."
+            "generator must be an address like http://host:port/v1#model. The one given, which is "
+            "not shown, has more: a user name, a password or a query may hold a key and would be "
+            "written into the run directory. Leave them out and put the key into the environment "
+            f"variable {variable} (generator-api-key-env)."
         )
-
-
-def has_secrets(name: str) -> bool:
-    """Whether a generator's name is a server's address with more than host, port, path and model.
-
-    However it is written: with a scheme in capital letters, blanks before it, or parameters behind
-    a semicolon or in the fragment, where `#model` stands.
-    """
-    if not is_address(name):
-        return False
-    parts = _split(name)
-    if parts is None:
-        return True
-    return (
-        "@" in (parts.netloc or parts.path)
-        or bool(parts.query)
-        or bool(_PARAMETERS.search(parts.path) or _PARAMETERS.search(parts.fragment))
-    )
-
-
-def shown_address(name: str) -> str:
-    """A server's address without user name, password, query, fragment and parameters."""
-    parts = _split(name)
-    if parts is None:
-        return "an address that cannot be read"
-    path = "" if _PARAMETERS.search(parts.path) or not parts.netloc else parts.path
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
 
 
 def is_address(name: str) -> bool:
     """Whether a generator's name is the address of a server."""
     # As addresses are read: blanks before them, and tabs and ends of lines inside, do not count.
-    return re.sub(r"[\x00-\x20]", "", name).lower().startswith(_SERVER)
-
-
-def _split(name: str) -> SplitResult | None:
-    try:
-        return urlsplit(name.strip("".join(map(chr, range(33)))))
-    except ValueError:  # quotes the address
-        return None
+    return re.sub(r"[\x00-\x20]", "", name).lower().startswith(("http:", "https:"))
 
 
 def read_key(variable: str) -> str | None:
@@ -122,25 +85,5 @@ def read_key(variable: str) -> str | None:
 
 
 def redact(text: str, key: str | None) -> str:
-    """Take a key, and every piece of it of six characters or more, out of a text.
-
-    Args:
-        text: What somebody else wrote, such as a server's refusal.
-        key: The key; None where there is none.
-
-    Returns:
-        The text with each run of such characters replaced by `[api key]`.
-    """
-    if not key:
-        return text
-    size = min(_PIECE, len(key))
-    hidden: list[tuple[int, int]] = []
-    for start in range(len(text) - size + 1):
-        if text[start : start + size] in key:
-            if hidden and start <= hidden[-1][1]:
-                hidden[-1] = (hidden[-1][0], start + size)
-            else:
-                hidden.append((start, start + size))
-    for start, end in reversed(hidden):
-        text = text[:start] + REDACTED + text[end:]
-    return text
+    """What somebody else wrote, with `[api key]` in place of a key; as it is without one."""
+    return text.replace(key, "[api key]") if key else text

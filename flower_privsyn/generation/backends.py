@@ -10,7 +10,7 @@ from typing import Annotated, Final, Protocol, runtime_checkable
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 
 USUAL: Final = 64
 """Samples to ask for at a time of a generator that says nothing else: little enough that an
@@ -134,32 +134,6 @@ class ChatGenerator(Protocol):
             GenerationError: The model or its server cannot do it.
         """
         ...
-
-
-def refuse_penalty(sampling: SamplingParameters, name: str) -> None:
-    """Refuse a repetition penalty where something else than this package draws the tokens.
-
-    Raises:
-        ConfigError: There is one: servers hold the prompt's tokens against a text as well.
-    """
-    if sampling.repetition_penalty != 1.0:
-        raise ConfigError(
-            f"generation setting repetition_penalty = {sampling.repetition_penalty:g} needs a "
-            f"model that runs in this process through Transformers, which {name!r} does not"
-        )
-
-
-def check_texts(key: str, texts: Sequence[object]) -> None:
-    """Refuse a sequence that is one string, or holds anything but strings.
-
-    Raises:
-        GenerationError: With a sentence that names the argument and the entry.
-    """
-    if isinstance(texts, str):
-        raise GenerationError(f"{key} must be a sequence of strings, got one string")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise GenerationError(f"{key}[{index}] must be a string, got {type(text).__name__}")
 
 
 def at_once(generator: TextGenerator) -> int:

@@ -108,11 +108,6 @@ class ByMessages:
             sampling=replace(sampling, stop=()),
             progress=progress,
         )
-        if len(answers) != len(messages):
-            raise GenerationError(
-                f"the generator {self.name} was sent {len(messages)} messages and answered "
-                f"{len(answers)}"
-            )
         said = without_thoughts(answers, model=self.name)
         going_on = [_after(*pair, stop=sampling.stop) for pair in zip(messages, said, strict=True)]
         return [

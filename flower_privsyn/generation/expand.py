@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_whole
 from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
@@ -17,7 +17,6 @@ from flower_privsyn.generation.backends import (
     SamplingParameters,
     TextGenerator,
     at_once,
-    check_texts,
     rehearse,
 )
 from flower_privsyn.generation.prompts import Prompt, load_prompt
@@ -139,16 +138,10 @@ class Expand:
         if prompt is not None:
             most = prompt.num_samples - 1
             check_whole("generation setting num_examples", num_examples, ge=1, le=most)
-        check_whole("generation setting opening_words", opening_words, ge=0)
-        if batch_size is not None:
-            check_whole("generation setting batch_size", batch_size, ge=1)
-        check_number("generation setting max_attempts_per_sample", max_attempts_per_sample, ge=1)
         self._num_examples = 0 if prompt is None else num_examples
         self._opening_words = opening_words
-        self._drops = _Drops(
-            least_words=opening_words + LEAST_WORDS if whole_sentences else 0,
-            repetition=refuse_repetition,
-        )
+        self._least_words = opening_words + LEAST_WORDS if whole_sentences else 0
+        self._refuse_repetition = refuse_repetition
         self._batch_size = at_once(generator) if batch_size is None else batch_size
         self._max_attempts_per_sample = max_attempts_per_sample
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
@@ -169,7 +162,6 @@ class Expand:
         Raises:
             GenerationError: There is no text, or the generator cannot do what `run` needs.
         """
-        check_texts("seeds", seeds)
         examples = [text for text in seeds if _normalise(text)][: self._num_examples]
         if self._prompt is not None and not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
@@ -208,15 +200,17 @@ class Expand:
             ConfigError: A setting is out of range.
             GenerationError: There is no seed with any text, or the generator failed.
         """
-        check_texts("seeds", seeds)
-        check_whole("generation setting num_samples", num_samples, ge=0)
-        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         flat = [_normalise(text) for text in seeds]
         wanted = self._num_examples + bool(self._opening_words)
         pool = _not_empty(flat) if wanted else []
         num_chosen = min(wanted, len({flat[index] for index in pool}))
         max_attempts = int(num_samples * self._max_attempts_per_sample)
-        kept = _Kept(max(0, num_samples - earlier.kept), self._drops, known=earlier.known)
+        kept = _Kept(
+            max(0, num_samples - earlier.kept),
+            least_words=self._least_words,
+            refuse_repetition=self._refuse_repetition,
+            known=earlier.known,
+        )
         attempts = earlier.attempts
         while kept.missing and attempts < max_attempts:
             size = min(
@@ -276,55 +270,29 @@ class Expand:
         return max(1, round(missing / share))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drops:
-    """What is dropped besides empty texts, broken characters, copies and duplicates.
-
-    Args:
-        least_words: a text of fewer whole sentences' words; 0 keeps every text, whole or not.
-        repetition: a text that says the same three words twice.
-    """
-
-    least_words: int
-    repetition: bool
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """What is said of them."""
-        whole = ("no-sentence",) if self.least_words else ()
-        return whole + (("repetition",) if self.repetition else ())
-
-    def cut(self, text: str) -> str:
-        """The part of a text that may be kept."""
-        return whole_sentences(text) if self.least_words else text
-
-    def reason(self, text: str) -> str | None:
-        """Why a text that was cut is dropped; None where it is not."""
-        words = text.split()
-        if self.least_words and (len(words) < self.least_words or not is_whole(text)):
-            return "no-sentence"
-        triples = list(zip(words, words[1:], words[2:], strict=False))
-        if self.repetition and len(set(triples)) < len(triples):
-            return "repetition"
-        return None
-
-
 class _Kept:
     """The texts of an expansion so far, and why others were dropped.
 
     Args:
         wanted: how many texts are wanted.
-        drops: what else is dropped.
+        least_words: a text is cut to whole sentences, and dropped below so many words of them; 0
+            keeps every text, whole or not.
+        refuse_repetition: drop a text that says the same three words twice.
         known: texts that are not to be kept again.
     """
 
-    def __init__(self, wanted: int, drops: _Drops, *, known: Sequence[str] = ()) -> None:
+    def __init__(
+        self, wanted: int, *, least_words: int, refuse_repetition: bool, known: Sequence[str]
+    ) -> None:
         self._wanted = wanted
-        self._drops = drops
+        self._least_words = least_words
+        self._refuse_repetition = refuse_repetition
         self._known = set(map(_normalise, known))
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
-        self.dropped: Counter[str] = Counter(dict.fromkeys((*DROP_REASONS, *drops.reasons), 0))
+        reasons = [*DROP_REASONS, *["no-sentence"] * bool(least_words)]
+        reasons += ["repetition"] * refuse_repetition
+        self.dropped: Counter[str] = Counter(dict.fromkeys(reasons, 0))
 
     @property
     def missing(self) -> int:
@@ -339,27 +307,29 @@ class _Kept:
             parents: places of the seeds in its prompt.
             examples: those seeds, normalised.
         """
-        reason = self._reason(text, examples) if self.missing else "surplus"
-        if reason is not None:
+        cut = whole_sentences(text) if self._least_words else text
+        if reason := self._reason(text, cut, examples):
             self.dropped[reason] += 1
             return
-        text = self._drops.cut(text)
-        self._known.add(_normalise(text))
-        self.texts.append(text)
+        self._known.add(_normalise(cut))
+        self.texts.append(cut)
         self.parents.append(parents)
 
-    def _reason(self, text: str, examples: set[str]) -> str | None:
-        if not text:
-            return "empty"
-        if "\ufffd" in text:
-            return "broken-character"
-        cut = self._drops.cut(text)
-        normalised = _normalise(cut)
-        if normalised in examples:
-            return "copy-of-example"
-        if normalised in self._known:
-            return "duplicate"
-        return self._drops.reason(cut)
+    def _reason(self, text: str, cut: str, examples: set[str]) -> str:
+        """Why a text is dropped, of which `cut` may be kept; "" where it is kept."""
+        normalised, words = _normalise(cut), cut.split()
+        triples = list(zip(words, words[1:], words[2:], strict=False))
+        reasons = {
+            "surplus": not self.missing,
+            "empty": not text,
+            "broken-character": "\ufffd" in text,
+            "copy-of-example": normalised in examples,
+            "duplicate": normalised in self._known,
+            "no-sentence": self._least_words
+            and (len(words) < self._least_words or not is_whole(cut)),
+            "repetition": self._refuse_repetition and len(set(triples)) < len(triples),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _joined(openings: Sequence[str], texts: Sequence[str]) -> list[str]:

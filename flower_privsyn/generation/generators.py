@@ -1,89 +1,208 @@
-"""From the name in a configuration to a text generator."""
+"""Which generator writes, and how it is asked: settings of every method that has one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import IN_PYTHON, Settings
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import (
     API_KEY_VARIABLE,
+    ApiKeyVariable,
     check_generator,
     is_address,
     read_key,
 )
 from flower_privsyn.generation.backends import TextGenerator
+from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
-from flower_privsyn.generation.openai_backend import NoListError, OpenAIGenerator
+from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.prompts import Prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
-from flower_privsyn.models.pretrained import Precision
+
+GeneratorInterface = Annotated[
+    Literal["completions", "chat"],
+    'how `generator` is asked: "completions", it goes on with prompts, as a base model does; '
+    '"chat", they are messages that it answers, as an instruction model does (a server\'s '
+    "/chat/completions, without tools).",
+]
+"""The setting `generator-interface`."""
+
+#: What every request holds: the settings, the method and the prompt say it.
+_OF_A_REQUEST: Final = frozenset({
+    "model", "prompt", "messages", "n", "seed", "max_tokens", "temperature", "top_p", "stop",
+    "stream", "tools", "functions", "echo",
+})  # fmt: skip
+
+#: Keys of how a server is asked: no text depends on them, so a resumed run may change them at any
+#: time.
+SERVER_SETTINGS: Final = frozenset(
+    {
+        "generator-api-key-env",
+        "generator-timeout",
+        "generator-retries",
+        "generator-concurrency",
+    }
+)
 
 
-def load_generator(
-    name: str,
-    *,
-    batch_size: int | None = None,
-    dtype: Precision = "auto",
-    device: str | None = None,
-    api_key_env: str = "",
-    timeout: float = 300.0,
-    max_retries: int = 5,
-    max_concurrency: int = 64,
-    extra_parameters: Mapping[str, Any] | None = None,
-) -> TextGenerator:
+@dataclass(frozen=True, kw_only=True)
+class GeneratorSettings(Settings):
+    """Which generator writes, and how it is asked where it is a server's.
+
+    Raises:
+        ConfigError: a value is out of range, or the name or the variable may hold a key.
+    """
+
+    generator: Annotated[
+        str,
+        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or '
+        '"http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
+    ] = "privsyn-lm"
+    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
+    generator_timeout: Annotated[
+        float,
+        Gt(0),
+        Le(86_400),
+        "seconds to wait for one answer of the server that `generator` names.",
+        IN_PYTHON,
+    ] = 300.0
+    generator_retries: Annotated[
+        int,
+        Ge(0),
+        Le(1000),
+        "how often a request is repeated that was lost, took too long, or was answered with "
+        "status 429 or 5xx or with something else than text. The waits in between are 0.5 s, "
+        "doubled each time up to 8: 15.5 s in all by default, 20 repetitions outlast two minutes "
+        "of a restart; or as long as the server says, up to two minutes.",
+        IN_PYTHON,
+    ] = 5
+    generator_concurrency: Annotated[
+        int,
+        Ge(1),
+        Le(4096),
+        "requests that are under way at once at the server.",
+        IN_PYTHON,
+    ] = 64
+    generator_parameters: Annotated[
+        str,
+        "a JSON object that is sent to the server with every request, for what it knows beside the "
+        'settings: \'{"chat_template_kwargs": {"enable_thinking": false}}\'; null leaves out what '
+        'would be sent: \'{"seed": null}\'. "" for none.',
+    ] = ""
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        # First, because its sentences do not quote what may be a key.
+        check_generator(self.generator, self.generator_api_key_env)
+        super().__post_init__()
+        if self.generator_parameters and not is_address(self.generator):
+            raise ConfigError(
+                "generator-parameters are sent to a server, which generator = "
+                f'"{self.generator}" is not: leave them out'
+            )
+        self._parameters()
+
+    def load_generator(self) -> TextGenerator:
+        """The generator that is named, as `load_generator` makes it.
+
+        Raises:
+            PrivsynError: there is none, it cannot be loaded, or its server does not answer.
+        """
+        if not is_address(self.generator):
+            return load_generator(located(self.generator))
+        return load_generator(
+            self.generator,
+            api_key_env=self.generator_api_key_env,
+            extra_parameters=self._parameters(),
+            timeout=self.generator_timeout,
+            max_retries=self.generator_retries,
+            max_concurrency=self.generator_concurrency,
+        )
+
+    def _parameters(self) -> dict[str, Any]:
+        """What a server is sent with every request.
+
+        Raises:
+            ConfigError: it is no JSON object, or holds what a request is made of.
+        """
+        key = "generator-parameters"
+        try:
+            found: Any = json.loads(self.generator_parameters.strip() or "{}")
+        except ValueError as error:
+            raise ConfigError(f"{key} must be a JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{key} must be a JSON object, got a {type(found).__name__}")
+        for name, value in found.items():
+            if name in _OF_A_REQUEST and value is not None:
+                raise ConfigError(
+                    f"{key} must not hold {name!r} but as null, which leaves it out: its value is "
+                    "of other settings, the method or the prompt"
+                )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandingSettings(GeneratorSettings):
+    """The same where the generator goes on with lists of texts, by completions or by messages."""
+
+    generator_interface: GeneratorInterface = "completions"
+
+    def writer(self, prompt: Prompt, generator: TextGenerator | None = None) -> TextGenerator:
+        """What goes on with a prompt.
+
+        Args:
+            prompt: which says what a chat model is told before it.
+            generator: in place of the one that is named.
+
+        Raises:
+            ConfigError: the interface is "chat", and the generator takes no messages.
+            PrivsynError: as `load_generator`.
+        """
+        model = generator or self.load_generator()
+        if self.generator_interface == "completions":
+            return model
+        return ByMessages(model, instruction=prompt.instruction)
+
+
+def load_generator(name: str, *, api_key_env: str = "", **options: Any) -> TextGenerator:
     """Make the text generator that a name stands for.
 
     Args:
         name: One of
 
             * a bundled short name (``"privsyn-lm"``), a folder or a hub name: the model runs in
-              this process through Transformers;
+              this process through Transformers (`TransformersGenerator`);
             * ``"smollm2-135m"`` or another of `flower_privsyn.models.packaged`: the same with a
               package that is installed;
             * ``"gguf:<file>"``: llama.cpp in a process of its own (`GGUFGenerator`);
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
-              such as ``vllm serve``; without ``#model`` the one model it serves.
-        batch_size: Samples per forward pass of a model in this process; None as for
-            `TransformersGenerator`.
-        dtype: As for `TransformersGenerator`; a server has its own.
-        device: As for `TransformersGenerator`.
+              such as ``vllm serve`` (`OpenAIGenerator`); without ``#model`` the one it serves.
         api_key_env: The environment variable that holds a server's key (see `read_key`), sent as a
             bearer token; empty for none.
-        timeout: Of a server, as for `OpenAIGenerator`.
-        max_retries: The same.
-        max_concurrency: The same.
-        extra_parameters: The same.
-
-    Returns:
-        The generator.
+        **options: Keywords of the class that runs it.
 
     Raises:
-        ConfigError: The name is empty or an address that may hold a key, or there is no key in
-            the variable that is named.
+        ConfigError: The name is an address that may hold a key, there is no key in the variable
+            that is named, or an option is out of range.
         ModelError: The model cannot be found.
         GenerationError: The server does not answer or does not serve the model.
         MissingExtraError: What the backend needs is not installed.
     """
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigError(
-            "the generator must be a model name, a folder, 'gguf:<file>' or "
-            f"'http://host:port/v1#model', got {name!r}"
-        )
     if is_address(name):
-        return _server(
-            name,
-            api_key_env,
-            timeout=timeout,
-            max_retries=max_retries,
-            max_concurrency=max_concurrency,
-            extra_parameters=extra_parameters,
-        )
+        return _server(name, api_key_env, **options)
     if is_gguf(name):
-        return GGUFGenerator(file_of(name))
-    return TransformersGenerator(name, device=device, dtype=dtype, batch_size=batch_size)
+        return GGUFGenerator(file_of(name), **options)
+    return TransformersGenerator(name, **options)
 
 
 def load_trained_generator(folder: Path) -> TransformersGenerator:
@@ -120,13 +239,8 @@ def check_server(name: str, *, api_key_env: str, seconds: float) -> str | None:
         MissingExtraError: What the connection needs is not installed.
     """
     server = _server(name, api_key_env, timeout=seconds, max_retries=0)
-    try:
-        server.check_served()
-        return None
-    except NoListError as error:
-        return f"{error}; whether it serves {server.name} is not known"
-    finally:
-        server.close()
+    with contextlib.closing(server):
+        return server.check_served()
 
 
 def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import select
 import subprocess
@@ -47,21 +48,12 @@ _PLAIN_SAMPLING: Final = {
     "cache_prompt": True,
 }
 
-#: What the process of llama.cpp is told of the environment, and how names begin that it is told:
-#: what it needs to start and to compute. No keys of servers or hubs: it holds other people's files.
-_TOLD: Final = (
-    "PATH",
-    "HOME",
-    "TMPDIR",
-    "LANG",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-    "CUDA_VISIBLE_DEVICES",
-    environment.THREADS,
+#: Variables that the process of llama.cpp is told: what it needs to start and to compute. No keys
+#: of servers or hubs: it holds other people's files.
+_TOLD: Final = re.compile(
+    rf"PATH|HOME|TMPDIR|LANG|(DY)?LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES"
+    rf"|{environment.THREADS}|(LC|OMP|KMP|GGML)_.*"
 )
-_TOLD_BEGINNINGS: Final = ("LC_", "OMP_", "KMP_", "GGML_")
 
 
 def file_of(name: str) -> Path:
@@ -112,21 +104,25 @@ class GGUFGenerator(OpenAIGenerator):
         context = min(_CONTEXT, header.context or _CONTEXT)
         if slots is None:
             slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, header.cache_bytes * context)))
-        key = secrets.token_urlsafe(24)
+        settings: dict[str, Any] = {
+            "model": str(path),
+            "api_key": secrets.token_urlsafe(24),
+            "slots": slots,
+            "context": context,
+            "threads": most_threads(),
+        }
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-        self._process = _start(
-            {
-                "model": str(path),
-                "api_key": key,
-                "slots": slots,
-                "context": context,
-                "threads": most_threads(),
-            },
-            said=self._said.fileno(),
+        told = {name: value for name, value in os.environ.items() if _TOLD.fullmatch(name)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**told, "PYTHONSAFEPATH": "1"},
         )
         # Also when nobody calls `close`; where this process is killed, the other one notices.
         self._end = weakref.finalize(self, _kill, self._process)
-        address = self._address()
+        address = self._address(settings)
         if not address:
             why = self._ended() or f"it did not answer within {_START_SECONDS:.0f} seconds"
             self._end()
@@ -134,7 +130,7 @@ class GGUFGenerator(OpenAIGenerator):
         super().__init__(
             f"{address}/v1",
             path.stem,
-            api_key=key,
+            api_key=settings["api_key"],
             timeout=_ANSWER_SECONDS,
             max_retries=0,
             max_concurrency=slots,
@@ -174,12 +170,20 @@ class GGUFGenerator(OpenAIGenerator):
                 ) from error
             raise
 
-    def _address(self) -> str:
-        """Where the process serves; empty where it ended or took too long."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
+    def _address(self, settings: Mapping[str, Any]) -> str:
+        """Tell the process its settings, not by its command line, which others read.
+
+        Returns:
+            Where it serves; empty where it ended or took too long.
+        """
+        asked, answer = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert answer is not None
+        with contextlib.suppress(BrokenPipeError), asked:
+            asked.write(json.dumps(settings).encode() + b"\n")
+        if not select.select([answer], [], [], _START_SECONDS)[0]:
             return ""
-        return self._process.stdout.readline().decode().strip()
+        return answer.readline().decode().strip()
 
     def _ended(self) -> str | None:
         """Why the process has ended, in its own words where it had any; None while it runs."""
@@ -192,31 +196,6 @@ class GGUFGenerator(OpenAIGenerator):
         # The first error says most, else the last line.
         telling = next((line for line in words if "error" in line.lower()), "".join(words[-1:]))
         return f"{telling.strip()[-240:]} (status {status})".strip()
-
-
-def _start(settings: Mapping[str, Any], *, said: int) -> subprocess.Popen[bytes]:
-    """Start the process, and tell it its settings: not by its command line, which others read."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flower_privsyn.generation.llama_server", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=said,
-        env={**_told(os.environ), "PYTHONSAFEPATH": "1"},
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(settings).encode() + b"\n")
-        process.stdin.close()
-    return process
-
-
-def _told(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the process gets of the environment variables of this one."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name in _TOLD or name.startswith(_TOLD_BEGINNINGS)
-    }
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

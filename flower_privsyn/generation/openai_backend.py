@@ -5,24 +5,20 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.api_key import REDACTED, has_secrets, redact, shown_address
+from flower_privsyn.generation.api_key import check_generator, redact
 from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
     SamplingParameters,
-    check_texts,
     mended,
-    refuse_penalty,
 )
 from flower_privsyn.models.adapters import adapter_digest
 
@@ -49,10 +45,6 @@ _NO_LIST = (403, 404, 405)
 
 #: What an answer that is none counts as, whatever its status: it is asked for again.
 _BAD_GATEWAY = 502
-
-
-class NoListError(GenerationError):
-    """A server does not say which models it serves."""
 
 
 class _NoTextError(GenerationError):
@@ -120,20 +112,13 @@ class OpenAIGenerator:
             GenerationError: The server cannot be asked for its model, or serves several.
             MissingExtraError: openai is not installed.
         """
-        if has_secrets(base_url):
-            raise ConfigError(
-                f"generation setting base_url, {shown_address(base_url)}, must have no user name, "
-                "password or query: give a key as api_key"
-            )
+        check_generator(base_url)
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
                 "generation setting base_url must look like 'http://host:port/v1', "
                 f"got {base_url!r}"
             )
-        check_whole("generation setting max_retries", max_retries, ge=0)
-        check_whole("generation setting max_concurrency", max_concurrency, ge=1)
-        check_number("generation setting timeout, in seconds,", timeout, ge=1e-3)
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._max_concurrency = max_concurrency
@@ -141,7 +126,6 @@ class OpenAIGenerator:
         self._extra_parameters = dict(extra_parameters or {})
         self._has_written = False
         self._loaded: set[str] = set()
-        self._lock = threading.Lock()
         self._client = _client(
             self._base_url,
             api_key=api_key,
@@ -152,18 +136,27 @@ class OpenAIGenerator:
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
 
-    def check_served(self) -> None:
+    def check_served(self) -> str | None:
         """Ask the server which models it serves; nothing is written.
+
+        Returns:
+            A sentence where it does not say, and may serve the model; else None.
 
         Raises:
             GenerationError: It does not answer, or serves other models.
         """
         served = self._served_models()
+        if served is None:
+            return (
+                f"server {self._base_url} does not list its models; whether it serves "
+                f"{self._model} is not known"
+            )
         if self._model not in served:
             raise GenerationError(
                 f"server {self._base_url} serves {', '.join(served[:8]) or 'nothing'}, not "
                 f"{self._model}"
             )
+        return None
 
     def close(self) -> None:
         """Close the connections."""
@@ -197,8 +190,6 @@ class OpenAIGenerator:
                 not answer after all retries, or answered something else than completions.
             ModelError: The adapter folder holds no adapter.
         """
-        check_whole("generation setting num_samples", num_samples, ge=1)
-        check_texts("prompts", prompts)
         model = self._model if adapter is None else self._load_adapter(Path(adapter))
         return self._each(
             prompts,
@@ -230,7 +221,6 @@ class OpenAIGenerator:
         Raises:
             GenerationError: As for `generate`.
         """
-        check_texts("messages", messages)
 
         def ask(message: str, seed: int) -> str:
             said = [{"role": "user", "content": message}]
@@ -260,26 +250,29 @@ class OpenAIGenerator:
 
         `nothing` stands for what is answered to a prompt that the server has no text for.
         """
-        seeds = streams.text_seeds(seed, prompts)
-        results = [nothing] * len(prompts)
+
+        def ask(prompt: str, own: int) -> T | _NoTextError:
+            try:
+                return request(prompt, own)
+            except _NoTextError as error:
+                return error
+
+        results: list[T] = []
         refused: list[_NoTextError] = []
         pool = ThreadPoolExecutor(self._max_concurrency)
         try:
-            futures = {
-                pool.submit(request, prompt, own): index
-                for index, (prompt, own) in enumerate(zip(prompts, seeds, strict=True))
-            }
-            for future in as_completed(futures):
-                try:
-                    results[futures[future]] = future.result()
-                    self._has_written = True
-                except _NoTextError as error:
-                    refused.append(error)
+            for answer in pool.map(ask, prompts, streams.text_seeds(seed, prompts)):
+                if isinstance(answer, _NoTextError):
+                    refused.append(answer)
                     if len(refused) > max(_MOST_REFUSED, len(prompts) // 2):
                         raise GenerationError(
                             f"{len(refused)} of {len(prompts)} prompts stayed without a text, the "
-                            f"last one because {error}"
-                        ) from error
+                            f"last one because {answer}"
+                        ) from answer
+                    results.append(nothing)
+                else:
+                    results.append(answer)
+                    self._has_written = True
                 if progress is not None:
                     progress(finished)
         finally:
@@ -300,7 +293,12 @@ class OpenAIGenerator:
         self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
     ) -> dict[str, Any]:
         """What every request says of how it is answered."""
-        refuse_penalty(sampling, self.name)
+        if sampling.repetition_penalty != 1.0:  # servers hold the prompt's tokens against a text
+            raise ConfigError(
+                f"generation setting repetition_penalty = {sampling.repetition_penalty:g} needs a "
+                f"model that runs in this process through Transformers, which {self.name!r} does "
+                "not"
+            )
         return {
             "model": model,
             "n": num_samples,
@@ -329,8 +327,7 @@ class OpenAIGenerator:
             value = "".join(str(_part(part, "text") or "") for part in value)
         if not isinstance(value, str):
             return None
-        # The key as a whole: a piece of it may be a word.
-        return mended(value.replace(self._api_key, REDACTED) if self._api_key else value)
+        return mended(redact(value, self._api_key))
 
     def _no_text(self) -> _NoTextError:
         return _NoTextError(
@@ -343,47 +340,45 @@ class OpenAIGenerator:
         folder = folder.resolve()
         # The path is part of the name: a server reads the folder again after it had to make room.
         name = f"privsyn-{adapter_digest(folder)[:16]}-{streams.derive_seed(0, str(folder)):016x}"
-        with self._lock:
-            if name in self._loaded and name in self._served_models():
-                return name
-            try:
-                self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-            except GenerationError as error:
-                status = getattr(error.__context__, "status_code", None)
-                if status in (404, 405):
-                    raise GenerationError(
-                        f"{error}: to load the adapter {folder}, start it with --enable-lora and "
-                        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
-                    ) from error
-                if status != 400 or name not in self._served_models():
-                    raise GenerationError(
-                        f"the adapter {folder} cannot be loaded: {error}"
-                    ) from error
-            self._loaded.add(name)
+        if name in self._loaded and name in (self._served_models() or ()):
+            return name
+        try:
+            self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        except GenerationError as error:
+            status = getattr(error.__context__, "status_code", None)
+            if status in (404, 405):
+                raise GenerationError(
+                    f"{error}: to load the adapter {folder}, start it with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+                ) from error
+            if status != 400 or name not in (self._served_models() or ()):
+                raise GenerationError(f"the adapter {folder} cannot be loaded: {error}") from error
+        self._loaded.add(name)
         return name
 
-    def _served_models(self, *, adapters: bool = True) -> list[str]:
+    def _served_models(self, *, adapters: bool = True) -> list[str] | None:
+        """The names of the models that the server lists; None where it lists none."""
         try:
             answer = self._ask(lambda: self._client.get("/models", cast_to=object), "/models")
         except GenerationError as error:
             if getattr(error.__context__, "status_code", None) not in _NO_LIST:
                 raise
-            answer = None
+            return None
         entries = _part(answer, "data")
-        if not isinstance(entries, list) or not all(
-            isinstance(_part(entry, "id"), str) for entry in entries
-        ):
-            raise NoListError(f"server {self._base_url} does not list its models")
+        if not isinstance(entries, list):
+            return None
         # vLLM lists adapters too, each with the model it belongs to as its parent.
         return [
-            self._hide(entry["id"]) for entry in entries if adapters or entry.get("parent") is None
+            redact(str(_part(entry, "id")), self._api_key)
+            for entry in entries
+            if adapters or _part(entry, "parent") is None
         ]
 
     def _only_model(self) -> str:
-        names = self._served_models(adapters=False)
+        names = self._served_models(adapters=False) or ()
         if len(names) != 1:
             raise GenerationError(
-                f"server {self._base_url} serves {len(names)} models "
+                f"server {self._base_url} lists {len(names)} models "
                 f"({', '.join(names[:8])}): name one, as in {self._base_url}#model"
             )
         return names[0]
@@ -414,7 +409,7 @@ class OpenAIGenerator:
                 f"server {self._base_url} did not answer in time ({times})"
             ) from None
         except openai.APIConnectionError as error:
-            reason = self._hide(_one_line(str(error.__cause__ or error)))
+            reason = redact(_one_line(error.__cause__ or error), self._api_key)
             raise GenerationError(
                 f"server {self._base_url} cannot be reached ({reason}; {times})"
             ) from None
@@ -427,18 +422,12 @@ class OpenAIGenerator:
                 did = f"answered {path} with status {status} ({times})"
             else:
                 did = f"refused {path} with status {status}"
+            # What an address may lack, by which a server is found and none of its answers.
+            whole = urlsplit(self._base_url).path.strip("/")
+            hint = "" if whole else "; most addresses end in /v1"
             raise (_NoTextError if of_a_prompt else GenerationError)(
-                f"server {self._base_url} {did}: {self._message(error)}{self._hint()}"
+                f"server {self._base_url} {did}: {self._message(error)}{hint}"
             ) from None
-
-    def _hint(self) -> str:
-        """What an address may lack, by which a server is found and none of its answers."""
-        whole = bool(urlsplit(self._base_url).path.strip("/"))
-        return "" if whole else "; most addresses end in /v1"
-
-    def _hide(self, text: str) -> str:
-        """Take the key, and pieces of it, out of words that go into a message."""
-        return redact(text, self._api_key)
 
     def _message(self, error: openai.APIStatusError) -> str:
         """Find the server's own words in a refusal, whichever dialect it speaks."""
@@ -446,9 +435,9 @@ class OpenAIGenerator:
         for key in ("error", "message", "detail"):
             said = _part(said, key) or said
         moved = error.response.headers.get("Location")
-        words = f"it is at {moved}" if moved else _one_line(str(said or ""))
+        words = f"it is at {moved}" if moved else _one_line(said or "")
         # Cut last: half a key would not be known for one.
-        text = self._hide(words)[:_MAX_MESSAGE_LETTERS]
+        text = redact(words, self._api_key)[:_MAX_MESSAGE_LETTERS]
         return text or "no reason given"
 
 
@@ -513,5 +502,5 @@ def _part(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _one_line(said: object) -> str:
+    return " ".join(str(said).split())

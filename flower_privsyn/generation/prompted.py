@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
-from annotated_types import Ge, Le
 
-from flower_privsyn.checks import NonNegativeFloat, Settings, check_whole
-from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
-    check_texts,
     refuse_silence,
 )
 from flower_privsyn.generation.by_messages import chat_of, without_quotes, without_thoughts
@@ -30,39 +26,23 @@ LEAST_WORDS: Final = 25
 _COUNT: Final = re.compile(r"\(\s*\d+\s+words?\s*\)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asking(Settings):
-    """How texts are asked for.
-
-    References:
-        Xie et al. (Aug-PE), ICML 2024; the defaults are those of their code, where it counts words.
-    """
-
-    domain: Annotated[str, "What the texts are, in public words: it stands for {domain}."] = "text"
-    blank_fraction: Annotated[
-        float, Ge(0), Le(1), "Share of the words that {blanked} has replaced by blanks."
-    ] = 0.5
-    word_spread: Annotated[
-        NonNegativeFloat,
-        "Standard deviation of {words} about the number of words the text has.",
-    ] = 0.0
-
-    def _called(self, name: str) -> str:
-        return f"generation setting {name}"
-
-
 class ByInstruction:
     """A language model that is asked by an instruction: as a chat, or to go on with a beginning.
 
     Args:
         generator: The language model.
         instruction: What it is asked.
-        asking: What stands in the instruction.
         sampling: How answers are drawn; the seed is replaced, stop strings are joined.
         chat: Whether it is a chat model.
+        domain: What the texts are, in public words: it stands for {domain}.
+        blank_fraction: Share of the words that {blanked} has replaced by blanks, 0 to 1.
+        word_spread: Standard deviation of {words} about the number of words the text has, >= 0.
 
     Raises:
         ConfigError: The instruction is not for such models, or the generator is no chat model.
+
+    References:
+        Xie et al. (Aug-PE), ICML 2024; the defaults are those of their code, where it counts words.
     """
 
     def __init__(
@@ -70,16 +50,20 @@ class ByInstruction:
         generator: TextGenerator,
         instruction: Instruction,
         *,
-        asking: Asking,
         sampling: SamplingParameters,
         chat: bool,
+        domain: str = "text",
+        blank_fraction: float = 0.5,
+        word_spread: float = 0.0,
     ) -> None:
         self._chat = chat_of(generator) if chat else None
         instruction.render(chat=chat)  # which refuses one that is not for such models
         self.name = f"{instruction.name} by {generator.name}"
         self._generator = generator
         self._instruction = instruction
-        self._asking = asking
+        self._domain = domain
+        self._blank_fraction = blank_fraction
+        self._word_spread = word_spread
         stop = () if chat else instruction.stop
         self._sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *stop))))
 
@@ -103,10 +87,8 @@ class ByInstruction:
             As many texts; one for which the model wrote nothing comes back as it is.
 
         Raises:
-            ConfigError: The seed is out of range.
-            GenerationError: The model failed, or an entry is no string.
+            GenerationError: The model failed.
         """
-        check_texts("texts", texts)
         found = self._ask(texts, labels=labels, seed=seed, progress=progress)
         return [new or old for old, new in zip(texts, found, strict=True)]
 
@@ -159,7 +141,6 @@ class ByInstruction:
         seed: int,
         progress: ProgressCallback | None,
     ) -> list[str]:
-        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
         own = streams.text_seeds(streams.derive_seed(seed, "instruction"), texts)
         prompts = [
             self._prompt(text, label, streams.stream(own_seed))
@@ -169,7 +150,7 @@ class ByInstruction:
         ]
         sampling = replace(self._sampling, seed=streams.derive_seed(seed, "answer"))
         if self._chat is not None:
-            system = self._instruction.system.replace("{domain}", self._asking.domain)
+            system = self._instruction.system.replace("{domain}", self._domain)
             answers = self._chat.answer(
                 prompts, system=system, sampling=sampling, progress=progress
             )
@@ -179,18 +160,13 @@ class ByInstruction:
                 row[0]
                 for row in self._generator.generate(prompts, sampling=sampling, progress=progress)
             ]
-        if len(answers) != len(texts):
-            raise GenerationError(
-                f"the generator {self._generator.name} was asked {len(texts)} times and answered "
-                f"{len(answers)} times"
-            )
         return [_plain(answer) for answer in answers]
 
     def _prompt(self, text: str, label: str, random: np.random.Generator) -> str:
         """The prompt for one text; every part that is drawn comes from its own stream."""
-        asking, words = self._asking, text.split()
-        wanted = len(words) + round(float(random.normal(0.0, 1.0)) * asking.word_spread)
-        blanks = random.random(len(words)) < asking.blank_fraction
+        words = text.split()
+        wanted = len(words) + round(float(random.normal(0.0, 1.0)) * self._word_spread)
+        blanks = random.random(len(words)) < self._blank_fraction
         styles = self._instruction.styles
         style = styles[int(random.integers(len(styles)))] if styles else ""
         return self._instruction.render(
@@ -200,7 +176,7 @@ class ByInstruction:
             blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),
             words=str(max(LEAST_WORDS, wanted)),
             style=style,
-            domain=asking.domain,
+            domain=self._domain,
         )
 
 

@@ -5,36 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from flower_privsyn.checks import check_choice, check_whole
+from annotated_types import Ge
+
+from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError, GenerationError
 
-_FOLDER = Path(__file__).with_name("prompts")
-_KEYS = ("name", "description", "reference", "heading", "marker", "num_samples", "instruction")
-
-_INSTRUCTIONS = _FOLDER / "instructions"
+_FOLDER: Final = Path(__file__).with_name("prompts")
 
 #: What stands in braces in a prompt, and is replaced.
 PLACEHOLDERS: Final = ("text", "blanked", "words", "style", "class", "domain")
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-z]+)\}")
-_TEXTS: Final = (
-    "name",
-    "description",
-    "reference",
-    "purpose",
-    "system",
-    "chat",
-    "base",
-    "of_class",
-)
-_LISTS: Final = ("styles", "stop")
-
-#: Of a file: a text is written anew, or one is written where there was none.
-PURPOSES: Final = ("variation", "beginning")
 
 #: To a chat model, of a prompt that says nothing itself.
 _INSTRUCTION = (
@@ -44,8 +29,15 @@ _INSTRUCTION = (
 )
 
 
+class _PromptFile(Settings):
+    """What a JSON file holds under the names of the fields."""
+
+    def _called(self, name: str) -> str:
+        return f"prompt setting {name}"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(_PromptFile):
     r"""A heading, then samples each under a numbered marker line; the model writes the next one.
 
     With the bundled ``pre-text`` and examples ``a b c`` the rendered prompt is::
@@ -63,16 +55,6 @@ class Prompt:
     continuation is tokenized as it was in training. A sample ends only where a *whole line* is a
     marker: a text that holds the word "Original", or even the marker inside a line, is kept.
 
-    Attributes:
-        name: The short name of the prompt.
-        heading: One line; ``{num_samples}`` is replaced by the number below.
-        marker: One line that holds ``{number}`` once, and some other text.
-        num_samples: How many samples the heading announces; more than are given as examples.
-        instruction: What is said, as the system's message, to a chat model that gets the prompt as
-            a message; not said to one that goes on with it.
-        description: What the prompt is for.
-        reference: Where the format comes from.
-
     Raises:
         ConfigError: A value is empty, spans lines, lacks its field or is out of range.
 
@@ -81,36 +63,35 @@ class Prompt:
         LLMs", ICML 2024, figure 3.
     """
 
-    name: str
-    heading: str
-    marker: str
-    num_samples: int
-    instruction: str = _INSTRUCTION
-    description: str = ""
-    reference: str = ""
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    name: Annotated[str, "The short name of the prompt."]
+    heading: Annotated[str, "One line; ``{num_samples}`` is replaced by the number below."]
+    marker: Annotated[str, "One line that holds ``{number}`` once, and some other text."]
+    num_samples: Annotated[
+        int, Ge(2), "How many samples the heading announces; more than are given as examples."
+    ]
+    instruction: Annotated[
+        str,
+        "What is said, as the system's message, to a chat model that gets the prompt as a message; "
+        "not said to one that goes on with it.",
+    ] = _INSTRUCTION
+    description: Annotated[str, "What the prompt is for."] = ""
+    reference: Annotated[str, "Where the format comes from."] = ""
 
     def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
         for key in ("name", "heading", "marker"):
             value = getattr(self, key)
-            if not isinstance(value, str) or not value.strip() or "\n" in value:
+            if not value.strip() or "\n" in value:
                 raise ConfigError(
                     f"prompt setting {key} must be one non-empty line of text, got {value!r}"
                 )
-        check_whole("prompt setting num_samples", self.num_samples, ge=2)
-        if not isinstance(self.instruction, str):
-            raise ConfigError(
-                f"prompt setting instruction must be a string, got {self.instruction!r}"
-            )
         before, number, after = self.marker.partition("{number}")
         if not number or "{number}" in after or not (before + after).strip():
             raise ConfigError(
                 "prompt setting marker must hold {number} exactly once beside other text, "
                 f"got {self.marker!r}"
             )
-        # Trailing blanks are forgiven: models often write them before the line break.
-        pattern = rf"^{re.escape(before)}\d+{re.escape(after)}[ \t\r]*$"
-        object.__setattr__(self, "_pattern", re.compile(pattern, re.MULTILINE))
 
     def render(self, examples: Sequence[str]) -> str:
         """Write the prompt that asks for the sample after ``examples``.
@@ -141,7 +122,9 @@ class Prompt:
         Returns:
             The text before the next full marker line (all of it if there is none), stripped.
         """
-        found = self._pattern.search(continuation)
+        before, _, after = map(re.escape, self.marker.partition("{number}"))
+        # Trailing blanks are forgiven: models often write them before the line break.
+        found = re.search(rf"(?m)^{before}\d+{after}[ \t\r]*$", continuation)
         return (continuation if found is None else continuation[: found.start()]).strip()
 
     @property
@@ -176,20 +159,11 @@ def load_prompt(name_or_path: str | Path) -> Prompt:
     Raises:
         ConfigError: The file is missing, is not such a JSON object, or holds a wrong value.
     """
-    path, content = _read_file(
-        name_or_path,
-        folder=_FOLDER,
-        keys=_KEYS,
-        required=("name", "heading", "marker", "num_samples"),
-    )
-    try:
-        return Prompt(**content)
-    except ConfigError as error:
-        raise ConfigError(f"prompt file {path}: {error}") from error
+    return _read(Prompt, name_or_path, folder=_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instruction:
+class Instruction(_PromptFile):
     """What a model is asked to write.
 
     A chat model gets `chat` as a message, after the system's message `system`; a base model gets
@@ -204,45 +178,28 @@ class Instruction:
 
     What is put in is not looked through again: braces in a text stay as they are.
 
-    Attributes:
-        name: The short name.
-        purpose: ``"variation"`` of a text, which holds ``{text}`` or ``{blanked}``; or
-            ``"beginning"``, which holds neither.
-        chat: For a chat model; "" where the file is for base models alone.
-        base: For a base model; "" where the file is for chat models alone.
-        system: The message of the system; "" for none.
-        of_class: What stands for ``{class}`` where texts have classes.
-        styles: What to draw ``{style}`` from.
-        stop: Strings that end the answer of a base model.
-        description: What it is for.
-        reference: Where it comes from.
-
     Raises:
         ConfigError: A value is missing or empty, or a placeholder is unknown or in a wrong place.
     """
 
-    name: str
-    purpose: str
-    chat: str = ""
-    base: str = ""
-    system: str = ""
-    of_class: str = ""
-    styles: tuple[str, ...] = ()
-    stop: tuple[str, ...] = ()
-    description: str = ""
-    reference: str = ""
+    name: Annotated[str, "The short name."]
+    purpose: Annotated[
+        Literal["variation", "beginning"],
+        '``"variation"`` of a text, which holds ``{text}`` or ``{blanked}``; or ``"beginning"``, '
+        "where there was no text, which holds neither.",
+    ]
+    chat: Annotated[str, 'For a chat model; "" where the file is for base models alone.'] = ""
+    base: Annotated[str, 'For a base model; "" where the file is for chat models alone.'] = ""
+    system: Annotated[str, 'The message of the system; "" for none.'] = ""
+    of_class: Annotated[str, "What stands for ``{class}`` where texts have classes."] = ""
+    styles: Annotated[tuple[str, ...], "What to draw ``{style}`` from."] = ()
+    stop: Annotated[tuple[str, ...], "Strings that end the answer of a base model."] = ()
+    description: Annotated[str, "What it is for."] = ""
+    reference: Annotated[str, "Where it comes from."] = ""
 
     def __post_init__(self) -> None:
-        for key in _TEXTS:
-            if not isinstance(getattr(self, key), str):
-                raise ConfigError(f"prompt setting {key} must be text, got {getattr(self, key)!r}")
-        for key in _LISTS:
-            values = getattr(self, key)
-            if not all(isinstance(value, str) and value for value in values):
-                raise ConfigError(f"prompt setting {key} must be texts that are not empty")
-        if not self.name.strip():
-            raise ConfigError("prompt setting name must not be empty")
-        check_choice("prompt setting purpose", self.purpose, PURPOSES)
+        """Check every value."""
+        super().__post_init__()
         if not (self.chat.strip() or self.base.strip()):
             raise ConfigError("prompt settings chat and base must not both be empty")
         if self.of_class and "{label}" not in self.of_class:
@@ -284,8 +241,8 @@ class Instruction:
         """
         prompt = self.chat if chat else self.base
         if not prompt:
-            kind, key = ("chat", "chat") if chat else ("base", "base")
-            raise ConfigError(f"prompt {self.name!r} is not for {kind} models: it has no {key!r}")
+            kind = "chat" if chat else "base"
+            raise ConfigError(f"prompt {self.name!r} is not for {kind} models: it has no {kind!r}")
         held = {**values, "class": self.of_class.replace("{label}", label) if label else ""}
         return _PLACEHOLDER.sub(lambda found: held.get(found[1], ""), prompt)
 
@@ -302,18 +259,7 @@ def load_instruction(name_or_path: str | Path, *, purpose: str) -> Instruction:
         ConfigError: The file is missing, is not such a JSON object, holds a wrong value, or is for
             something else.
     """
-    path, content = _read_file(
-        name_or_path, folder=_INSTRUCTIONS, keys=(*_TEXTS, *_LISTS), required=("name", "purpose")
-    )
-    for key in _LISTS:
-        if not isinstance(content.get(key, []), list):
-            raise ConfigError(f"prompt file {path}: {key} must be a list of texts")
-    try:
-        given: dict[str, Any] = {**content}
-        given.update((key, tuple(content[key])) for key in _LISTS if key in content)
-        found = Instruction(**given)
-    except ConfigError as error:
-        raise ConfigError(f"prompt file {path}: {error}") from error
+    found = _read(Instruction, name_or_path, folder=_FOLDER / "instructions")
     if found.purpose != purpose:
         raise ConfigError(
             f"prompt {str(name_or_path)!r} is for a {found.purpose}, not for a {purpose}"
@@ -321,23 +267,20 @@ def load_instruction(name_or_path: str | Path, *, purpose: str) -> Instruction:
     return found
 
 
-def _read_file(
-    name_or_path: str | Path, *, folder: Path, keys: Sequence[str], required: Sequence[str]
-) -> tuple[Path, dict[str, Any]]:
-    """Read the JSON object of a prompt.
+P = TypeVar("P", bound=_PromptFile)
+
+
+def _read(kind: type[P], name_or_path: str | Path, *, folder: Path) -> P:
+    """Read a prompt.
 
     Args:
+        kind: What the file holds.
         name_or_path: The name of a file in `folder` without its ending, or the path of a ``.json``
             file.
         folder: Of the bundled prompts.
-        keys: That the object may hold.
-        required: Those of them that it must hold.
-
-    Returns:
-        Where it is, for sentences about its values, and the object.
 
     Raises:
-        ConfigError: The file is missing, is not such a JSON object, or holds or lacks a key.
+        ConfigError: The file is missing, is not such a JSON object, or holds a wrong value.
     """
     given = str(name_or_path)
     path = Path(given)
@@ -349,20 +292,19 @@ def _read_file(
                 "or the path of a .json file"
             )
         path = bundled[given]
+    known = set(kind.declared)
+    needed = {name for name, each in kind.declared.items() if each.default is MISSING}
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+        held = set(content) if isinstance(content, dict) else set()
+        if wrong := sorted((needed - held) | (held - known)):
+            raise ConfigError(
+                f"it must be one JSON object with the keys {', '.join(sorted(needed))} and, if "
+                f"wanted, {', '.join(sorted(known - needed))}; lacking or unknown: {wrong}"
+            )
+        return kind(**content)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"prompt file {path} cannot be read: {reason}") from error
     except ValueError as error:
-        raise ConfigError(f"prompt file {path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"prompt file {path} must hold one JSON object")
-    if unknown := sorted(set(content) - set(keys)):
-        raise ConfigError(
-            f"prompt file {path} holds the unknown key {unknown[0]!r}: allowed are "
-            + ", ".join(keys)
-        )
-    if missing := [key for key in required if key not in content]:
-        raise ConfigError(f"prompt file {path} lacks the key {missing[0]!r}")
-    return path, content
+        raise ConfigError(f"prompt file {path}: {error}") from error

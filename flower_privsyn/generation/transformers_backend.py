@@ -7,7 +7,6 @@ three.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
     SamplingParameters,
-    check_texts,
 )
 from flower_privsyn.generation.by_messages import chat_prompts, whole_answer
 from flower_privsyn.models.adapters import AdapterSwitch
@@ -35,6 +32,7 @@ from flower_privsyn.models.pretrained import (
     decoder_start_token,
     is_encoder_decoder,
     load_pretrained,
+    special_tokens,
 )
 from flower_privsyn.models.threads import computing, is_small, side_by_side
 
@@ -70,8 +68,6 @@ class TransformersGenerator:
     Attributes:
         name: The model's name or path as given.
         at_once: Samples per forward pass.
-        truncated_prompts: How many prompts so far were cut at their beginning because they did
-            not fit into the model's context together with the new tokens.
     """
 
     def __init__(
@@ -96,17 +92,15 @@ class TransformersGenerator:
                 a GPT-2 puts none.
 
         Raises:
-            ConfigError: A setting is out of range.
             ModelError: The model cannot be found or is no causal language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
-        if batch_size is not None:
-            check_whole("generation setting batch_size", batch_size, ge=1)
         self.name = str(model)
-        self.truncated_prompts = 0
         self._model, self._tokenizer = load_pretrained(
             model, kind="causal or encoder-decoder", dtype=dtype, device=device
         )
+        import torch  # which is there: the model was loaded with it
+
         self.at_once = _samples_of_device(self._model) if batch_size is None else batch_size
         self._reads_apart = is_encoder_decoder(self._model)
         self._begins_texts = begins_texts or self._reads_apart
@@ -116,6 +110,9 @@ class TransformersGenerator:
         self._is_small = is_small(self._model)
         self._accepted = accepted_arguments(self._model)
         self._has_cache = "past_key_values" in self._accepted
+        # cuDNN's kernels are planned anew for every length, and a text that grows has a length of
+        # its own in every step: on an H100 planning took most of each, whatever the batch.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # For one query at a time PyTorch's fused attention in half precision takes 4 times as long
         # on a CPU as two plain matrix products.
         if (
@@ -137,8 +134,8 @@ class TransformersGenerator:
         """Continue every prompt; see `TextGenerator`.
 
         Args:
-            prompts: The texts to continue; those too long for the model lose their beginning and
-                are counted in ``truncated_prompts``.
+            prompts: The texts to continue; those too long for the model lose their beginning, and
+                a warning says how many.
             num_samples: Continuations per prompt, >= 1.
             sampling: How they are drawn.
             adapter: The folder of a PEFT LoRA adapter; it is read again when its files change.
@@ -148,13 +145,10 @@ class TransformersGenerator:
             One list of ``num_samples`` continuations per prompt.
 
         Raises:
-            ConfigError: A setting is out of range.
             GenerationError: The new tokens leave no room.
             ModelError: The adapter cannot be loaded onto this model.
             MissingExtraError: An adapter is given and PEFT is not installed.
         """
-        check_whole("generation setting num_samples", num_samples, ge=1)
-        check_texts("prompts", prompts)
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
@@ -210,7 +204,6 @@ class TransformersGenerator:
             GenerationError: The model has no chat template, the template refuses the messages, or
                 as for `generate`.
         """
-        check_texts("messages", messages)
         prompts = chat_prompts(self._tokenizer, messages, system=system, model=self.name)
         written = self.generate(prompts, sampling=sampling, progress=progress)
         return [whole_answer(prompt, row[0]) for prompt, row in zip(prompts, written, strict=True)]
@@ -254,7 +247,6 @@ class TransformersGenerator:
                 keeps_begin = row[0] == begin and room > 1
                 rows[index] = [row[0], *row[-(room - 1) :]] if keeps_begin else row[-room:]
         if truncated:
-            self.truncated_prompts += truncated
             logger.warning(
                 "%d of %d prompts were longer than the %d tokens that model %s can still "
                 "continue: their beginning was cut",
@@ -289,7 +281,7 @@ class TransformersGenerator:
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
         device = self._model.device
-        with torch.inference_mode(), _without_planning(device):
+        with torch.inference_mode():
             return self._write(
                 torch.from_numpy(tokens).to(device),
                 torch.from_numpy(seen).to(device),
@@ -322,7 +314,9 @@ class TransformersGenerator:
             given = _repeated(given, num_samples)
         cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
-        held = self._no_tokens_held(len(uniforms), sampling)  # (b, v) bool
+        held = None  # (b, v) which tokens each text holds, where somebody asks
+        if sampling.repetition_penalty != 1.0:
+            held = uniforms.new_zeros((len(uniforms), self._vocabulary), dtype=torch.bool)
         openers = self._openers(sampling.stop)
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
@@ -462,14 +456,6 @@ class TransformersGenerator:
             else:
                 written[alive[row]].append(token)
 
-    def _no_tokens_held(self, rows: int, sampling: SamplingParameters) -> torch.Tensor | None:
-        """(rows, v) bool, none set; None where nobody asks which tokens a text holds."""
-        import torch
-
-        if sampling.repetition_penalty == 1.0:
-            return None
-        return torch.zeros((rows, self._vocabulary), dtype=torch.bool, device=self._model.device)
-
     def _note_stops(
         self,
         written: Sequence[Sequence[int]],
@@ -533,21 +519,12 @@ class TransformersGenerator:
         """
         import torch
 
-        banned = set(self._tokenizer.all_special_ids)
-        banned.update(
-            number
-            for number, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special
-        )
-        banned.update(self._model.generation_config.suppress_tokens or ())
         size = self._vocabulary
+        banned = special_tokens(self._tokenizer)
+        banned.update(self._model.generation_config.suppress_tokens or ())
         banned.update(range(len(self._tokenizer), size))
-        banned -= self._end_tokens
-        return torch.tensor(
-            sorted(number for number in banned if number < size),
-            dtype=torch.int64,
-            device=self._model.device,
-        )
+        never = {number for number in banned - self._end_tokens if number < size}
+        return torch.tensor(sorted(never), dtype=torch.int64, device=self._model.device)
 
     @cached_property
     def _vocabulary(self) -> int:
@@ -567,20 +544,6 @@ class TransformersGenerator:
 def _repeated(given: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
     """Every row so many times, (p times, ...) each."""
     return {name: value.repeat_interleave(times, dim=0) for name, value in given.items()}
-
-
-def _without_planning(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's attention without cuDNN's kernels, which are planned anew for every length.
-
-    A text that grows by a token has a length of its own in every step: on an H100 planning took
-    most of each, whatever the batch. Elsewhere than on a GPU this does nothing.
-    """
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(kernels)
 
 
 def _samples_of_device(model: Any) -> int:
@@ -614,14 +577,9 @@ def samples_that_fit(config: Any, memory: float, *, itemsize: int) -> int:
         memory: bytes.
         itemsize: bytes of a number of the key-value cache.
     """
-
-    def number(name: str) -> int:
-        """What the configuration says; 0 where models of its kind have no such thing."""
-        return int(getattr(config, name, None) or 0)
-
-    heads = number("num_attention_heads")
-    width = number("head_dim") or number("hidden_size") // max(1, heads)
-    keys = (number("num_key_value_heads") or heads) * width
-    cache = 2 * number("num_hidden_layers") * keys * itemsize * _TOKENS
+    heads = getattr(config, "num_attention_heads", 0)  # of an LSTM there are none
+    width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * width
+    cache = 2 * config.num_hidden_layers * keys * itemsize * _TOKENS
     fits = int(memory // (cache + _DRAWING * config.vocab_size))
     return max(1, min(_MOST, 1 << max(0, fits.bit_length() - 1)))

@@ -8,15 +8,19 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.backends import ProgressCallback, check_texts
-from flower_privsyn.models.pretrained import Precision, context_of, load_pretrained
+from flower_privsyn.generation.backends import ProgressCallback
+from flower_privsyn.models.pretrained import (
+    Precision,
+    context_of,
+    load_pretrained,
+    special_tokens,
+)
 from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
@@ -62,28 +66,6 @@ class Variation(Protocol):
             As many texts, in the same order.
         """
         ...
-
-
-def vary(
-    variation: Variation,
-    texts: Sequence[str],
-    *,
-    seed: int,
-    progress: ProgressCallback | None = None,
-    labels: Sequence[str] | None = None,
-) -> list[str]:
-    """Vary texts by a variation that may have been written before texts had classes.
-
-    Args:
-        variation: What varies.
-        texts: As `Variation.vary`.
-        seed: As `Variation.vary`.
-        progress: As `Variation.vary`.
-        labels: As `Variation.vary`; the variation is not told of classes where there are none.
-    """
-    if labels is None:
-        return variation.vary(texts, seed=seed, progress=progress)
-    return variation.vary(texts, seed=seed, progress=progress, labels=labels)
 
 
 class MaskFill:
@@ -137,17 +119,10 @@ class MaskFill:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
 
         Raises:
-            ConfigError: A setting is out of range, or `max_tokens` is more than the model reads.
+            ConfigError: `max_tokens` is more than the model reads.
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
-        check_choice("generation setting unit", unit, get_args(MaskUnit))
-        check_number("generation setting mask_fraction", mask_fraction, gt=0, le=1)
-        check_whole("generation setting num_steps", num_steps, ge=1)
-        check_whole("generation setting max_tokens", max_tokens, ge=1)
-        check_whole("generation setting batch_size", batch_size, ge=1)
-        check_number("generation setting temperature", temperature, ge=0)
-        check_number("generation setting top_p", top_p, gt=0, le=1)
         self.name = f"mask-fill {model}"
         self._mask_fraction = mask_fraction
         self._num_steps = num_steps
@@ -160,11 +135,8 @@ class MaskFill:
         if self._tokenizer.mask_token_id is None:
             raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
         self._max_tokens = self._fit_to_model(max_tokens, str(model))
+        self._words = _Words.of(self._tokenizer) if unit == "word" else None
         self._banned = self._find_banned_tokens()
-        self._words: _Words | None = None
-        if unit == "word":
-            self._words = _Words.of(self._tokenizer)
-            self._banned = self._ban_all_but_words(self._words)
         self._is_small = is_small(self._model)
         self._places = threading.local()
         # The head over the vocabulary is most of a small model's work, and 70 % of it would be
@@ -193,13 +165,7 @@ class MaskFill:
         Returns:
             As many texts, in the same order, without special tokens; never an empty one for a
             text: one of which only white space would be left comes back as it is.
-
-        Raises:
-            ConfigError: The seed is out of range.
-            GenerationError: An entry is no string.
         """
-        check_whole("generation setting seed", seed, ge=0, le=2**64 - 1)
-        check_texts("texts", texts)
         rows = self._tokenize(texts, streams.text_seeds(seed, texts))
         varied = list(texts)
         fillable = [index for index, row in enumerate(rows) if row.units]
@@ -338,36 +304,24 @@ class MaskFill:
         """Collect the token numbers that are never drawn.
 
         Special and reserved tokens, pieces of characters, control characters, and rows of the
-        output matrix that stand for no token at all.
+        output matrix that stand for no token at all; of words as units, whatever is no word.
         """
         import torch
 
-        size = len(self._tokenizer)
         output_size = int(self._model.get_output_embeddings().weight.shape[0])
-        special = set(self._tokenizer.all_special_ids)
-        special.update(
-            number
-            for number, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special
-        )
-        texts = self._tokenizer.batch_decode([[number] for number in range(size)])
-        banned = [
-            number
+        special = special_tokens(self._tokenizer)
+        texts = self._tokenizer.batch_decode([[number] for number in range(len(self._tokenizer))])
+        allowed = [
+            number not in special and bool(text) and "\ufffd" not in text and not _is_unwanted(text)
             for number, text in enumerate(texts)
-            if number in special or not text or "\ufffd" in text or _is_unwanted(text)
         ]
-        banned += range(size, output_size)
-        if len(banned) >= output_size:
+        if self._words is not None:
+            allowed = (self._words.whole & allowed).tolist()
+        if not any(allowed[:output_size]):
             raise ModelError(f"{self.name}: its tokenizer holds no token that may be drawn")
-        return torch.tensor(banned, device=self._model.device)
-
-    def _ban_all_but_words(self, words: _Words) -> torch.Tensor:
-        import torch
-
-        allowed = set(np.flatnonzero(words.whole).tolist()) - set(self._banned.tolist())
-        output_size = int(self._model.get_output_embeddings().weight.shape[0])
-        banned = [number for number in range(output_size) if number not in allowed]
-        return torch.tensor(banned, device=self._model.device)
+        mask = torch.ones(output_size, dtype=torch.bool)
+        mask[: len(allowed)] = ~torch.tensor(allowed)[:output_size]
+        return mask.nonzero()[:, 0].to(self._model.device)
 
     def _fit_to_model(self, max_tokens: int, model: str) -> int:
         special = self._tokenizer.num_special_tokens_to_add()

@@ -8,7 +8,7 @@ the log-ratio of how often a token is written there and in public text is added 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -85,31 +85,16 @@ class Bigrams:
             vocabulary: number of tokens.
 
         Raises:
-            ConfigError: The arrays do not fit together, or a token is outside the vocabulary.
+            ConfigError: A pair is given twice, a value not finite, or a token below zero.
         """
         before, after = (np.asarray(part, dtype=np.int64) for part in (first, second))
-        numbers = np.asarray(values, dtype=np.float32)
-        if not (before.ndim == 1 and before.shape == after.shape == numbers.shape):
-            raise ConfigError(
-                "bigrams must be three arrays of one length, got shapes "
-                f"{before.shape}, {after.shape} and {numbers.shape}"
-            )
-        if not np.isfinite(numbers).all():
-            raise ConfigError("the value of a bigram is not finite")
-        both = np.concatenate([before, after])
-        if len(both) and not 0 <= both.min() <= both.max() < vocabulary:
-            raise ConfigError(
-                f"tokens of bigrams must be in [0, {vocabulary}), got {both.min()} to {both.max()}"
-            )
         order = np.lexsort((after, before))
         before, after = before[order], after[order]
-        if len(order) > 1 and bool(((np.diff(before) == 0) & (np.diff(after) == 0)).any()):
-            raise ConfigError("a bigram is given twice")
         counts = np.bincount(before, minlength=vocabulary)
         return cls(
             starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             tokens=after.astype(np.int32),
-            values=numbers[order],
+            values=np.asarray(values, dtype=np.float32)[order],
         )
 
     def without_first(self, token: int) -> Bigrams:
@@ -150,12 +135,9 @@ class LogitBias:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The bias as a broadcast has it: arrays by the names `BIAS_ARRAYS`."""
-        pairs = self.bigrams
-        every = (
-            (self.tokens,)
-            if pairs is None
-            else (self.tokens, pairs.starts, pairs.tokens, pairs.values)
-        )
+        every: list[npt.NDArray[Any]] = [self.tokens]
+        if (pairs := self.bigrams) is not None:
+            every += [pairs.starts, pairs.tokens, pairs.values]
         return dict(zip(BIAS_ARRAYS, every, strict=False))
 
     @classmethod
@@ -186,20 +168,10 @@ class LogitBias:
             token_weight: of `tokens`.
             bigram_weight: of `bigrams`; 0 leaves them out.
         """
-        pairs = self.bigrams
+        pairs = self.bigrams if bigram_weight else None
         if pairs is not None:
-            pairs = (
-                None
-                if bigram_weight == 0
-                else Bigrams(
-                    starts=pairs.starts,
-                    tokens=pairs.tokens,
-                    values=(pairs.values * np.float32(bigram_weight)).astype(np.float32),
-                )
-            )
-        return LogitBias(
-            tokens=(self.tokens * np.float32(token_weight)).astype(np.float32), bigrams=pairs
-        )
+            pairs = replace(pairs, values=pairs.values * np.float32(bigram_weight))
+        return LogitBias(tokens=self.tokens * np.float32(token_weight), bigrams=pairs)
 
     def for_model(self, size: int, *, first_token: int) -> LogitBias:
         """The bias for a model's output, which may have more rows than there are tokens.
@@ -220,6 +192,5 @@ class LogitBias:
         pairs = self.bigrams
         if pairs is not None:
             starts = np.pad(pairs.starts, (0, missing), mode="edge")
-            pairs = Bigrams(starts=starts, tokens=pairs.tokens, values=pairs.values)
-            pairs = pairs.without_first(first_token)
+            pairs = replace(pairs, starts=starts).without_first(first_token)
         return LogitBias(tokens=np.pad(self.tokens, (0, missing)), bigrams=pairs)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import sha256_of
 from flower_privsyn.models.library import shorten
+
+#: Tensors whose products are what a cache holds of a token; the last one has the query's as well.
+_CACHED: Final = ("attn_k.weight", "attn_v.weight", "attn_qkv.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,13 @@ def read_gguf(path: str | Path) -> GGUFHeader:
     try:
         reader = library.GGUFReader(file)
         architecture = str(reader.get_field("general.architecture").contents())
+        context = reader.get_field(f"{architecture}.context_length")
+        cached = [tensor for tensor in reader.tensors if tensor.name.endswith(_CACHED)]
         return GGUFHeader(
             architecture=architecture,
             parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
-            context=_first(_numbers(reader, architecture, "context_length")),
-            cache_bytes=_cache_bytes(reader, architecture),
+            context=0 if context is None else int(context.contents()),
+            cache_bytes=2 * sum(int(tensor.shape[-1]) for tensor in cached),
         )
     except Exception as error:  # whatever its bytes make of the library
         raise ModelError(
@@ -79,29 +83,3 @@ def digest_of(path: str | Path) -> str:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelError(f"GGUF file {path} cannot be read: {reason}") from error
-
-
-def _numbers(reader: Any, architecture: str, key: str) -> Sequence[int]:
-    """The whole numbers of a key: one for all layers, or one for each; () where there are none."""
-    field = reader.get_field(f"{architecture}.{key}")
-    value = () if field is None else field.contents()
-    return [int(number) for number in value] if isinstance(value, Sequence) else [int(value)]
-
-
-def _first(numbers: Sequence[int]) -> int:
-    return numbers[0] if numbers else 0
-
-
-def _cache_bytes(reader: Any, architecture: str) -> int:
-    def numbers(key: str) -> Sequence[int]:
-        return _numbers(reader, architecture, key)
-
-    heads = numbers("attention.head_count")
-    # llama.cpp, too, takes the width of a head from the first layer.
-    width = _first(numbers("embedding_length")) // max(1, _first(heads))
-    keys = _first(numbers("attention.key_length")) or width
-    values = _first(numbers("attention.value_length")) or width
-    shared = numbers("attention.head_count_kv") or heads
-    layers = _first(numbers("block_count"))
-    in_layers = layers * _first(shared) if len(shared) == 1 else sum(shared)
-    return 2 * in_layers * (keys + values)

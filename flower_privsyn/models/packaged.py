@@ -219,21 +219,15 @@ def convert(file: Path, output: Path, *, begins: str = "") -> None:
         begins: the token that texts begin with; "" for the one that the file names.
 
     Raises:
-        MissingExtraError: PyTorch or Transformers is not installed.
-        ModelError: the file cannot be read.
+        ModelError: the file cannot be read, also where PyTorch or Transformers is not installed.
     """
     try:
-        torch: Any = importlib.import_module("torch")
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"reading {file.name} needs PyTorch and Transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
-    try:
+        import torch
+        import transformers
+
         # The reader of GGUF files draws bars of its own.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-            where = {"gguf_file": file.name, "local_files_only": True}
+            where: Any = {"gguf_file": file.name, "local_files_only": True}
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(file.parent), dtype=torch.bfloat16, **where

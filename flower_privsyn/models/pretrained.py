@@ -69,7 +69,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def load_pretrained(
-    name: str | Path, *, kind: Kind, dtype: str, device: str | None, tokenizer: Any = None
+    name: str | Path, *, kind: Kind, dtype: str, device: str | None
 ) -> tuple[Any, Any]:
     """Load a model in evaluation mode, and its tokenizer.
 
@@ -83,7 +83,6 @@ def load_pretrained(
             (`is_encoder_decoder` says which of the two was found).
         dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
         device: As PyTorch names it; None chooses.
-        tokenizer: As it was read from the same files before; None reads it.
 
     Returns:
         The model and its fast tokenizer.
@@ -99,8 +98,6 @@ def load_pretrained(
     chosen_dtype = choose_dtype(dtype, chosen_device)
     try:
         with quiet_transformers():
-            if tokenizer is None:
-                tokenizer = _read_tokenizer(transformers, resolved)
             config = transformers.AutoConfig.from_pretrained(
                 resolved, local_files_only=True, trust_remote_code=False
             )
@@ -118,8 +115,6 @@ def load_pretrained(
         raise ModelError(
             f"model {str(name)!r} cannot be loaded as a {called} language model: {shorten(error)}"
         ) from error
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
     missing = sorted(report["missing_keys"])
     if missing:
         # Transformers would fill them with random numbers and only warn.
@@ -128,7 +123,7 @@ def load_pretrained(
             f"{len(missing) - 1} more weights"
         )
     model.eval().requires_grad_(False)
-    return model.to(chosen_device), tokenizer
+    return model.to(chosen_device), load_tokenizer(name)
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -167,6 +162,12 @@ def context_of(model: Any) -> int | None:
     """How many tokens a model reads at once, as its configuration says; None where it does not."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
+
+
+def special_tokens(tokenizer: Any) -> set[int]:
+    """The numbers of a tokenizer's tokens that stand for no text."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
 def decoder_start_token(model: Any, tokenizer: Any) -> int:
@@ -236,7 +237,9 @@ def load_tokenizer(name: str | Path) -> Any:
     resolved, transformers = _folder_and_library(name)
     try:
         with quiet_transformers():
-            tokenizer = _read_tokenizer(transformers, resolved)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                resolved, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:
         raise ModelError(
             f"the tokenizer of model {str(name)!r} cannot be loaded: {shorten(error)}"
@@ -277,12 +280,6 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
             f"generating text needs PyTorch and Transformers ({shorten(error)}): "
             "pip install 'flower-privsyn[server]'"
         ) from error
-
-
-def _read_tokenizer(transformers: Any, folder: str) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -23,9 +23,9 @@ from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
-from flower_privsyn.generation.generator_settings import ExpandingSettings
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.generation.variation import MaskUnit, vary
+from flower_privsyn.generation.variation import MaskUnit
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run import RunDirectory
@@ -297,8 +297,7 @@ class LikelyVariation:
         for attempt in range(_TRIES):
             if not left.size:
                 break
-            drawn = vary(
-                self._variation,
+            drawn = self._variation.vary(
                 [texts[index] for index in left.tolist()],
                 seed=seed if attempt == 0 else derive_seed(seed, "again", attempt),
                 labels=None if labels is None else [labels[index] for index in left.tolist()],
@@ -812,8 +811,7 @@ class Evolution(Method):
         variations = max(1, copies - 1)
         with self.progress.stage(stage_name, variations * len(parents)) as stage:
             for copy in range(variations):
-                texts += vary(
-                    need(self._careful),
+                texts += need(self._careful).vary(
                     parents.texts,
                     seed=self._seed_of(number, 0, *([copy] if copy else [])),
                     progress=stage.update,
@@ -844,8 +842,7 @@ class Evolution(Method):
             f"Round {round_number}: vary and embed candidates", 2 * copies * n
         ) as stage:
             for copy in range(copies):
-                texts = vary(
-                    variation,
+                texts = variation.vary(
                     population.texts,
                     seed=self._seed_of(round_number, copy + 1),
                     progress=stage.update,
@@ -932,7 +929,6 @@ def prompting(
         ConfigError: the prompt cannot be read, or is not for such models.
     """
     from flower_privsyn.generation import (
-        Asking,
         ByInstruction,
         SamplingParameters,
         load_instruction,
@@ -941,11 +937,6 @@ def prompting(
     return ByInstruction(
         generator,
         load_instruction(located(prompt), purpose=purpose),
-        asking=Asking(
-            domain=config.domain,
-            blank_fraction=config.blank_fraction,
-            word_spread=config.word_spread,
-        ),
         sampling=SamplingParameters(
             seed=0,
             max_new_tokens=config.max_new_tokens,
@@ -953,6 +944,9 @@ def prompting(
             top_p=config.top_p,
         ),
         chat=config.generator_interface == "chat",
+        domain=config.domain,
+        blank_fraction=config.blank_fraction,
+        word_spread=config.word_spread,
     )
 
 

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
-from flower_privsyn.generation.generator_settings import ExpandingSettings
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries import JointSketch as JointSketchQuery

@@ -18,7 +18,7 @@ from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
-from flower_privsyn.generation.generator_settings import SERVER_SETTINGS, ExpandingSettings
+from flower_privsyn.generation.generators import SERVER_SETTINGS, ExpandingSettings
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.models import has_model
 from flower_privsyn.run import RunDirectory, how_to_resume

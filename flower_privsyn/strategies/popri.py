@@ -38,7 +38,7 @@ from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveFloat, Posi
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.files import append_json_lines, located, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generator_settings import GeneratorSettings
+from flower_privsyn.generation.generators import GeneratorSettings
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale

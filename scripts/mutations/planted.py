@@ -583,7 +583,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a server's refusal is quoted with the key in it",
             guards="it is in no message",
             where="generation/openai_backend.py::OpenAIGenerator._message",
-            before="text = self._hide(words)[:_MAX_MESSAGE_LETTERS]",
+            before="text = redact(words, self._api_key)[:_MAX_MESSAGE_LETTERS]",
             after="text = words[:_MAX_MESSAGE_LETTERS]",
             tests=(
                 "tests/generation/test_openai_backend.py::test_a_key_that_a_server_quotes_is_not_passed_on",
@@ -592,7 +592,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a password in the generator's address is written into the run directory",
             guards="and in no file",
-            where="generation/generator_settings.py::GeneratorSettings.__post_init__",
+            where="generation/generators.py::GeneratorSettings.__post_init__",
             before="    check_generator(self.generator, self.generator_api_key_env)\n",
             after="",
             tests=("tests/generation/test_api_key.py",),

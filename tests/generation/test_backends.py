@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
-from flower_privsyn.generation.backends import USUAL, at_once, check_texts, mended
+from flower_privsyn.generation.backends import USUAL, at_once, mended
 from flower_privsyn.generation.transformers_backend import samples_that_fit
 
 
@@ -33,14 +33,6 @@ def test_a_wrong_setting_is_named_with_its_value(setting: str, value: object):
         SamplingParameters(**settings)
     assert setting in str(caught.value)
     assert repr(value) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_texts_must_be_a_sequence_of_strings():
-    with pytest.raises(GenerationError, match="one string"):
-        check_texts("prompts", "a prompt")
-    with pytest.raises(GenerationError, match=r"prompts\[1\] must be a string, got NoneType"):
-        check_texts("prompts", ["a", None])
 
 
 def test_half_characters_are_mended():

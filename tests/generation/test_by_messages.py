@@ -10,7 +10,6 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import (
-    Asking,
     ByInstruction,
     Expand,
     SamplingParameters,
@@ -18,7 +17,6 @@ from flower_privsyn.generation import (
     load_instruction,
     load_prompt,
 )
-from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
@@ -50,21 +48,6 @@ class Chat(EchoGenerator):
         if progress is not None:
             progress(len(messages))
         return [self.says] * len(messages)
-
-
-def test_prompts_are_messages_after_the_instruction() -> None:
-    chat = Chat()
-    generator = ByMessages(chat, instruction="Go on.")
-    assert isinstance(generator, TextGenerator)
-    assert generator.name == "chat"
-    done: list[int] = []
-    texts = generator.generate(
-        ["one\n", "two\n"], num_samples=2, sampling=SAMPLING, progress=done.append
-    )
-    assert texts == [["a new text"] * 2] * 2
-    assert chat.told == [("Go on.", prompt) for prompt in ("one\n", "one\n", "two\n", "two\n")]
-    assert chat.sampling == SAMPLING
-    assert sum(done) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,7 +114,7 @@ def test_what_is_thought_before_an_answer_is_no_text(answer: str, text: str) -> 
     generator = ByMessages(Chat(answer), instruction="")
     assert generator.generate(["Sample 3\nold\nSample 4\n"], sampling=SAMPLING) == [[text]]
     style = load_instruction("style", purpose="variation")
-    varied = ByInstruction(Chat(answer), style, asking=Asking(), sampling=SAMPLING, chat=True)
+    varied = ByInstruction(Chat(answer), style, sampling=SAMPLING, chat=True)
     assert varied.vary(["old"], seed=0) == [text or "old"]
 
 

@@ -98,11 +98,3 @@ class TestWriting:
         greedy = SamplingParameters(seed=0, max_new_tokens=16, temperature=0)
         ours = TransformersGenerator(folder, dtype="float32").generate(CONDITIONS, sampling=greedy)
         assert [text for (text,) in ours] == [text.rstrip("\ufffd") for text in found]
-
-    def test_samples_are_their_own_whoever_is_written_beside_them(self, folder: Path) -> None:
-        generator = TransformersGenerator(folder, dtype="float32")
-        sampling = SamplingParameters(seed=3, max_new_tokens=16, top_p=0.9, repetition_penalty=1.3)
-        together = generator.generate(CONDITIONS, num_samples=2, sampling=sampling)
-        assert len({text for texts in together for text in texts}) == 6
-        for prompt, texts in zip(CONDITIONS, together, strict=True):
-            assert generator.generate([prompt], num_samples=2, sampling=sampling) == [texts]

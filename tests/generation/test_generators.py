@@ -1,20 +1,87 @@
-"""From a name to a generator."""
+"""From settings, or a name, to a generator: what they say reaches it."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import (
-    OpenAIGenerator,
     SamplingParameters,
     load_generator,
+    load_prompt,
     load_trained_generator,
 )
+from flower_privsyn.generation.backends import at_once
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.queries import TrainableModel
+from flower_privsyn.strategies import JointSketchConfig, POPriConfig, PrivateEvolutionConfig
+from flower_privsyn.strategies.more_text import MoreText
+from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.local import LocalModel
+from tests.support.generation_server import Server
+
+
+def test_settings_reach_the_server(server: Server) -> None:
+    settings = ExpandingSettings(
+        generator=f"{server.url}#tiny",
+        generator_retries=0,
+        generator_timeout=7.5,
+        generator_concurrency=3,
+        generator_parameters='{"top_k": 7, "stop": null}',
+    )
+    generator: Any = settings.load_generator()
+    assert at_once(generator) == 64
+    assert generator._client.timeout.read == 7.5
+    generator.generate(["a"] * 9, sampling=SamplingParameters(seed=1, stop=("END",)))
+    (_, body, _) = server.requests[-1]
+    assert body["top_k"] == 7
+    assert "stop" not in body
+    assert server.most_concurrent <= 3
+    server.misbehave = lambda path, body, number: (503, {"error": "starting"})
+    with pytest.raises(GenerationError, match=r"status 503 \(tried once\): starting"):
+        generator.generate(["a"], sampling=SamplingParameters(seed=1))
+
+
+def test_what_expands_asks_a_chat_model_by_messages(server: Server) -> None:
+    settings = ExpandingSettings(generator=f"{server.url}#tiny", generator_interface="chat")
+    writer = settings.writer(load_prompt("pre-text"))
+    writer.generate(["a"], sampling=SamplingParameters(seed=1))
+    assert set(server.paths()) == {"/v1/chat/completions"}
+    with pytest.raises(ConfigError, match="echo takes no messages"):
+        settings.writer(load_prompt("pre-text"), EchoGenerator())
+
+
+def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
+    sizes: list[int] = []
+    settings = MoreText(generator=f"{server.url}#tiny", generator_concurrency=40)
+    result = settings.expansion().run(
+        [f"seed {number}" for number in range(20)],
+        num_samples=150,
+        seed=0,
+        on_batch=lambda texts, *_: sizes.append(len(texts)),
+    )
+    assert len(result.texts) == 150
+    assert sizes == [150]
+
+
+@pytest.mark.parametrize(
+    "text", ["top_k=20", "sk-0123456789", "[1]", '{"model": "m"}', '{"temperature": 0.5}']
+)
+def test_what_is_not_to_be_sent_is_refused_and_may_be_a_key(text: str) -> None:
+    with pytest.raises(ConfigError, match="generator-parameters") as refused:
+        MoreText(generator="http://a:1/v1#m", generator_parameters=text)
+    assert "sk-0" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("settings", [PrivateEvolutionConfig, POPriConfig, JointSketchConfig])
+def test_settings_refuse_them_where_no_server_writes(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="generator-parameters are sent to a server"):
+        settings(epsilon=1.0, generator_parameters='{"top_k": 1}')
 
 
 @pytest.mark.parametrize("template", [False, True])
@@ -41,14 +108,3 @@ def test_a_trained_generator_reads_what_its_training_read(
         texts = load_generator(str(folder)).generate(named, sampling=sampling)
         assert trained.generate(prompts, sampling=sampling) == texts
         assert load_generator(str(folder)).generate(prompts, sampling=sampling) != texts
-
-
-def test_a_server_with_its_model(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("THE_KEY", "key")
-    generator = load_generator("http://127.0.0.1:9/v1/#owner/name", api_key_env="THE_KEY")
-    assert isinstance(generator, OpenAIGenerator)
-    assert generator.name == "owner/name at http://127.0.0.1:9/v1"
-    assert generator._client.api_key == "key"
-    without = load_generator("http://127.0.0.1:9/v1/#owner/name")
-    assert isinstance(without, OpenAIGenerator)
-    assert without._client.api_key == "none"

@@ -17,10 +17,8 @@ import pytest
 from flower_privsyn.errors import GenerationError, ModelError
 from flower_privsyn.generation import (
     SamplingParameters,
-    TextGenerator,
     TransformersGenerator,
     load_generator,
-    rehearse,
 )
 from flower_privsyn.generation.gguf_backend import GGUFGenerator
 
@@ -44,29 +42,6 @@ def test_it_writes_what_transformers_writes(generator: GGUFGenerator):
         PROMPTS, sampling=GREEDY
     )
     assert generator.generate(PROMPTS, sampling=GREEDY) == expected
-
-
-def test_the_interface(generator: GGUFGenerator):
-    assert isinstance(generator, TextGenerator)
-    assert generator.name == "tiny.gguf"
-    finished: list[int] = []
-    found = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED, progress=finished.append)
-    assert [len(texts) for texts in found] == [3] * 4
-    assert sum(finished) == 12
-    # Equal prompts, too, have samples of their own; another seed gives others.
-    assert len({text for texts in found for text in texts}) == 12
-    again = generator.generate([PROMPTS[0]] * 2, sampling=SAMPLED)
-    assert again[0] != again[1]
-    other = SamplingParameters(seed=4, max_new_tokens=16)
-    assert generator.generate([PROMPTS[0]], sampling=other)[0] != again[0]
-    rehearse(generator, PROMPTS[0], num_samples=2, sampling=SAMPLED)
-
-
-def test_it_answers_messages(generator: GGUFGenerator):
-    sampling = SamplingParameters(seed=2**62, max_new_tokens=8)
-    found = generator.answer(["Tell me of rivers.", "Of courts."], system="Be.", sampling=sampling)
-    assert len(found) == 2
-    assert all(isinstance(text, str) for text in found)
 
 
 def test_nobody_without_the_key_is_answered(generator: GGUFGenerator):

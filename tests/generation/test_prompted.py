@@ -10,7 +10,6 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
-    Asking,
     ByInstruction,
     OpenAIGenerator,
     SamplingParameters,
@@ -48,8 +47,9 @@ class Notes(EchoGenerator):
 
 
 def asked(generator: Notes, instruction: Instruction = EVERYTHING, **asking: Any) -> ByInstruction:
-    settings = Asking(domain="letters", **asking)
-    return ByInstruction(generator, instruction, asking=settings, sampling=SAMPLING, chat=False)
+    return ByInstruction(
+        generator, instruction, sampling=SAMPLING, chat=False, domain="letters", **asking
+    )
 
 
 def test_what_stands_in_a_prompt() -> None:
@@ -128,7 +128,7 @@ class TestChat:
         variation = ByInstruction(
             generator,
             load_instruction("style", purpose="variation"),
-            asking=Asking(domain="letters"),
+            domain="letters",
             sampling=SAMPLING,
             chat=True,
         )

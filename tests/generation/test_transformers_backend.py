@@ -68,8 +68,6 @@ def test_a_model_without_a_cache_writes_what_the_library_writes():
     assert not generator._has_cache
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
-    twice = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
-    assert [twice[0]] == generator.generate(PROMPTS[:1], num_samples=2, sampling=SAMPLED)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -96,25 +94,10 @@ def test_a_stop_string_is_found_wherever_its_tokens_part(llama: Path, stop: str)
         assert any(ends) == (stop in text)
 
 
-def test_seeds(generator: TransformersGenerator):
-    first = generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED)
-    assert generator.generate(PROMPTS, num_samples=2, sampling=SAMPLED) == first
-    other = generator.generate(
-        PROMPTS, num_samples=2, sampling=SamplingParameters(seed=4, max_new_tokens=24)
-    )
-    assert all(a != b for a, b in zip(first, other, strict=True))
-    twice = generator.generate([PROMPTS[0]] * 2, sampling=SAMPLED)
-    assert twice[0] != twice[1]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
-def test_a_sample_depends_on_its_prompt_and_number_only(
-    llama: Path, generator: TransformersGenerator, batch_size: int
-):
+def test_the_size_of_a_batch_changes_no_text(llama: Path, generator: TransformersGenerator):
     expected = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED)
-    other = TransformersGenerator(llama, dtype="float32", batch_size=batch_size)
-    assert other.generate(PROMPTS[::-1], num_samples=3, sampling=SAMPLED) == expected[::-1]
-    assert other.generate(PROMPTS[1:2], num_samples=2, sampling=SAMPLED)[0] == expected[1][:2]
+    other = TransformersGenerator(llama, dtype="float32", batch_size=5)
+    assert other.generate(PROMPTS, num_samples=3, sampling=SAMPLED) == expected
 
 
 def test_a_penalty_is_on_what_a_text_holds_and_not_its_prompt(generator: TransformersGenerator):
@@ -272,11 +255,9 @@ def test_long_prompts_lose_their_beginning_and_are_counted(
     kept = generator._tokenizer.decode(tokens[-(128 - 24) :])
     with caplog.at_level(logging.WARNING):
         found = generator.generate([long, "short"], sampling=GREEDY)
-    assert generator.truncated_prompts == 1
     assert "1 of 2 prompts" in caplog.text
     assert generator._tokenizer(kept)["input_ids"] == tokens[-(128 - 24) :]
     assert found[0] == generator.generate([kept], sampling=GREEDY)[0]
-    assert generator.truncated_prompts == 1
 
 
 def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
@@ -294,22 +275,16 @@ def test_a_small_model_writes_the_same_with_any_number_of_threads(llama: Path):
 
 
 def test_adapters_change_what_is_written_and_leave_no_trace(
-    llama: Path, adapters: tuple[Path, Path]
-):
-    generator = TransformersGenerator(llama, dtype="float32")
-    for adapter in (None, adapters[0], adapters[1], adapters[0], None):
-        found = generator.generate(PROMPTS, sampling=GREEDY, adapter=adapter)
-        assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapter)
-    assert not [name for name, _ in generator._model.named_parameters() if "lora" in name]
-
-
-def test_an_adapter_rewritten_at_the_same_path_is_read_again(
     llama: Path, adapters: tuple[Path, Path], tmp_path: Path
 ):
+    """Also one that is written anew at the same path."""
     generator = TransformersGenerator(llama, dtype="float32")
     folder = tmp_path / "adapter"
-    for adapter in adapters:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(adapter, folder)
-        found = generator.generate(PROMPTS, sampling=GREEDY, adapter=folder)
+    for adapter in (None, adapters[0], adapters[1], None):
+        if adapter is not None:
+            shutil.copytree(adapter, folder, dirs_exist_ok=True)
+        found = generator.generate(
+            PROMPTS, sampling=GREEDY, adapter=None if adapter is None else folder
+        )
         assert [texts[0] for texts in found] == _library_greedy(llama, PROMPTS, adapter)
+    assert not [name for name, _ in generator._model.named_parameters() if "lora" in name]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flower_privsyn.generation import MaskFill, Variation
 
@@ -33,7 +32,7 @@ def fill(roberta: Path) -> MaskFill:
     return MaskFill(roberta, dtype="float32")
 
 
-def test_every_text_becomes_another_one(fill: MaskFill, texts: list[str]):
+def test_every_text_becomes_another_one_by_the_seed(fill: MaskFill, texts: list[str]):
     assert isinstance(fill, Variation)
     varied = fill.vary(texts, seed=1)
     assert len(varied) == len(texts)
@@ -44,6 +43,8 @@ def test_every_text_becomes_another_one(fill: MaskFill, texts: list[str]):
         for new, old in zip(varied, texts, strict=True)
     ]
     assert 0.15 < np.mean(kept) < 0.85
+    assert fill.vary(texts, seed=1) == varied
+    assert sum(a == b for a, b in zip(fill.vary(texts, seed=4), varied, strict=True)) < 5
 
 
 def test_the_number_of_masks_follows_from_each_text_itself(roberta: Path, texts: list[str]):
@@ -55,19 +56,11 @@ def test_the_number_of_masks_follows_from_each_text_itself(roberta: Path, texts:
         assert masked == max(1, round(0.3 * (length - 2)))
 
 
-def test_the_same_seed_gives_the_same_and_another_one_another(fill: MaskFill, texts: list[str]):
-    first = fill.vary(texts, seed=3)
-    assert fill.vary(texts, seed=3) == first
-    assert sum(a == b for a, b in zip(fill.vary(texts, seed=4), first, strict=True)) < 5
-
-
-@pytest.mark.parametrize("batch_size", [1, 7])
 def test_neither_batch_nor_order_changes_a_text(
-    roberta: Path, fill: MaskFill, texts: list[str], batch_size: int
-):
+    roberta: Path, fill: MaskFill, texts: list[str]
+) -> None:
     expected = fill.vary(texts, seed=5)
-    other = MaskFill(roberta, dtype="float32", batch_size=batch_size)
-    assert other.vary(texts, seed=5) == expected
+    assert MaskFill(roberta, dtype="float32", batch_size=7).vary(texts, seed=5) == expected
     assert fill.vary(texts[::-1], seed=5) == expected[::-1]
     assert fill.vary(texts[10:13], seed=5) == expected[10:13]
 
@@ -139,15 +132,3 @@ class TestWholeWords:
     def test_a_text_without_such_words_comes_back(self) -> None:
         fill = MaskFill("privsyn-mlm", dtype="float32", unit="word")
         assert fill.vary(["1, 2, 3!", ""], seed=0) == ["1, 2, 3!", ""]
-
-
-def test_threads_change_nothing(roberta: Path, texts: list[str]):
-    fill = MaskFill(roberta, dtype="float32", batch_size=2)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = fill.vary(texts, seed=9)
-        torch.set_num_threads(2)
-        assert fill.vary(texts, seed=9) == alone
-    finally:
-        torch.set_num_threads(threads)

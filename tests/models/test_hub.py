@@ -16,10 +16,10 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("value", ["1", "true", "ON", "Yes"])
-def test_switched_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    assert hub_unreachable() == f"HF_HUB_OFFLINE={value}"
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("1", "true", "ON", "Yes"):
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+        assert hub_unreachable() == f"HF_HUB_OFFLINE={value}"
 
 
 def test_no_resolver(monkeypatch: pytest.MonkeyPatch) -> None:

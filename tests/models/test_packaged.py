@@ -90,21 +90,14 @@ def test_it_is_unpacked_once_and_writes(package: Path, cache: Path, llama: Path)
         assert torch.equal(made[name], weight.to(torch.bfloat16)), name
 
 
-def test_half_a_file_is_not_used(package: Path, cache: Path):
-    package.write_bytes(package.read_bytes()[:-1000])
-    for ask in (packaged.check, packaged.folder):
-        with pytest.raises(ModelError, match="damaged") as caught:
-            ask(PACKAGED[NAME])
-        assert INSTALL.replace("install", "install --force-reinstall", 1) in str(caught.value)
-    assert not cache.exists()
-
-
-def test_another_file_is_not_used(package: Path, cache: Path):
-    changed = bytearray(package.read_bytes())
-    changed[-1] ^= 1
-    package.write_bytes(changed)
-    with pytest.raises(ModelError, match=PACKAGED[NAME].sha256):
-        load_generator(NAME)
+def test_half_a_file_or_another_is_not_used(package: Path, cache: Path):
+    whole = package.read_bytes()
+    for content in (whole[:-1000], whole[:-1] + bytes([whole[-1] ^ 1])):
+        package.write_bytes(content)
+        for ask in (packaged.check, packaged.folder):
+            with pytest.raises(ModelError, match=PACKAGED[NAME].sha256) as caught:
+                ask(PACKAGED[NAME])
+            assert INSTALL.replace("install", "install --force-reinstall", 1) in str(caught.value)
     assert not cache.exists()
 
 
