@@ -49,7 +49,8 @@ def test_equal_to_sentence_transformers(minilm: Embedder, texts: list[str]) -> N
 
 
 def test_bfloat16_is_faithful(minilm: Embedder, bfloat16: Embedder, texts: list[str]) -> None:
-    one, two = minilm.embed(texts), bfloat16.embed(texts)
+    # Not the longest: where a processor has no such numbers they are slow.
+    one, two = minilm.embed(texts[:8]), bfloat16.embed(texts[:8])
     cosine = (one * two).sum(axis=1)
     assert cosine.min() > 0.9995
     assert cosine.mean() > 0.9998

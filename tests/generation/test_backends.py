@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
-from flower_privsyn.generation.backends import USUAL, at_once, mended
+from flower_privsyn.generation import SamplingParameters
+from flower_privsyn.generation.backends import mended
 from flower_privsyn.generation.transformers_backend import samples_that_fit
 
 
@@ -65,13 +65,6 @@ GPT2 = SimpleNamespace(
 )
 
 
-def test_a_generator_says_its_own_number() -> None:
-    tiny: Any = TransformersGenerator("privsyn-tiny", batch_size=7)
-    assert at_once(tiny) == 7
-    unknown: Any = SimpleNamespace(name="someone's")
-    assert at_once(unknown) == USUAL
-
-
 @pytest.mark.parametrize(
     ("config", "memory", "expected"),
     [
@@ -87,23 +80,3 @@ def test_a_generator_says_its_own_number() -> None:
 def test_as_many_as_memory_holds(config: Any, memory: float, expected: int) -> None:
     found = samples_that_fit(config, memory, itemsize=2)
     assert found == expected
-
-
-def test_expansion_asks_for_the_generators_number() -> None:
-    class Counting:
-        name = "counting"
-        at_once = 5
-
-        def __init__(self) -> None:
-            self.sizes: list[int] = []
-
-        def generate(self, prompts: list[str], **_: Any) -> list[list[str]]:
-            self.sizes.append(len(prompts))
-            return [
-                [f"A text of its own, number {len(self.sizes)}-{n}."] for n, _ in enumerate(prompts)
-            ]
-
-    generator: Any = Counting()
-    seeds = [f"seed {number}" for number in range(9)]
-    Expand(generator, sampling=SamplingParameters(seed=0)).run(seeds, num_samples=12, seed=0)
-    assert generator.sizes[:2] == [5, 5]

@@ -17,7 +17,7 @@ from flower_privsyn.models.biased import with_bias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.bias import save_biased
 
-FAMILIES = ("llama", "gpt2", "lstm")
+FAMILIES = ("gpt2", "lstm")
 
 
 def drawn(vocabulary: int, *, pairs: int = 2000, size: float = 1.0) -> LogitBias:
