@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flower_privsyn.checks import check_whole
 from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
@@ -44,8 +43,11 @@ class Earlier:
 NOTHING: Final = Earlier()
 """Of an expansion that begins."""
 
-#: Seeds in a prompt, unless another number is asked for.
-USUAL_EXAMPLES: Final = 3
+#: Seeds in a prompt, as in the paper.
+NUM_EXAMPLES: Final = 3
+
+#: Continuations that are asked for at most, for each text that is wanted.
+_MOST_ATTEMPTS: Final = 4
 
 #: Texts that say whether the server takes blanks away.
 _FEW: Final = 4
@@ -84,7 +86,9 @@ class Expand:
     or the attempts are used up.
 
     Attributes:
-        generator: The language model.
+        generator: The language model, which is asked for as many texts at a time as it says
+            (`flower_privsyn.generation.backends.at_once`).
+        num_examples: Seeds in a prompt.
 
     Formal guarantee:
         Post-processing of the seeds: where they are released or public texts, nothing is spent.
@@ -100,13 +104,10 @@ class Expand:
         generator: TextGenerator,
         *,
         prompt: Prompt | str | Path | None = "pre-text",
-        num_examples: int = USUAL_EXAMPLES,
         sampling: SamplingParameters | None = None,
         opening_words: int = 0,
         whole_sentences: bool = False,
         refuse_repetition: bool = False,
-        batch_size: int | None = None,
-        max_attempts_per_sample: float = 4.0,
     ) -> None:
         """Choose how to expand.
 
@@ -114,7 +115,6 @@ class Expand:
             generator: The language model.
             prompt: A bundled prompt's name, the path of a prompt file, or a prompt; None for a
                 generator that has learnt what to write: it begins anew every time.
-            num_examples: Seeds per prompt, >= 1 and fewer than the prompt announces.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
             opening_words: Words of one more seed that the new text begins with, >= 0. A small
@@ -122,36 +122,21 @@ class Expand:
             whole_sentences: Cut every text at the end of its last sentence, and drop what has
                 none, or fewer than eight words besides the opening ones.
             refuse_repetition: Drop a text that says the same three words twice.
-            batch_size: Continuations asked of the generator at a time, >= 1; after each such
-                batch the kept texts are handed out. None takes the generator's own number
-                (`flower_privsyn.generation.at_once`).
-            max_attempts_per_sample: Generate at most this many continuations per text asked
-                for, >= 1.
 
         Raises:
-            ConfigError: A setting is out of range, or the prompt cannot be read.
+            ConfigError: The prompt cannot be read.
         """
         self.generator = generator
         if isinstance(prompt, str | Path):
             prompt = load_prompt(prompt)
         self._prompt = prompt
-        if prompt is not None:
-            most = prompt.num_samples - 1
-            check_whole("generation setting num_examples", num_examples, ge=1, le=most)
-        self._num_examples = 0 if prompt is None else num_examples
+        self.num_examples = 0 if prompt is None else NUM_EXAMPLES
         self._opening_words = opening_words
         self._least_words = opening_words + LEAST_WORDS if whole_sentences else 0
         self._refuse_repetition = refuse_repetition
-        self._batch_size = at_once(generator) if batch_size is None else batch_size
-        self._max_attempts_per_sample = max_attempts_per_sample
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         stop = dict.fromkeys((*sampling.stop, *(() if prompt is None else (prompt.stop,))))
         self._sampling = replace(sampling, stop=tuple(stop))
-
-    @property
-    def num_examples(self) -> int:
-        """Seeds in a prompt."""
-        return self._num_examples
 
     def rehearse(self, seeds: Sequence[str]) -> None:
         """Have the generator write once, after a prompt of these texts; nothing is kept.
@@ -162,7 +147,7 @@ class Expand:
         Raises:
             GenerationError: There is no text, or the generator cannot do what `run` needs.
         """
-        examples = [text for text in seeds if _normalise(text)][: self._num_examples]
+        examples = [text for text in seeds if _normalise(text)][: self.num_examples]
         if self._prompt is not None and not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
         rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
@@ -197,14 +182,13 @@ class Expand:
             The texts kept now; fewer than ``num_samples`` when the attempts were used up.
 
         Raises:
-            ConfigError: A setting is out of range.
             GenerationError: There is no seed with any text, or the generator failed.
         """
         flat = [_normalise(text) for text in seeds]
-        wanted = self._num_examples + bool(self._opening_words)
+        wanted = self.num_examples + bool(self._opening_words)
         pool = _not_empty(flat) if wanted else []
         num_chosen = min(wanted, len({flat[index] for index in pool}))
-        max_attempts = int(num_samples * self._max_attempts_per_sample)
+        max_attempts = num_samples * _MOST_ATTEMPTS
         kept = _Kept(
             max(0, num_samples - earlier.kept),
             least_words=self._least_words,
@@ -214,7 +198,7 @@ class Expand:
         attempts = earlier.attempts
         while kept.missing and attempts < max_attempts:
             size = min(
-                self._batch_size,
+                at_once(self.generator),
                 self._attempts_for(kept.missing, attempts, earlier.kept + len(kept.texts)),
                 max_attempts - attempts,
             )
@@ -224,8 +208,7 @@ class Expand:
             openings = [self._opening(flat, group) for group in chosen]
             continuations = self.generator.generate(
                 [
-                    self._rendered([seeds[index] for index in group[: self._num_examples]])
-                    + opening
+                    self._rendered([seeds[index] for index in group[: self.num_examples]]) + opening
                     for group, opening in zip(chosen, openings, strict=True)
                 ],
                 sampling=replace(

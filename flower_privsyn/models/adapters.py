@@ -13,12 +13,16 @@ from flower_privsyn.models.pretrained import is_encoder_decoder
 
 
 class AdapterSwitch:
-    """Puts one LoRA adapter at a time onto a model, and takes it off again."""
+    """Puts one LoRA adapter at a time onto a model, and takes it off again.
+
+    Attributes:
+        wrapped: PEFT's model around the one given, with the adapter that is on; None without one.
+    """
 
     def __init__(self, model: Any, name: str) -> None:
         self._model = model
         self._name = name
-        self._wrapped: Any = None
+        self.wrapped: Any = None
         self._active: str | None = None
 
     def activate(self, folder: Path | None) -> None:
@@ -47,7 +51,7 @@ class AdapterSwitch:
                 warnings.simplefilter("ignore")
                 # It would leave such weights at zero: the adapter would do nothing.
                 warnings.filterwarnings("error", "Found missing adapter keys")
-                self._wrapped = peft.PeftModel.from_pretrained(
+                self.wrapped = peft.PeftModel.from_pretrained(
                     self._model, str(folder), autocast_adapter_dtype=False
                 ).eval()
         except Exception as error:
@@ -56,16 +60,10 @@ class AdapterSwitch:
             ) from error
         self._active = digest
 
-    def merge(self) -> Any:
-        """Put the adapter that is on into the weights for good, and return the model."""
-        merged = self._model if self._wrapped is None else self._wrapped.merge_and_unload()
-        self._wrapped, self._active = None, None
-        return merged
-
     def _detach(self) -> None:
-        if self._wrapped is not None:
-            self._wrapped.unload()  # restores the model's own layers in place
-        self._wrapped, self._active = None, None
+        if self.wrapped is not None:
+            self.wrapped.unload()  # restores the model's own layers in place
+        self.wrapped, self._active = None, None
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
 
@@ -84,7 +82,7 @@ def merge_adapter(model: Any, folder: Path, *, name: str) -> Any:
     """
     switch = AdapterSwitch(model, name)
     switch.activate(folder)
-    return switch.merge()
+    return switch.wrapped.merge_and_unload()
 
 
 def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) -> Any:

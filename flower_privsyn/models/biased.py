@@ -28,7 +28,7 @@ from transformers import (
 import flower_privsyn.models.lstm  # noqa: F401  (which may be the model inside)
 from flower_privsyn.models.bias import LogitBias
 
-__all__ = ["BiasedConfig", "BiasedForCausalLM", "PlacedBias", "bigram_entries", "with_bias"]
+__all__ = ["BiasedConfig", "BiasedForCausalLM", "PlacedBias", "with_bias"]
 
 
 class BiasedConfig(PretrainedConfig):
@@ -223,31 +223,16 @@ class PlacedBias:
         biased = logits + self.tokens
         if self.pairs is not None:
             starts, tokens, values = self.pairs
-            places, entries = bigram_entries(starts, previous)
+            # Of every pair that begins with one of them: the token's place, and the pair's index.
+            first = starts[previous]
+            counts = starts[previous + 1] - first
+            places = torch.repeat_interleave(counts)
+            before = (counts.cumsum(0) - counts)[places]
+            entries = first[places] + torch.arange(len(places), device=places.device) - before
             biased.index_put_(
                 (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
             )
         return biased
-
-
-def bigram_entries(
-    starts: torch.Tensor, previous: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which pairs begin with which of some tokens.
-
-    Args:
-        starts: (V + 1,) as in `Bigrams`.
-        previous: (p,) tokens.
-
-    Returns:
-        For every pair that begins with one of them: the place of the token in `previous`, and the
-        index of the pair; both (m,).
-    """
-    first = starts[previous]
-    counts = starts[previous + 1] - first
-    places = torch.repeat_interleave(counts)
-    within = torch.arange(len(places), device=places.device) - (counts.cumsum(0) - counts)[places]
-    return places, first[places] + within
 
 
 def with_bias(network: PreTrainedModel, bias: LogitBias) -> BiasedForCausalLM:

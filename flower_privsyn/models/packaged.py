@@ -222,12 +222,11 @@ def convert(file: Path, output: Path, *, begins: str = "") -> None:
         ModelError: the file cannot be read, also where PyTorch or Transformers is not installed.
     """
     try:
-        import torch
-        import transformers
-
+        torch: Any = importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
         # The reader of GGUF files draws bars of its own.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-            where: Any = {"gguf_file": file.name, "local_files_only": True}
+            where = {"gguf_file": file.name, "local_files_only": True}
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(file.parent), dtype=torch.bfloat16, **where

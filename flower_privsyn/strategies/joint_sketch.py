@@ -269,15 +269,15 @@ class AskedOnce(Method):
                 "chat" and the generator takes no messages.
         """
         from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-        from flower_privsyn.generation.expand import USUAL_EXAMPLES
+        from flower_privsyn.generation.expand import NUM_EXAMPLES
 
         config = self.config
         if not config.prompt:
             prompt = None
-        elif (prompt := load_prompt(located(config.prompt))).num_samples <= USUAL_EXAMPLES:
+        elif (prompt := load_prompt(located(config.prompt))).num_samples <= NUM_EXAMPLES:
             raise ConfigError(
                 f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; '
-                f"{USUAL_EXAMPLES} chosen ones stand in it, so it must announce more"
+                f"{NUM_EXAMPLES} chosen ones stand in it, so it must announce more"
             )
         return Expand(
             generator if prompt is None else config.writer(prompt, generator),

@@ -514,26 +514,19 @@ class PublicSide:
             reads=(partial(cls.read, config=config, enough=True),),
         )
 
-    def expansion(self, config: PreferenceConfig, *, batch_size: int | None = None) -> Expand:
-        """How the generator writes more text, after prompts of public samples.
-
-        Args:
-            config: the settings.
-            batch_size: continuations asked of it at a time; None for its own number.
-        """
+    def expansion(self, config: PreferenceConfig) -> Expand:
+        """How the generator writes more text, after prompts of public samples."""
         from flower_privsyn.generation import Expand, SamplingParameters
 
         return Expand(
             self.generator,
             prompt=self.prompt,
-            num_examples=NUM_EXAMPLES,
             sampling=SamplingParameters(
                 seed=0,
                 max_new_tokens=config.max_new_tokens,
                 temperature=config.temperature,
                 top_p=config.top_p,
             ),
-            batch_size=batch_size,
         )
 
     @property
@@ -942,7 +935,7 @@ class PreferenceRounds:
         run = self._run
         kept = run.path / EXPANDED
         records, dropped = expand_resumably(
-            public.expansion(config, batch_size=self._batch_size),
+            public.expansion(config),
             public.seeds,
             ids=public.seed_ids,
             num_samples=config.synthetic_samples,

@@ -24,8 +24,9 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, write: Callable[[str, int], str]) -> None:
+    def __init__(self, write: Callable[[str, int], str], *, at_once: int = 64) -> None:
         self.write = write
+        self.at_once = at_once
         self.prompts: list[str] = []
         self.calls: list[dict[str, object]] = []
 
@@ -61,11 +62,10 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
 
 
 def test_the_generator_gets_a_new_seed_each_time_and_the_prompts_stop_string():
-    generator = Scripted(_numbered)
+    generator = Scripted(_numbered, at_once=10)
     expand = Expand(
         generator,
         sampling=SamplingParameters(seed=9, temperature=0.7, max_new_tokens=20, stop=("###",)),
-        batch_size=10,
     )
     expand.run(SEEDS, num_samples=30, seed=1, adapter=Path("adapter"))
     samplings = [call["sampling"] for call in generator.calls]
@@ -89,10 +89,7 @@ def test_what_is_dropped_is_counted_by_reason():
             return "half a \ufffd character"
         return f"text {number}"
 
-    generator = Scripted(write)
-    result = Expand(generator, batch_size=7, max_attempts_per_sample=10).run(
-        SEEDS, num_samples=20, seed=1
-    )
+    result = Expand(Scripted(write, at_once=7)).run(SEEDS, num_samples=20, seed=1)
     assert len(result.texts) == 20
     assert sum(text.split() == ["again", "and", "again"] for text in result.texts) == 1
     kinds = Counter(number % 6 for number in range(result.num_generated))
@@ -104,13 +101,11 @@ def test_what_is_dropped_is_counted_by_reason():
 
 
 def test_attempts_are_bounded():
-    generator = Scripted(lambda prompt, number: "always the same")
-    result = Expand(generator, max_attempts_per_sample=3, batch_size=8).run(
-        SEEDS, num_samples=10, seed=0
-    )
+    generator = Scripted(lambda prompt, number: "always the same", at_once=8)
+    result = Expand(generator).run(SEEDS, num_samples=10, seed=0)
     assert result.texts == ("always the same",)
-    assert result.num_generated == 30
-    assert result.dropped["duplicate"] == 29
+    assert result.num_generated == 40
+    assert result.dropped["duplicate"] == 39
 
 
 def test_finished_texts_are_handed_out_before_a_failure():
@@ -127,7 +122,7 @@ def test_finished_texts_are_handed_out_before_a_failure():
         kept.extend(texts)
         origins.extend(parents)
 
-    expand = Expand(Scripted(write), batch_size=10)
+    expand = Expand(Scripted(write, at_once=10))
     with pytest.raises(GenerationError, match="went away"):
         expand.run(SEEDS, num_samples=40, seed=0, progress=counted.append, on_batch=on_batch)
     assert kept == [f"text {number}" for number in range(20)]
