@@ -13,13 +13,14 @@ sum is made of elementwise additions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import (
@@ -53,16 +54,23 @@ ASKED: list[Query] = [
     NearestNeighborHistogram(max_samples=5, clip="l2"),
     NearestNeighborHistogram(max_samples=5, clip="share"),
     LabelledHistogram(max_samples=3),
+    LabelledHistogram(max_samples=4, clip="l2"),
     *SIMILARITIES,
     MeanSimilarity(answer_space="span", max_samples=2),
     Moments(radius=0.8),
     Moments(unit="record", max_samples=4, count_share=0.3),
+    Moments(radius=0.5, covariance_share=0.0),
+    Moments(radius=5.0, covariance_share=1.0),
     JointSketch(bigram_share=0.4, max_tokens_per_user=30),
     JointSketch(max_occurrences=2),
+    JointSketch(bigram_share=1.0),
     ModelDelta(clip_to=0.8),
     ModelDelta(clip_to=1.1, bit_share=0.2),
     ConditionalDelta(clip_to=0.8),
 ]
+
+
+asked = pytest.mark.parametrize("query", ASKED, ids=lambda query: f"{query.name}-{query.to_wire()}")
 
 
 def shared_record(dimension: int) -> np.ndarray:
@@ -109,9 +117,12 @@ def cohort_for(query: Query, users: int, seed: int) -> Cohort:
 
 
 def broadcast_for(
-    query: Query, made: Callable[[np.ndarray], np.ndarray] = lambda points: points
+    query: Query,
+    made: Callable[[np.ndarray], np.ndarray] = lambda points: points,
+    *,
+    seed: int = 7,
 ) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(7)
+    generator = np.random.default_rng(seed)
     points = generator.standard_normal((CANDIDATES, DIMENSION)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     points[30:40] = points[:10]  # equal candidates are ties for every record
@@ -146,7 +157,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
         yield request.param
 
 
-@pytest.mark.parametrize("query", ASKED, ids=lambda query: f"{query.name}-{query.to_wire()}")
+@asked
 def test_a_user_adds_what_they_would_answer_alone(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +193,104 @@ def test_a_user_adds_what_they_would_answer_alone(
                 patch.setattr("flower_privsyn.queries.moments._BLOCK_NUMBERS", 64)
                 patch.setattr("flower_privsyn.queries.joint_sketch._BATCH_TOKENS", 50)
                 assert np.array_equal(total, query.answer(everyone, broadcast)), made
+
+
+def hostile(query: Query, seed: int) -> Cohort:
+    """Three users who write what they like, of which some is no number and some no token."""
+    generator = np.random.default_rng(seed)
+    owners = np.sort(generator.integers(0, 3, seed % 10))
+    if query.reads == "tokens" and not query.trains:
+        tokens = np.array([*range(VOCABULARY), -1, VOCABULARY, 2**62, -(2**63)])
+        lengths = generator.integers(0, 70, len(owners))
+        return Cohort.of([generator.choice(tokens, n) for n in lengths], owners, 3)
+    numbers = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e38, 1e-45, 0.0]
+    records = generator.standard_normal((len(owners), DIMENSION)).astype(np.float32)
+    there = generator.random(records.shape) < generator.choice([0, 1e-2, 1], (len(owners), 1))
+    records[there] = generator.choice(numbers[seed % 3 :], there.sum()).astype(np.float32)
+    labels = generator.integers(-1, 5, len(owners)) if query.labelled else None
+    return Cohort(records, owners, 3, labels)
+
+
+@asked
+def test_nothing_that_a_user_writes_moves_a_sum_by_more_than_the_sensitivity(query: Query) -> None:
+    broadcast = broadcast_for(query)
+    room = 1 + 1e-12
+    for seed in range(40):
+        cohort = hostile(query, seed)
+        rows = query.contribution(cohort, broadcast)
+        assert np.isfinite(rows).all()
+        assert np.linalg.norm(rows, axis=1).max() <= query.clip_norm
+        rest = query.answer(cohort.select(np.array([True, False, True])), broadcast)
+        moved = np.linalg.norm(query.answer(cohort, broadcast) - rest)
+        assert moved <= query.sensitivity(NeighboringRelation.ZERO_OUT) * room
+        replaced = np.linalg.norm(rows[0] - rows[1])
+        assert replaced <= query.sensitivity(NeighboringRelation.REPLACE_ONE) * room
+
+
+@asked
+def test_who_writes_nothing_adds_nothing(query: Query) -> None:
+    broadcast = broadcast_for(query)
+    silent = replace(cohort_for(query, 4, seed=1).rows(slice(0)), num_users=4)
+    for cohort in (silent, silent.select(np.zeros(4, dtype=np.bool_))):
+        assert not query.answer(cohort, broadcast).any()
+        rows = query.contribution(cohort, broadcast)
+        assert rows.shape == (cohort.num_users, query.answer_length(broadcast))
+
+
+@asked
+def test_an_answer_is_the_same_where_a_process_is_given_the_same_arrays_again(
+    query: Query,
+) -> None:
+    """What is remembered of an array that cannot change (`once_per_array`) is right."""
+    cohort = cohort_for(query, 9, seed=4)
+    for seed in (7, 8):
+        asks = broadcast_for(query, seed=seed)
+        frozen = {name: array.copy() for name, array in asks.items()}
+        for array in frozen.values():
+            array.flags.writeable = False
+        for _ in range(2):
+            assert np.array_equal(query.answer(cohort, frozen), query.answer(cohort, asks))
+
+
+@asked
+def test_a_question_travels(query: Query) -> None:
+    assert type(query).from_wire(query.to_wire()) == query
+    with pytest.raises(ConfigError, match="wolf"):
+        type(query).from_wire({**query.to_wire(), "wolf": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "named"),
+    [
+        (NearestNeighborHistogram, {"max_samples": 0}, "max-samples"),
+        (NearestNeighborHistogram, {"max_samples": 2.5}, "max-samples"),
+        (NearestNeighborHistogram, {"clip": "linf"}, "clip"),
+        (NearestNeighborHistogram, {"clip_to": 3.0}, "clip-to"),
+        (NearestNeighborHistogram, {"clip": "l2", "clip_to": 1.0, "max_samples": 9}, "clip-to"),
+        (NearestNeighborHistogram, {"clip": "l2", "clip_to": 9.5, "max_samples": 9}, "clip-to"),
+        (MeanSimilarity, {"centre": "median"}, "centre"),
+        (MeanSimilarity, {"answer_space": "subspace"}, "answer-space"),
+        (MeanSimilarity, {"max_samples": 2.0}, "max-samples"),
+        (Moments, {"radius": 0.0}, "radius"),
+        (Moments, {"radius": float("nan")}, "radius"),
+        (Moments, {"covariance_share": 1.1}, "covariance-share"),
+        (Moments, {"count_share": 1.0}, "count-share"),
+        (Moments, {"unit": "sample"}, "unit"),
+        (Moments, {"unit": "record"}, "max-samples"),
+        (JointSketch, {"bigram_share": float("nan")}, "bigram-share"),
+        (JointSketch, {"max_tokens_per_user": 0}, "max-tokens-per-user"),
+        (JointSketch, {"max_tokens_per_user": 2**25}, "max-tokens-per-user"),
+        (ModelDelta, {"clip_to": float("nan")}, "clip-to"),
+        (ModelDelta, {"clip_to": True}, "clip-to"),
+        (ModelDelta, {"clip_to": 1.0, "bit_share": 0.95}, "bit-share"),
+        (ModelDelta, {"clip_to": 1.0, "epochs": 0}, "epochs"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(
+    kind: type[Query], values: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        kind(**values)
 
 
 @pytest.mark.usefixtures("threads")

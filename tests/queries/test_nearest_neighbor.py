@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import (
     Broadcast,
@@ -172,86 +169,6 @@ class TestHistogram:
         expected = [[0.5, 0.25, 0.25], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
         assert np.allclose(shares, expected, atol=1e-8)
         assert 0.999 <= np.linalg.norm(shares, axis=1).max() <= query.clip_norm == 1.0
-
-    @pytest.mark.parametrize("clip", ["count", "l2", "share"])
-    def test_random_neighbours_stay_within_the_sensitivity(self, clip: str) -> None:
-        generator = np.random.default_rng(9)
-        query = NearestNeighborHistogram(max_samples=8, clip=clip)
-        candidates = unit(generator, 12, 8)
-        counts = generator.integers(0, 20, size=10_000)
-        owners = np.repeat(np.arange(10_000), counts)
-        cohort = Cohort(unit(generator, len(owners), 8), owners, 10_000)
-        norms = np.linalg.norm(query.contribution(cohort, {"candidates": candidates}), axis=1)
-        assert norms.max() <= query.clip_norm
-
-    @settings(max_examples=150, deadline=None)
-    @given(
-        data=st.data(),
-        clip=st.sampled_from(["count", "l2", "share"]),
-        max_samples=st.integers(1, 5),
-    )
-    def test_any_client_input_is_bounded(
-        self, data: st.DataObject, clip: str, max_samples: int
-    ) -> None:
-        values = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_from(
-            [1e38, -1e38, 0.0]
-        )
-        records = data.draw(
-            hnp.arrays(np.float32, (data.draw(st.integers(0, 9)), 3), elements=values)
-        )
-        owners = np.sort(
-            np.array(
-                data.draw(
-                    st.lists(st.integers(0, 2), min_size=len(records), max_size=len(records))
-                ),
-                np.int64,
-            )
-        )
-        candidates = data.draw(
-            hnp.arrays(np.float32, (4, 3), elements=st.floats(-(2.0**30), 2.0**30, width=32))
-        )
-        query = NearestNeighborHistogram(max_samples=max_samples, clip=clip)
-        cohort = Cohort(records, owners, 3)
-        contributions = query.contribution(cohort, {"candidates": candidates})
-        assert np.isfinite(contributions).all()
-        assert np.linalg.norm(contributions, axis=1).max() <= query.clip_norm
-        removed = cohort.select(np.array([True, False, True]))
-        moved = query.answer(cohort, {"candidates": candidates}) - query.answer(
-            removed, {"candidates": candidates}
-        )
-        assert np.linalg.norm(moved) <= query.sensitivity(NeighboringRelation.ZERO_OUT) * (
-            1 + 1e-12
-        )
-
-    def test_empty_users_and_empty_cohorts(self) -> None:
-        query = NearestNeighborHistogram(max_samples=3)
-        candidates = np.eye(3, dtype=np.float32)
-        nobody = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 0)
-        silent = Cohort(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), 4)
-        assert query.answer(nobody, {"candidates": candidates}).tolist() == [0, 0, 0]
-        assert query.answer(silent, {"candidates": candidates}).tolist() == [0, 0, 0]
-        assert query.contribution(silent, {"candidates": candidates}).shape == (4, 3)
-
-    @pytest.mark.parametrize(
-        ("arguments", "named"),
-        [
-            ({"max_samples": 0}, "max-samples"),
-            ({"max_samples": 2.5}, "max-samples"),
-            ({"clip": "linf"}, "clip"),
-            ({"clip_to": 3.0}, "clip-to"),
-            ({"clip": "l2", "clip_to": 1.0, "max_samples": 9}, "clip-to"),
-            ({"clip": "l2", "clip_to": 9.5, "max_samples": 9}, "clip-to"),
-        ],
-    )
-    def test_bad_parameters_are_named(self, arguments: dict[str, object], named: str) -> None:
-        with pytest.raises(ConfigError, match=named):
-            NearestNeighborHistogram(**arguments)  # type: ignore[arg-type]
-
-    def test_travels(self) -> None:
-        query = NearestNeighborHistogram(max_samples=5, clip="l2", clip_to=math.sqrt(5))
-        assert NearestNeighborHistogram.from_wire(query.to_wire()) == query
-        with pytest.raises(ConfigError, match="votes"):
-            NearestNeighborHistogram.from_wire({"max-samples": 5, "votes": 3})
 
 
 class TestClippingCannotBeOverridden:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from flower_privsyn.queries import (
-    MeanSimilarity,
-    NearestNeighborHistogram,
-    Query,
-)
-from flower_privsyn.queries.query import Cohort, once_per_array
+from flower_privsyn.queries.query import once_per_array
 
 
 class Counted:
@@ -53,52 +47,3 @@ def test_an_array_that_may_change_is_looked_at_every_time() -> None:
     assert counted.sum(view) == 7.0
     array[0] = 1.0
     assert counted.sum(view) == 3.0
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        NearestNeighborHistogram(max_samples=3),
-        MeanSimilarity(centre="all"),
-    ],
-)
-def test_answers_are_the_same_whether_candidates_are_frozen_or_not(query: Query) -> None:
-    rng = np.random.default_rng(4)
-    cohort = Cohort(
-        rng.standard_normal((60, 8)).astype(np.float32), np.repeat(np.arange(20), 3), 20
-    )
-    candidates = rng.standard_normal((30, 8)).astype(np.float32)
-    expected = query.answer(cohort, {"candidates": candidates})
-    shared = frozen(candidates)
-    for _ in range(2):
-        query.check({"candidates": shared}, dimension=8)
-        np.testing.assert_array_equal(query.answer(cohort, {"candidates": shared}), expected)
-    # The next round's candidates are others, whatever was remembered of these.
-    other = frozen(candidates[::-1])
-    np.testing.assert_array_equal(
-        query.answer(cohort, {"candidates": other}),
-        query.answer(cohort, {"candidates": candidates[::-1].copy()}),
-    )
-    broken = frozen(np.where(np.arange(8) == 3, np.nan, candidates))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="finite"):
-            query.check({"candidates": broken}, dimension=8)
-
-
-def test_answers_are_the_same_whether_a_root_is_frozen_or_not() -> None:
-    rng = np.random.default_rng(5)
-    cohort = Cohort(
-        rng.standard_normal((60, 8)).astype(np.float32), np.repeat(np.arange(20), 3), 20
-    )
-    query = MeanSimilarity(centre="none", answer_space="span")
-    (root,) = query.broadcast(rng.standard_normal((30, 8)).astype(np.float32)).values()
-    expected = query.answer(cohort, {"root": root})
-    shared = frozen(root)
-    for _ in range(2):
-        query.check({"root": shared}, dimension=8)
-        np.testing.assert_array_equal(query.answer(cohort, {"root": shared}), expected)
-    changed = root.copy()
-    changed[0] += 1
-    np.testing.assert_array_equal(
-        query.answer(cohort, {"root": frozen(changed)}), query.answer(cohort, {"root": changed})
-    )
