@@ -184,7 +184,7 @@ class JointSketch(Query):
     multiplier z cost exactly what two releases at z / w1 and z / w2 do.
 
     The broadcast (`broadcast`) holds "vocabulary", (1,) integers: V; and with b > 0 "bigrams",
-    (K,) int64: the keys of the table, increasing.
+    (K,) uint32 or int64: the keys of the table, increasing.
 
     Formal guarantee:
         Unit: user. Blocks have norm 1 at most and weights whose squares add up to 1, so the vector
@@ -244,7 +244,9 @@ class JointSketch(Query):
         if self.bigram_share > 0:
             if bigrams is None:
                 raise ValueError("a share of bigrams needs a table of them")
-            sent["bigrams"] = np.asarray(bigrams, dtype=np.int64)
+            # Half the bytes, where the keys have room: a vocabulary of 65,536 tokens at most.
+            narrow = vocabulary**2 <= 2**32
+            sent["bigrams"] = np.asarray(bigrams, dtype=np.uint32 if narrow else np.int64)
             _check_bigrams(sent["bigrams"])
         return sent
 
@@ -301,7 +303,7 @@ class JointSketch(Query):
             )
             start = vocabulary
         if self.bigram_share > 0:
-            keys = broadcast["bigrams"]
+            keys = _wide(broadcast["bigrams"])
             found.append(
                 Block(
                     name="bigrams",
@@ -451,15 +453,23 @@ class _Text:
 
 
 @once_per_array
+def _wide(keys: npt.NDArray[Any]) -> IntArray:
+    """The keys of a table as it travelled."""
+    return keys.astype(np.int64)
+
+
+@once_per_array
 def _check_bigrams(keys: npt.NDArray[Any]) -> None:
     """Refuse what is no table of bigrams.
 
     Raises:
-        ValueError: they are no whole numbers of 64 bits, not increasing, too many or none.
+        ValueError: they are no whole numbers, not increasing, too many or none.
     """
-    if keys.ndim != 1 or keys.dtype != np.int64 or not 1 <= len(keys) <= _MOST_NUMBERS:
+    whole = keys.dtype in (np.uint32, np.int64)
+    if keys.ndim != 1 or not whole or not 1 <= len(keys) <= _MOST_NUMBERS:
         raise ValueError(
-            f"bigrams must be 1 to {_MOST_NUMBERS} keys of int64, got {keys.dtype} {keys.shape}"
+            f"bigrams must be 1 to {_MOST_NUMBERS} keys of uint32 or int64, got {keys.dtype} "
+            f"{keys.shape}"
         )
     if keys[0] < 0 or bool(np.any(keys[1:] <= keys[:-1])):
         raise ValueError("bigrams must have keys that increase from 0 or more on")
