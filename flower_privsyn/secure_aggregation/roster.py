@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.secure_aggregation.codec import packed, read
 from flower_privsyn.secure_aggregation.keys import (
-    KEY_BYTES,
-    SIGNATURE_BYTES,
     NodeKey,
+    Secret,
+    Signature,
     check_agreement_key,
     digest,
     is_signed,
-    number,
     whole,
 )
 from flower_privsyn.secure_aggregation.terms import Graph, Terms, circle_seed, graph_of
@@ -38,15 +37,6 @@ class Session:
         check_whole("run", self.run, ge=0, le=2**64 - 1)
         check_whole("round", self.round_number, ge=0, le=2**32)
 
-    def to_bytes(self) -> bytes:
-        """16 bytes."""
-        return whole(self.run, self.round_number)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Session:
-        """Read `to_bytes`."""
-        return cls(run=number(data[:8]), round_number=number(data[8:]))
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCard:
@@ -61,12 +51,10 @@ class KeyCard:
     """
 
     name: int
-    node_key: bytes
-    seal_key: bytes
-    mask_key: bytes
-    signature: bytes
-
-    BYTES: ClassVar = 8 + 3 * KEY_BYTES + SIGNATURE_BYTES
+    node_key: Secret
+    seal_key: Secret
+    mask_key: Secret
+    signature: Signature
 
     @classmethod
     def signed(
@@ -109,31 +97,9 @@ class KeyCard:
         if not {self.node_key, self.seal_key, self.mask_key}.isdisjoint(taken):
             raise ProtocolError(f"node {self.name} shows a key of another node")
 
-    def to_bytes(self) -> bytes:
-        """168 bytes."""
-        return whole(self.name) + self.node_key + self.seal_key + self.mask_key + self.signature
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KeyCard:
-        """Read `to_bytes`.
-
-        Raises:
-            ProtocolError: It has another length.
-        """
-        if len(data) != cls.BYTES:
-            raise ProtocolError("a node's keys have another length than agreed")
-        end = [8 + KEY_BYTES * count for count in range(4)]
-        return cls(
-            name=number(data[:8]),
-            node_key=data[end[0] : end[1]],
-            seal_key=data[end[1] : end[2]],
-            mask_key=data[end[2] : end[3]],
-            signature=data[end[3] :],
-        )
-
 
 def _card_message(session: Session, name: int, *keys: bytes) -> bytes:
-    return digest("keys", session.to_bytes(), whole(name), *keys)
+    return digest("keys", packed(session), whole(name), *keys)
 
 
 class Roster:
@@ -161,16 +127,12 @@ class Roster:
         except ConfigError as error:
             raise ProtocolError(str(error)) from None
         self.digest = digest(
-            "roster",
-            session.to_bytes(),
-            terms.to_bytes(),
-            *(card.to_bytes() for card in self.cards.values()),
+            "roster", packed(session), packed(terms), *map(packed, self.cards.values())
         )
 
     def to_bytes(self) -> bytes:
         """32 bytes, and 168 for each node."""
-        cards = (card.to_bytes() for card in self.cards.values())
-        return self.session.to_bytes() + self.terms.to_bytes() + b"".join(cards)
+        return packed((self.session, self.terms, *self.cards.values()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Roster:
@@ -179,12 +141,9 @@ class Roster:
         Raises:
             ProtocolError: It is no roster.
         """
-        starts = range(32, len(data), KeyCard.BYTES)
-        return cls(
-            Session.from_bytes(data[:16]),
-            Terms.from_bytes(data[16:32]),
-            [KeyCard.from_bytes(data[start : start + KeyCard.BYTES]) for start in starts],
-        )
+        session = read("session", Session, data[:16])
+        terms = read("terms", Terms, data[16:32])
+        return cls(session, terms, read("cards", tuple[KeyCard, ...], data[32:]))
 
     @cached_property
     def graph(self) -> Graph:

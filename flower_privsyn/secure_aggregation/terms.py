@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, ProtocolError
-from flower_privsyn.secure_aggregation.keys import digest, number, whole
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.secure_aggregation.keys import digest, whole
 
 LEAST_ROSTER: Final = 4
 """The fewest nodes among which one may collude with the server and one may be lost."""
@@ -122,22 +122,6 @@ class Terms:
                 f"which {self.colluding} may collude (colluding-nodes), got {self.least_nodes}: "
                 "two sets of survivors could each be signed by enough nodes"
             )
-
-    def to_bytes(self) -> bytes:
-        """16 bytes."""
-        return whole(self.least_nodes, self.colluding)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Terms:
-        """Read `to_bytes`.
-
-        Raises:
-            ProtocolError: They cannot be.
-        """
-        try:
-            return cls(least_nodes=number(data[:8]), colluding=number(data[8:]))
-        except ConfigError as error:
-            raise ProtocolError(str(error)) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
 from flower_privsyn.secure_aggregation import Session, advertise
+from flower_privsyn.secure_aggregation.codec import packed, read
 from flower_privsyn.secure_aggregation.keys import whole
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
@@ -245,8 +246,8 @@ class TestMaliciousServers:
             shown = bytes(content["privsyn.secure"]["cards"])
             cards = [shown[start : start + 168] for start in range(0, len(shown), 168)]
             other = advertise(Session(run=2**40 + 77, round_number=1), 2, node_key(2))[1]
-            mine = secure_wire.KeyCard.from_bytes(cards[1])
-            cards[1] = replace(mine, mask_key=other.mask_key).to_bytes()
+            mine = read("a card", secure_wire.KeyCard, cards[1])
+            cards[1] = packed(replace(mine, mask_key=other.mask_key))
             return self.secured(content, cards=b"".join(cards))
 
         assert "the keys of node 2 are not signed by it" in refused(secure_wire.SHARES, swap)

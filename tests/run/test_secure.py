@@ -24,6 +24,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import packed_bytes
 from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.secure_aggregation import KeyCard, NodeKey, Session
+from flower_privsyn.secure_aggregation.codec import read
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Probe
@@ -415,7 +416,7 @@ class TestLosses:
             for reply in grid.replies:
                 for key, value in reply.content.config_records.get("privsyn.secure", {}).items():
                     if key == "card":
-                        card = KeyCard.from_bytes(bytes(value))
+                        card = read("a card", KeyCard, bytes(value))
                         kept += [card.seal_key, card.mask_key]
                     elif key == "commitment":
                         kept.append(bytes(value))

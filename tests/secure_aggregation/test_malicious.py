@@ -26,6 +26,7 @@ from flower_privsyn.secure_aggregation import (
     share,
     unmask,
 )
+from flower_privsyn.secure_aggregation.codec import read
 from flower_privsyn.secure_aggregation.keys import Agreement, derive, new_agreement
 from flower_privsyn.secure_aggregation.masks import add_mask
 from flower_privsyn.secure_aggregation.roster import context_of, pair_context
@@ -336,5 +337,5 @@ class TestNodesThatLie:
         protocol.cards[1].check(SESSION)
         with pytest.raises(ProtocolError, match="node 1 are not signed by it for round 4"):
             protocol.cards[1].check(Session(run=SESSION.run, round_number=4))
-        with pytest.raises(ProtocolError, match="another length"):
-            KeyCard.from_bytes(b"short")
+        with pytest.raises(ProtocolError, match="another form"):
+            read("a card", KeyCard, b"short")
