@@ -217,20 +217,6 @@ class NodeGuard:
         if self._policy is not None:
             self._policy.check_terms(terms, nodes)
 
-    def check_openness(self, query: str, *, secure: bool) -> None:
-        """Refuse to show a server this node's own sums where the owner does not allow it.
-
-        Raises:
-            NotAllowedError: The owner requires secure aggregation.
-        """
-        policy = self._policy
-        if policy is not None and policy.require_secure_aggregation and not secure:
-            raise policy.refusal(
-                "require-secure-aggregation",
-                f"The run asks {query} in the clear; the owner allows secure aggregation alone "
-                "(secure-aggregation = true)",
-            )
-
     def check_plan(self, plan: wire.Announcement, run: int, *, max_nodes_per_user: int = 1) -> None:
         """Refuse a run that this node would refuse later, before anything is spent.
 
@@ -246,15 +232,14 @@ class NodeGuard:
         policy = self._policy
         if policy is None or self.ledger is None:
             return
-        policy.check_server(self.server)
-        policy.check_rounds(plan.num_rounds)
+        policy.check_run(self.server, plan.num_rounds)
         self.ledger.check_writable()
         for query in plan.queries:
-            self.check_openness(query, secure=plan.secure)
             policy.check_question(
                 query=query,
                 clip_norm=plan.clip_norm,
                 noise_multiplier=plan.noise_multiplier,
+                secure=plan.secure,
             )
         if not plan.to_come:
             return
@@ -290,9 +275,7 @@ class NodeGuard:
         policy = self._policy
         if policy is None or self.ledger is None:
             return
-        policy.check_server(self.server)
-        policy.check_rounds(charge.num_rounds)
-        self.check_openness(charge.spec.query, secure=charge.secure is not None)
+        policy.check_run(self.server, charge.num_rounds)
         multiplier = charge.spec.mechanism.noise_multiplier
         if charge.spec.correlation is not None:
             multiplier = charge.spec.correlation.noise_multiplier(multiplier)
@@ -300,6 +283,7 @@ class NodeGuard:
             query=charge.spec.query,
             clip_norm=charge.clip_norm,
             noise_multiplier=multiplier,
+            secure=charge.secure is not None,
         )
         self.ledger.account().check(charge, policy)
 

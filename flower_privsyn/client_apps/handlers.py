@@ -172,10 +172,12 @@ def add_answer(
 ) -> None:
     """Add a cohort's contributions to a sum; a user whose own cannot be computed adds zero.
 
+    A cohort that fails is answered in halves, down to the users who fail on their own.
+
     Formal guarantee:
-        Unit: user. Where the contributions of some users cannot be computed, or make a sum that is
-        not finite, what is added is `query.answer` of the same cohort in which these users have no
-        records: the same to the bit as if they had written nothing.
+        Unit: user. Where the contributions of some users cannot be computed, what is added is
+        `query.answer` of the same cohort in which these users have no records: the same to the bit
+        as if they had written nothing.
 
     Args:
         query: the question, which answers where there are no records: so what fails is a user's.
@@ -183,50 +185,20 @@ def add_answer(
         broadcast: public; has passed `query.check`.
         total: (answer_length,) the sum, in numbers of the grid; changed in place.
     """
-    if _is_added(query, cohort, broadcast, total):
-        return
-
-    def contribute(users: Sequence[int]) -> list[bool]:
-        chosen = np.zeros(cohort.num_users, dtype=np.bool_)
-        chosen[users] = True
-        _answer(query, cohort.select(chosen), broadcast)
-        return [True] * len(users)
-
-    found = skipping.retry_by_halves(range(cohort.num_users), contribute)
-    failing = np.array([one is None for one in found], dtype=np.bool_)
-    rest = cohort.rows(~failing[cohort.owners])
-    if not _is_added(query, rest, broadcast, total):
-        # Each is well alone, and not all together: nobody may take the others along.
-        for user, alone in enumerate(rest.blocks(1)):
-            if not _is_added(query, alone, broadcast, total):
-                failing[user] = True
-                _is_added(query, alone.rows(slice(0)), broadcast, total)
-    skipping.note((object() for _ in range(int(failing.sum()))), records=0)
-
-
-def _is_added(
-    query: Query, cohort: Cohort, broadcast: Broadcast, total: npt.NDArray[np.float64]
-) -> bool:
-    """Add a cohort's contributions; false, and the sum as it was, where that fails."""
     try:
-        total += _answer(query, cohort, broadcast)
+        answer = query.answer(cohort, broadcast)
+        if not np.isfinite(answer).all():
+            raise ValueError("the sum is not finite")
     except skipping.FATAL:
         raise
     except BaseException:
-        return False
-    return True
-
-
-def _answer(query: Query, cohort: Cohort, broadcast: Broadcast) -> npt.NDArray[np.float64]:
-    """A cohort's answer.
-
-    Raises:
-        ValueError: it is not finite.
-    """
-    answer = query.answer(cohort, broadcast)
-    if not np.isfinite(answer).all():
-        raise ValueError("the sum is not finite")
-    return answer
+        if cohort.num_users != 1:
+            for half in cohort.blocks(max(1, (cohort.num_users + 1) // 2)):
+                add_answer(query, half, broadcast, total)
+            return
+        skipping.note([object()], records=0)
+        answer = query.answer(cohort.rows(slice(0)), broadcast)
+    total += answer
 
 
 def report(tally: skipping.Tally, context: Context, directory: Path) -> None:
@@ -368,6 +340,15 @@ def _register(
         return _guarded(node, step, message, context)
 
 
+#: What the node's log and the server are told of what we refuse.
+_REFUSALS: Mapping[type[Exception], tuple[str, wire.ClientErrorCode]] = {
+    NotAllowedError: ("%s", wire.ClientErrorCode.NOT_ALLOWED),
+    ProtocolError: ("secure aggregation: %s", wire.ClientErrorCode.PROTOCOL),
+    LedgerError: ("%s", wire.ClientErrorCode.ACCOUNT),
+    wire.WireError: ("request refused: %s", wire.ClientErrorCode.BAD_REQUEST),
+}
+
+
 def _guarded(
     node: _Node,
     handler: Callable[[Message, Context], Message],
@@ -382,22 +363,14 @@ def _guarded(
         return reply
     except ClientError as error:
         return wire.error_reply(error.code, message)
-    except NotAllowedError as error:
-        # Our own sentences: what was asked, what is allowed, and what public runs have spent.
-        logger.error("%s", error)
-        return wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, message)
-    except ProtocolError as error:
-        logger.error("secure aggregation: %s", error)
-        return wire.error_reply(wire.ClientErrorCode.PROTOCOL, message)
-    except LedgerError as error:
-        logger.error("%s", error)
-        return wire.error_reply(wire.ClientErrorCode.ACCOUNT, message)
     except wire.VersionError as error:
         logger.error("request refused: %s", error)
         return wire.version_reply(message)
-    except wire.WireError as error:
-        logger.error("request refused: %s", error)
-        return wire.error_reply(wire.ClientErrorCode.BAD_REQUEST, message)
+    except tuple(_REFUSALS) as error:
+        # Our own sentences: what was asked, what is allowed, and what public runs have spent.
+        said, code = next(_REFUSALS[kind] for kind in _REFUSALS if isinstance(error, kind))
+        logger.error(said, error)
+        return wire.error_reply(code, message)
     except skipping.FATAL:
         raise
     except BaseException as error:

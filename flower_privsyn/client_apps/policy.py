@@ -150,23 +150,18 @@ class NodePolicy(Settings):
         """The error of something a key of this policy does not allow."""
         return NotAllowedError(f"{sentence} ({key} in {self.source}).")
 
-    def check_server(self, server: str) -> None:
-        """Refuse a server that is not on the list.
+    def check_run(self, server: str, num_rounds: int) -> None:
+        """Refuse a server that is not on the list, and a run of too many rounds.
+
+        What is computed of a run grows with its rounds.
 
         Raises:
-            NotAllowedError: There is a list, and it is not on it.
+            NotAllowedError: The owner does not allow it.
         """
         if self.servers and server not in self.servers:
             told = f'"{server}"' if server else "a server without a name (node-config key `server`)"
             listed = ", ".join(f'"{name}"' for name in self.servers)
             raise self.refusal("servers", f"This node answers {told}; its owner allows {listed}")
-
-    def check_rounds(self, num_rounds: int) -> None:
-        """Refuse a run of too many rounds: what is computed of a run grows with them.
-
-        Raises:
-            NotAllowedError: The owner does not allow it.
-        """
         if num_rounds > self.max_rounds:
             raise self.refusal(
                 "max-rounds",
@@ -174,7 +169,7 @@ class NodePolicy(Settings):
             )
 
     def check_question(
-        self, *, query: str, clip_norm: float, noise_multiplier: float | None
+        self, *, query: str, clip_norm: float, noise_multiplier: float | None, secure: bool
     ) -> None:
         """Refuse a question, whatever was spent so far.
 
@@ -183,10 +178,18 @@ class NodePolicy(Settings):
             clip_norm: The bound on the norm of one user's answer.
             noise_multiplier: Of the round, or of all rounds together where their noise is
                 correlated; None when it is not known yet.
+            secure: Whether it is asked under secure aggregation, or shows a server this node's own
+                sum.
 
         Raises:
             NotAllowedError: The owner does not allow it.
         """
+        if self.require_secure_aggregation and not secure:
+            raise self.refusal(
+                "require-secure-aggregation",
+                f"The run asks {query} in the clear; the owner allows secure aggregation alone "
+                "(secure-aggregation = true)",
+            )
         if query not in self.queries:
             allowed = ", ".join(self.queries) or "none"
             raise self.refusal("queries", f"The run asks {query}; the owner allows {allowed}")

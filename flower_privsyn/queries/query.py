@@ -391,12 +391,14 @@ class Query(Settings, ABC):
         Returns:
             (answer_length,) float64.
         """
+        if cohort.num_users == 1:  # as wide as a model's update is: it is not copied again
+            (own,) = self.contribution(cohort, broadcast)
+            return np.asarray(own)
         length = self.answer_length(broadcast)
         total = np.zeros(length, dtype=np.float64)
         users_per_block = max(1, BLOCK_BYTES // max(1, 8 * length))
         for block in cohort.blocks(users_per_block):
-            rows = self.contribution(block, broadcast)
-            total += rows[0] if len(rows) == 1 else rows.sum(axis=0)
+            total += self.contribution(block, broadcast).sum(axis=0)
         return total
 
     def answer_bound(self, num_users: int) -> float:

@@ -355,8 +355,8 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="an owner who requires secure aggregation is asked in the clear",
             guards="an owner who wants secure aggregation gets it",
             where="client_apps/guard.py::NodeGuard.check",
-            before="    self.check_openness(charge.spec.query, secure=charge.secure is not None)\n",
-            after="",
+            before="secure=charge.secure is not None",
+            after="secure=True",
             tests=(
                 "tests/client_apps/test_secure.py::test_an_owner_may_require_secure_aggregation",
             ),
@@ -469,8 +469,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a user whose answer fails takes the sum along",
             guards="a user whose answer fails answers zero",
             where="client_apps/handlers.py::add_answer",
-            before="cohort.rows(~failing[cohort.owners])",
-            after="cohort.rows(~failing[cohort.owners] & ~failing.any())",
+            before="add_answer(query, half, broadcast, total)",
+            after="pass",
             tests=("tests/client_apps/test_answer.py::TestAddAnswer",),
         ),
         Mutation(

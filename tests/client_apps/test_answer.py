@@ -228,7 +228,7 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
 
 
 def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> None:
-    """What was found to: a day of the year 12099, the only date, the only text, nesting."""
+    """What was found to: a day of the year 12099, the only date, the only text."""
     where_it_is = where(data="")
     others = [{"client_id": f"u{n}", "text": "court judge"} for n in range(5)]
     dated = [{**row, "date": "2025-05-05"} for row in others]
@@ -241,7 +241,6 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
         ),
         ("", alone, [{"text": "x"}, {"text": ""}, {"text": "\ud800"}, {"text": 7}]),
         ("", [], [{"text": "x"}, {"text": ""}, {"text": "\ud800"}]),
-        ("", others, [{"text": "x", "z": 7}, {"text": "x", "z": [0]}]),
         ("2025-01-01", dated, [{"text": "x", "date": "today"}]),
     ]
     for number, (newer_than, rest, variants) in enumerate(cases):
@@ -249,8 +248,7 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
         for variant in variants:
             path = tmp_path / f"{number}-{len(rosters)}.jsonl"
             lines = [json.dumps(row) for row in [*rest, {"client_id": "one", **variant}]]
-            text = "\n".join(lines).replace('"z": [0]', '"z": ' + "[" * 5000 + "]" * 5000)
-            path.write_text(text + "\n")
+            path.write_text("\n".join(lines) + "\n")
             where_it_is.node_config["data"] = str(path)
             app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
             rosters.append(wire.unpack_roster(prepare(app, where_it_is, newer_than=newer_than)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,39 +93,6 @@ class TestHandlers:
         roster = wire.unpack_roster(reply)
         assert roster.dimension == HashEmbedder().dimension
 
-    def test_another_request_is_not_answered_with_what_was_kept_for_the_first(
-        self, tmp_path: Path
-    ) -> None:
-        """Else users who were set aside would take part, or more samples than the cap allows."""
-        users = Users.from_rows([(f"user-{number}", "court judge") for number in range(200)])
-        app = create_client_app(
-            lambda where: users, embedder=hash_embedder, cache_directory=tmp_path
-        )
-        sizes = [
-            wire.unpack_roster(
-                self.prepare(app, context(), replace(DATA, held_out_fraction=fraction))
-            ).num_users
-            for fraction in (0.0, 0.5, 0.0)
-        ]
-        assert sizes[0] == sizes[2] == 200
-        assert 50 < sizes[1] < 150
-
-    def test_a_model_that_cannot_be_loaded_is_a_code(self, tmp_path: Path) -> None:
-        def broken(name: str, precision: str) -> HashEmbedder:
-            raise ModelError("no such model")
-
-        app = create_client_app(
-            lambda where: Users.from_rows([("a", "court")]),
-            embedder=broken,
-            cache_directory=tmp_path,
-        )
-        assert self.prepare(app, context()).error.code == wire.ClientErrorCode.EMBEDDER_UNAVAILABLE
-
-    def test_an_unreadable_file_is_a_code(self, tmp_path: Path) -> None:
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
-        reply = self.prepare(app, context({"data": str(tmp_path / "missing.jsonl")}))
-        assert reply.error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
-
     @pytest.mark.parametrize(
         ("returned", "what"),
         [
@@ -185,7 +151,18 @@ class TestHandlers:
             )
             assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
 
-    def test_a_request_it_cannot_read_is_a_code(self, tmp_path: Path) -> None:
-        app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
-        request = Message(RecordDict(), dst_node_id=5, message_type=wire.PREPARE)
-        assert app(request, context()).error.code == wire.ClientErrorCode.BAD_REQUEST
+    def test_what_cannot_be_had_or_read_is_a_code(self, tmp_path: Path) -> None:
+        def broken(name: str, precision: str) -> HashEmbedder:
+            raise ModelError("no such model")
+
+        people = {"load": lambda where: Users.from_rows([("a", "court")])}
+        missing = context({"data": str(tmp_path / "missing.jsonl")})
+        code = wire.ClientErrorCode
+        for values, where, content, expected in (
+            ({**people, "embedder": broken}, context(), None, code.EMBEDDER_UNAVAILABLE),
+            ({"embedder": hash_embedder}, missing, None, code.DATA_UNAVAILABLE),
+            ({"embedder": hash_embedder}, context(), RecordDict(), code.BAD_REQUEST),
+        ):
+            app = create_client_app(cache_directory=tmp_path, **values)
+            request = wire.pack_prepare(DATA) if content is None else content
+            assert app(Message(request, 5, wire.PREPARE), where).error.code == expected
