@@ -19,9 +19,11 @@ from flwr.app import Context
 from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_release, run_name, within
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
-from flower_privsyn.errors import ConfigError, NotAllowedError
+from flower_privsyn.errors import ConfigError, ModelError, NotAllowedError
 from flower_privsyn.files import located, sha256_of, user_path
 from flower_privsyn.messages import wire
+from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
+from flower_privsyn.models.hub import folder_in_cache
 from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation import NodeKey, Terms
 
@@ -177,7 +179,7 @@ class NodeGuard:
         wanted = self.check_model(kind, name)
         if not wanted or self._policy is None:
             return name
-        folder = embedding_folder(name) if kind == "embedding" else trained_folder(name)
+        folder = model_files(kind, name)
         found = model_digest(folder)
         if found != wanted:
             raise self._policy.refusal(
@@ -417,37 +419,23 @@ def model_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def embedding_folder(name: str) -> Path:
-    """Where an embedding model lies; downloaded first if it has to be.
+def model_files(kind: Literal["embedding", "trained"], name: str) -> Path:
+    """Where a model lies; an embedding model is downloaded first if it has to be.
 
     Raises:
-        ModelError: There is no such model.
+        ModelError: There is no such model, or one to train is not on this machine.
     """
-    from flower_privsyn.embedding.embedder import model_folder
+    if kind == "embedding":
+        from flower_privsyn.embedding.embedder import model_folder
 
-    return model_folder(located(name))
-
-
-def trained_folder(name: str) -> Path:
-    """Where a model to train lies: bundled, a folder, or in the local cache of hub models.
-
-    Raises:
-        ModelError: It is not on this machine.
-    """
-    from flower_privsyn.errors import ModelError
-    from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
-
+        return model_folder(located(name))
     if name in BUNDLED_MODELS:
         return BUNDLED_FOLDER / name
     folder = Path(located(name))
-    if folder.is_dir():
-        return folder
-    try:
-        import huggingface_hub
-
-        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-    except Exception as error:
+    found = folder if folder.is_dir() else folder_in_cache(name)
+    if found is None:
         raise ModelError(
-            f"model {name!r}, whose digest the node policy states, is not on this machine "
-            f"({type(error).__name__}): download it first"
-        ) from None
+            f"model {name!r}, whose digest the node policy states, is not on this machine: "
+            "download it first"
+        )
+    return found

@@ -33,7 +33,7 @@ from flower_privsyn.client_apps.node_users import (
     NodeUsers,
     Trainer,
     UserLoader,
-    dealt,
+    assigned,
     default_embedder,
     models_of,
     users_of_node,
@@ -473,7 +473,7 @@ class _Node:
         models = models_of(ask.data, guard)
         ask = wire.with_broadcast(ask, message)
         prepared = self.users.prepared(ask.data, context, guard)
-        dealt.forget()
+        assigned.forget()
         try:
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
         except ValueError as error:

@@ -60,7 +60,7 @@ _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
 
 
-def check_deal(
+def check_partition(
     directory: Path, *, run_id: int, node_id: int, user_ids: Sequence[str], max_nodes: int
 ) -> None:
     """Note a node's users, and refuse a user who is on too many nodes of the run.
@@ -87,7 +87,7 @@ def check_deal(
         for user in user_ids
     ]
     try:
-        path = _looked_at(_swept(directory, run_id) / f"{run_id}.sqlite")
+        path = _list_of_run(directory / "partitions", run_id)
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
             # One node after the other: of two that share a user the second one sees the first.
             deal.execute("BEGIN IMMEDIATE")
@@ -106,7 +106,10 @@ def check_deal(
             ).fetchone()
             deal.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
-        raise _untold(directory, error) from None
+        raise DataError(
+            f"{directory / 'partitions'} cannot be written ({type(error).__name__}), so nobody can "
+            "tell on how many nodes a user is."
+        ) from None
     if users:
         raise ConfigError(
             f"the app's recipe puts {users} users of this node on {most} nodes, where "
@@ -115,33 +118,18 @@ def check_deal(
         )
 
 
-def _swept(directory: Path, run_id: int) -> Path:
-    """The folder of what is noted of runs, without those of long ago."""
-    folder = directory / "deals"
-    for place in (directory, folder):
+def _list_of_run(folder: Path, run_id: int) -> Path:
+    """The file of a run's list; a run that begins takes away those of long ago."""
+    for place in (folder.parent, folder):
         own_folder(place)
-    for old in folder.glob("*.sqlite*"):
-        if old.name.startswith(f"{run_id}."):
-            continue  # a run may take longer: without it every deal would be its first
-        # A journal ends with the transaction of the node that it belongs to.
-        with suppress(FileNotFoundError):
-            if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                old.unlink()
-    return folder
-
-
-def _looked_at(path: Path) -> Path:
-    """What is noted of a run, kept from other runs for as long as from now on."""
-    with suppress(FileNotFoundError):
-        os.utime(path)
+    path = folder / f"{run_id}.sqlite"
+    if not path.exists():
+        for old in folder.glob("*.sqlite*"):
+            with suppress(FileNotFoundError):  # a journal ends with its transaction
+                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                    old.unlink()
+    path.touch(mode=0o600)  # kept for as long as from now on
     return path
-
-
-def _untold(directory: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{directory / 'deals'} cannot be written ({type(error).__name__}), so nobody can tell on "
-        "how many nodes a user is."
-    )
 
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
@@ -149,7 +137,7 @@ def _untold(directory: Path, error: Exception) -> DataError:
 DRAWN_RUN_IDS: Final = 2**32
 
 #: Documents that a process of a simulation keeps while it prepares its nodes: 512 MiB.
-_DEALT_BYTES: Final = 2**29
+_READ_BYTES: Final = 2**29
 
 _strict: Final = contextvars.ContextVar("strict", default=False)
 
@@ -183,7 +171,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     data set, as `load_users` takes it), whose users are all its own, `client-column`,
     `text-column`, `date-column` and `label-column` (default `client_id`, `text`, `date`, `label`).
     In a simulation, where one person owns everything, the run's configuration counts where the
-    node's says nothing, and the users are dealt to the nodes by `partition-id` and
+    node's says nothing, and the users are partitioned over the nodes by `partition-id` and
     `num-partitions`.
 
     Args:
@@ -212,7 +200,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
             load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
-    return dealt.read(context.run_id, own, run, labels=labels)
+    return assigned.read(context.run_id, own, run, labels=labels)
 
 
 def users_by(load: Callable[[Context], Users], context: Context) -> Users:
@@ -255,12 +243,12 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
 
 
-class _DealtUsers:
-    """What the nodes of a simulation are dealt from, read as seldom as memory allows.
+class _AssignedUsers:
+    """What the users of a simulation are assigned to nodes from, read as seldom as memory allows.
 
     A process prepares several nodes one after the other, and reading the file takes longer than
     all else once the records are on the disk. What was read last is kept until a question comes:
-    everybody's documents, or those of so many nodes as `_DEALT_BYTES` hold, from the one that was
+    everybody's documents, or those of so many nodes as `_READ_BYTES` hold, from the one that was
     asked for on.
     """
 
@@ -296,7 +284,11 @@ class _DealtUsers:
             if self._last is None or self._last[0] != key or not self._last[1].holds(node):
                 self._last = None  # never two of them in memory
                 gathered = gather_configured(
-                    *configurations, labels=labels, first=node, nodes=nodes, most_bytes=_DEALT_BYTES
+                    *configurations,
+                    labels=labels,
+                    first=node,
+                    nodes=nodes,
+                    most_bytes=_READ_BYTES,
                 )
                 self._last = (key, gathered)
             return self._last[1].users(node)
@@ -307,7 +299,7 @@ class _DealtUsers:
             self._last = None
 
 
-dealt = _DealtUsers()
+assigned = _AssignedUsers()
 
 
 #: A recipe: from the node's context to the users it hosts.
@@ -431,7 +423,7 @@ class NodeUsers:
         """Whether models are trained here."""
         return self._trainer is not None
 
-    def _check_deal(
+    def _check_partition(
         self, user_ids: Sequence[str], data: wire.DataRequest, context: Context
     ) -> None:
         """In a simulation: refuse a recipe that puts a user on more nodes than declared.
@@ -447,9 +439,9 @@ class NodeUsers:
         if not in_simulation() or "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
             return
         if self._load is users_of_node and "data" not in own:
-            return  # dealt, and each to one
+            return  # partitioned, each on one
         try:
-            check_deal(
+            check_partition(
                 self.cache_directory,
                 run_id=context.run_id,
                 node_id=context.node_id,
@@ -547,7 +539,7 @@ class NodeUsers:
         try:
             cut = request.cut
             users = cut.asked(self._users(context, cut))
-            self._check_deal(users.user_ids, request, context)
+            self._check_partition(users.user_ids, request, context)
             records = self._read(source, users, cut, ticket)
         except ModelError as error:
             logger.error("%s", error)

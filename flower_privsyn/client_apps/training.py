@@ -40,10 +40,9 @@ from flower_privsyn.queries import (
     ModelDelta,
     Query,
     TrainableModel,
-    conditioned_fingerprint,
     nearest_candidates,
-    unpack_conditions,
 )
+from flower_privsyn.queries.model_delta import conditioned_fingerprint, unpack_conditions
 from flower_privsyn.training.local import LocalModel
 
 #: A seed may be negative (`Cut`), the entropy of a generator may not.

@@ -42,16 +42,16 @@ from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import CLASS_NAMES, are_class_names
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
-    MOST_PHASES,
     Correlation,
+    CyclicSampling,
     FixedSizeSampling,
     GaussianMechanism,
     NeighboringRelation,
     ReleaseSpec,
     Sampling,
-    mechanism_from_dict,
 )
-from flower_privsyn.privacy.mechanisms import STEPS
+from flower_privsyn.privacy.mechanisms import STEPS, mechanism_from_dict
+from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import Broadcast, Query, Reads, TrainableModel
 from flower_privsyn.secure_aggregation import Terms
 
@@ -847,7 +847,7 @@ def _check_claim(ask: Ask) -> None:
     if not 1 <= ask.round_number <= ask.num_rounds:
         raise WireError("the request's round is none of the run's")
     sampling = ask.sampling
-    if sampling.takes_turns and sampling.round_number != ask.round_number:
+    if isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:
         # Else one group of users could be asked in every round as if it were its turn.
         raise WireError("the request's sampling is for another round")
     if isinstance(sampling, FixedSizeSampling) and not (

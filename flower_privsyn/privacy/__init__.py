@@ -4,7 +4,6 @@ Knows no messages, no models and no text. The accountant library is imported on 
 """
 
 from flower_privsyn.privacy.accounting import (
-    MOST_NODES_PER_USER,
     Release,
     ReleaseSpec,
     known_cohorts_epsilon,
@@ -23,10 +22,9 @@ from flower_privsyn.privacy.mechanisms import (
     GaussianMechanism,
     NeighboringRelation,
     clip_rows,
-    mechanism_from_dict,
     squared_norms,
 )
-from flower_privsyn.privacy.plan import MOST_PHASES, Phase, Plan
+from flower_privsyn.privacy.plan import Phase, Plan
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,
@@ -37,8 +35,6 @@ from flower_privsyn.privacy.sampling import (
 )
 
 __all__ = [
-    "MOST_NODES_PER_USER",
-    "MOST_PHASES",
     "BandedToeplitz",
     "BufferedLinearToeplitz",
     "CorrelatedNoise",
@@ -63,7 +59,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "clip_rows",
     "known_cohorts_epsilon",
-    "mechanism_from_dict",
     "release_epsilon",
     "squared_norms",
 ]

@@ -32,6 +32,7 @@ from flower_privsyn.privacy.mechanisms import (
     mechanism_from_dict,
 )
 from flower_privsyn.privacy.sampling import (
+    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
     PoissonSampling,
@@ -187,7 +188,7 @@ def cost(release: Release) -> Cost:
     replaced = release.relation is NeighboringRelation.REPLACE_ONE
     # Every cohort is everyone, whatever the method; or whose turn it is, is public; or a user flips
     # a coin on each of several nodes: given the coins the sum moves by the norm bound at most.
-    everyone = sampling.rate == 1.0 or sampling.takes_turns
+    everyone = sampling.rate == 1.0 or isinstance(sampling, CyclicSampling)
     if everyone or (isinstance(sampling, PoissonSampling) and release.max_nodes_per_user > 1):
         return ("gaussian", multiplier / 2.0 if replaced else multiplier, 1.0)
     if isinstance(sampling, PoissonSampling):
@@ -512,7 +513,7 @@ def _single_curve(cost: Cost) -> tuple[Any, Any]:
         event = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
     elif kind == "fixed":
         # Only the quotient of the two sizes matters; it is rebuilt from the exact fraction.
-        size, population = _fraction(rate)
+        size, population = rate.as_integer_ratio()
         neighbors = Neighbors.REPLACE_ONE
         event = dp_accounting.SampledWithoutReplacementDpEvent(population, size, gaussian)
     elif kind == "poisson-replace":
@@ -558,11 +559,6 @@ def _checked_between_integers(
         right = (moments[inside] >= floor - room) & (moments[inside] <= chord + room)
         checked[inside] = moments[inside] if right.all() else chord
     return checked / (orders - 1.0)
-
-
-def _fraction(rate: float) -> tuple[int, int]:
-    numerator, denominator = rate.as_integer_ratio()
-    return numerator, denominator
 
 
 @contextmanager

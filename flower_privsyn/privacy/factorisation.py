@@ -186,10 +186,7 @@ class _Toeplitz(Factorisation):
         # not overlap only lose by moving to the right. Falling entries: the product of columns s
         # <= t, the sum of c_m c_(m+t-s) over m < T - t, falls with t and with t - s, and the i-th
         # round of any other set and its distance from the j-th are no smaller.
-        series, encoded = self.series, np.zeros(self.rounds)
-        for first in range(0, self.rounds, min_separation):
-            encoded[first:] += series[: self.rounds - first]
-        return float(encoded @ encoded)
+        return _length_squared(self.series, min_separation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -587,12 +584,17 @@ def _buffers_from(free: Vector) -> tuple[Vector, Vector]:
 
 def _buffer_loss(scales: Vector, decays: Vector, workload: Vector, min_separation: int) -> float:
     """Return log(mean square noise x squared sensitivity)."""
-    rounds = len(workload)
     total = _filtered(*_inverse_of_buffers(scales, decays), workload)
-    series, encoded = _buffer_series(rounds, scales, decays), np.zeros(rounds)
-    for first in range(0, rounds, min_separation):
-        encoded[first:] += series[: rounds - first]
-    return math.log(_mean_square(total) * float(encoded @ encoded))
+    series = _buffer_series(len(workload), scales, decays)
+    return math.log(_mean_square(total) * _length_squared(series, min_separation))
+
+
+def _length_squared(series: Vector, separation: int) -> float:
+    """Return the squared norm of the sum of a Toeplitz matrix's columns 0, b, 2 b, ..."""
+    encoded = np.zeros(len(series))
+    for first in range(0, len(series), separation):
+        encoded[first:] += series[: len(series) - first]
+    return float(encoded @ encoded)
 
 
 def _minimise(loss: Callable[[Vector], float], start: Vector) -> tuple[Vector, float]:

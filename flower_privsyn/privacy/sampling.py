@@ -73,11 +73,6 @@ class Sampling(ABC):
         """
         return 1
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the number of a round says which of the groups of users is asked."""
-        return False
-
     def of_round(self, number: int) -> Sampling:
         """Return the sampling as it stands in one round's request.
 
@@ -338,11 +333,6 @@ class CyclicSampling(Sampling):
     def min_separation(self) -> int:
         """The number of groups."""
         return self.groups
-
-    @property
-    def takes_turns(self) -> bool:
-        """True."""
-        return True
 
     def of_round(self, number: int) -> CyclicSampling:
         """Return the sampling of one round.

@@ -17,14 +17,18 @@ from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, Positiv
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
-    MOST_NODES_PER_USER,
+    CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
     Phase,
     PoissonSampling,
     Sampling,
 )
-from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, LEAST_MULTIPLIER
+from flower_privsyn.privacy.accounting import (
+    LARGEST_MULTIPLIER,
+    LEAST_MULTIPLIER,
+    MOST_NODES_PER_USER,
+)
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.secure_aggregation import Terms
 
@@ -68,7 +72,7 @@ def default_least_users(sampling: Sampling) -> int:
     """
     expected = sampling.expected_users
     least = expected / 2
-    if sampling.takes_turns:
+    if isinstance(sampling, CyclicSampling):
         least = min(least, expected - 4 * math.sqrt(expected))
     return max(1, math.ceil(least))
 

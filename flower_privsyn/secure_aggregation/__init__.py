@@ -11,7 +11,6 @@ from flower_privsyn.secure_aggregation.node import (
     Advertised,
     Agreed,
     Masked,
-    Ready,
     Sealed,
     Shared,
     State,
@@ -25,16 +24,14 @@ from flower_privsyn.secure_aggregation.node import (
 )
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound
-from flower_privsyn.secure_aggregation.terms import Graph, Terms, graph_of
+from flower_privsyn.secure_aggregation.terms import Terms, graph_of
 
 __all__ = [
     "Advertised",
     "Agreed",
-    "Graph",
     "KeyCard",
     "Masked",
     "NodeKey",
-    "Ready",
     "Roster",
     "Sealed",
     "ServerRound",

@@ -41,15 +41,8 @@ from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import check_document_type, quotas
 from flower_privsyn.privacy import Phase, RandomSource, Sampling
-from flower_privsyn.queries import (
-    Broadcast,
-    ConditionalDelta,
-    NearestNeighborHistogram,
-    Query,
-    conditioned_fingerprint,
-    pack_conditions,
-)
-from flower_privsyn.queries.model_delta import LearnEnds
+from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
+from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import WRITTEN, RoundFiles
 from flower_privsyn.run.method import (

@@ -28,8 +28,8 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import IN_PYTHON, check_number
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.queries import ModelDelta, next_clip_norm
-from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE
+from flower_privsyn.queries import ModelDelta
+from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE, next_clip_norm
 from flower_privsyn.run.method import ReleasedSum
 from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy

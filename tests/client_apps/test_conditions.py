@@ -23,9 +23,8 @@ from flower_privsyn.queries import (
     ModelDelta,
     NearestNeighborHistogram,
     TrainableModel,
-    conditioned_fingerprint,
-    pack_conditions,
 )
+from flower_privsyn.queries.model_delta import conditioned_fingerprint, pack_conditions
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.answering import read_answer

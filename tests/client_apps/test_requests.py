@@ -343,7 +343,7 @@ def test_what_is_loaded_is_what_was_compared(
 ) -> None:
     """A name is looked up once: a folder beside the process is no bundled model."""
     from flower_privsyn.client_apps import training
-    from flower_privsyn.client_apps.guard import trained_folder
+    from flower_privsyn.client_apps.guard import model_files
 
     loaded: list[str] = []
 
@@ -354,7 +354,7 @@ def test_what_is_loaded_is_what_was_compared(
 
     (tmp_path / "privsyn-lstm").mkdir()
     monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
-    bundled = trained_folder("privsyn-lstm")
+    bundled = model_files("trained", "privsyn-lstm")
     policy = tmp_path / "policy.toml"
     policy.write_text(
         f'max-epsilon = 1.0\n[trained-models]\n"privsyn-lstm" = "{model_digest(bundled)}"\n'

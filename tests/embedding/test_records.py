@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from flower_privsyn.client_apps.node_users import check_deal
+from flower_privsyn.client_apps.node_users import check_partition
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import (
     RecordStore,
@@ -185,7 +185,7 @@ class TestProcesses:
 
 
 def _deal(folder: Path) -> None:
-    check_deal(folder, run_id=2**60, node_id=1, user_ids=["a"], max_nodes=1)
+    check_partition(folder, run_id=2**60, node_id=1, user_ids=["a"], max_nodes=1)
 
 
 def _rows(folder: Path) -> None:

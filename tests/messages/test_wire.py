@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import PROTOCOL, Announcement, ToCome
 from flower_privsyn.privacy import (
-    MOST_PHASES,
     BandedToeplitz,
     Correlation,
     CyclicSampling,
@@ -24,6 +23,7 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     PoissonSampling,
 )
+from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.secure_aggregation import Terms
 from tests.support.questions import DATA, ask

@@ -35,9 +35,9 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
     frequent_bigrams,
-    pack_conditions,
 )
 from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_means
+from flower_privsyn.queries.model_delta import pack_conditions
 from flower_privsyn.queries.query import Broadcast
 from flower_privsyn.testing import random_cohort
 from tests.support.ladder import ladder

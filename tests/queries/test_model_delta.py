@@ -18,12 +18,8 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     clip_rows,
 )
-from flower_privsyn.queries import (
-    Cohort,
-    ModelDelta,
-    TrainableModel,
-    next_clip_norm,
-)
+from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
+from flower_privsyn.queries.model_delta import next_clip_norm
 
 SIZE = 40
 BROADCAST = {"parameters": np.zeros(SIZE, dtype=np.float32)}

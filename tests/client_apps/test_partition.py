@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.client_apps.guard import simulated
-from flower_privsyn.client_apps.node_users import check_deal
+from flower_privsyn.client_apps.node_users import check_partition
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
@@ -63,7 +63,7 @@ def test_a_user_on_two_nodes_is_refused(
     # Another process of the node, and the same node again, find what was noted.
     assert prepare(where(3)).has_error()
     assert not prepare(where(1)).has_error()
-    folder = tmp_path / "cache" / "deals"
+    folder = tmp_path / "cache" / "partitions"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert b"shared" not in next(folder.glob("*.sqlite")).read_bytes()
 
@@ -97,7 +97,7 @@ def test_the_default_recipe_deals_every_user_to_one_node(
         context = where(node, nodes=2)
         context.run_config["data"] = str(path)
         assert not prepare(context, to=app).has_error()
-    assert not list((tmp_path / "default" / "deals").glob("*.sqlite"))
+    assert not list((tmp_path / "default" / "partitions").glob("*.sqlite"))
     # A file of its own for every node is a recipe like another one.
     own = create_client_app(users_of_node, embedder=hash_embedder, cache_directory=tmp_path / "own")
     answers = []
@@ -147,9 +147,9 @@ def test_a_list_that_cannot_be_kept_is_no_permission(
     prepare: Callable[..., Message], tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "deals").write_text("a file in the way")
+    (tmp_path / "cache" / "partitions").write_text("a file in the way")
     with pytest.raises(DataError, match="nobody can tell on how many nodes a user is"):
-        check_deal(tmp_path / "cache", run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
+        check_partition(tmp_path / "cache", run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
     # Nobody is said to be on two nodes.
     assert prepare(where(1)).error.code == wire.ClientErrorCode.INTERNAL
 
@@ -159,13 +159,13 @@ def test_what_is_noted_of_a_run_that_takes_longer_stays(tmp_path: Path) -> None:
 
     def a_week_later() -> None:
         then = time.time() - 8 * 24 * 3600
-        for path in (tmp_path / "deals").iterdir():
+        for path in (tmp_path / "partitions").iterdir():
             os.utime(path, (then, then))
 
-    check_deal(tmp_path, run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
+    check_partition(tmp_path, run_id=RUN, node_id=1, user_ids=["a"], max_nodes=1)
     a_week_later()
     with pytest.raises(ConfigError, match="puts 1 users of this node on 2 nodes"):
-        check_deal(tmp_path, run_id=RUN, node_id=2, user_ids=["a"], max_nodes=1)
+        check_partition(tmp_path, run_id=RUN, node_id=2, user_ids=["a"], max_nodes=1)
     # Nor does another run sweep what was looked at since.
-    check_deal(tmp_path, run_id=RUN + 1, node_id=1, user_ids=["a"], max_nodes=1)
-    assert len(list((tmp_path / "deals").iterdir())) == 2
+    check_partition(tmp_path, run_id=RUN + 1, node_id=1, user_ids=["a"], max_nodes=1)
+    assert len(list((tmp_path / "partitions").iterdir())) == 2
