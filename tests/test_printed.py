@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn import Users
 from flower_privsyn.client_apps import node_users, training
-from flower_privsyn.data import Cut, Samples, gathered
+from flower_privsyn.data import Cut, Samples
 from flower_privsyn.embedding import records
 from flower_privsyn.evaluation.classification import LabelledTexts
 from flower_privsyn.messages import wire
@@ -63,7 +63,6 @@ def test_the_key_that_tells_who_takes_part_is_not_shown() -> None:
         Samples,
         Users,
         aggregation.Collected,
-        gathered._Part,
         joint_sketch._Text,
         node.Advertised,
         node.Agreed,
