@@ -176,10 +176,9 @@ class _Updates:
             if row is None:
                 skipping.note([user_ids[owner]], records=1)
             tokens.append(array("i", row or []))
-        bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
         return _Tokens(
             source=self,
-            samples=tuple(tuple(tokens[first:last]) for first, last in itertools.pairwise(bounds)),
+            samples=tuple(map(tuple, _by_user(tokens, samples.owners, len(user_ids)))),
             user_ids=tuple(user_ids),
         )
 
@@ -211,21 +210,22 @@ class _ConditionedUpdates(_Updates):
         if not usable.all():
             users = np.unique(samples.owners[~usable]).tolist()
             skipping.note((user_ids[user] for user in users), records=int((~usable).sum()))
-        bounds = np.searchsorted(samples.owners, np.arange(len(user_ids) + 1))
-        kept: list[tuple[array[int], ...]] = []
-        for own, (first, last) in zip(found.samples, itertools.pairwise(bounds), strict=True):
-            there = usable[first:last].tolist()
-            kept.append(tuple(itertools.compress(own, there)))
-        vectors, owners = vectors[usable], samples.owners[usable]
+        tokens = itertools.chain.from_iterable(found.samples)
+        kept = list(itertools.compress(tokens, usable.tolist()))
+        owners, count = samples.owners[usable], len(user_ids)
         ends = np.ones(len(samples), dtype=np.bool_) if samples.ends is None else samples.ends
-        ends = ends[usable]
-        bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
         return replace(
             found,
-            samples=tuple(kept),
-            embeddings=tuple(vectors[first:last] for first, last in itertools.pairwise(bounds)),
-            ends=tuple(ends[first:last] for first, last in itertools.pairwise(bounds)),
+            samples=tuple(map(tuple, _by_user(kept, owners, count))),
+            embeddings=tuple(_by_user(vectors[usable], owners, count)),
+            ends=tuple(_by_user(ends[usable], owners, count)),
         )
+
+
+def _by_user(rows: Any, owners: npt.NDArray[np.int64], users: int) -> list[Any]:
+    """The rows of each user, of rows in the order of their users."""
+    bounds = np.searchsorted(owners, np.arange(users + 1)).tolist()
+    return [rows[first:last] for first, last in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True, repr=False)  # whoever prints one prints no text

@@ -124,7 +124,7 @@ class ModelDelta(Query):
         half of that. This is the half shift of Andrew et al., who add noise z_delta C to the
         updates and sigma_b to the sum of the bits s / 2, where z^-2 = z_delta^-2 +
         (2 sigma_b)^-2 for the noise multiplier z that is accounted: here z_delta = z / a and
-        sigma_b = z / (2 b), which satisfy the equation for every b (`noise_split`). A user
+        sigma_b = z / (2 b), which satisfy the equation for every b. A user
         without an update (no text, or one that is not finite) answers the zero vector, the bit
         included.
 
@@ -256,17 +256,6 @@ class ModelDelta(Query):
             raise ValueError("the query has no bit: bit_share is 0")
         signs = float(total[-1]) / self._bit
         return min(1.0, max(0.0, 0.5 + 0.5 * signs / num_users))
-
-    def noise_split(self, noise_multiplier: float) -> tuple[float, float]:
-        """Noise that updates and bits carry at the noise multiplier z that is accounted.
-
-        Returns:
-            z_delta: standard deviation on the sum of updates over `clip_to`; and sigma_b: on the
-            sum of the bits (infinite without a bit). z^-2 = z_delta^-2 + (2 sigma_b)^-2.
-        """
-        kept = math.sqrt(1.0 - self.bit_share**2)
-        bit = noise_multiplier / (2.0 * self.bit_share) if self.bit_share else math.inf
-        return noise_multiplier / kept, bit
 
 
 def next_clip_norm(
