@@ -77,7 +77,7 @@ def test_the_second_of_two_runs_is_refused_at_the_owners_limit_with_both_named(
     assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
     assert grid.replies[0].error.reason == wire.CLIENT_ERROR_TEXT[CODE]
     assert wire.unexpected_records(grid.replies[0]) == []
-    (sentence,) = [r.getMessage() for r in caplog.records if "would bring" in r.getMessage()]
+    (sentence,) = {r.getMessage() for r in caplog.records if "would bring" in r.getMessage()}
     for part in ('Run 2222 of server "south" plans 2 rounds', 'run 1111 of server "north"',
                  "(2 of 2 rounds)", "owner allows 2", '"people"'):  # fmt: skip
         assert part in sentence
