@@ -38,8 +38,9 @@ def is_query_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
+@cache
 def load_query(known: KnownQuery) -> type[Query]:
-    """The class of a question; one of another package is imported when it is asked.
+    """The class of a question; one of another package is imported when it is first asked.
 
     Raises:
         ConfigError: It cannot be imported, or is no usable query of this name.
