@@ -57,13 +57,12 @@ def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
             return super().generate(*arguments, **keywords)
 
     def write(kept: Path, dies_at: int) -> list[dict[str, Any]]:
-        generator = Dying("privsyn-tiny", dtype="float32")
+        generator = Dying("privsyn-tiny", dtype="float32", batch_size=4)
         generator.dies_at = dies_at
         expand = Expand(
             generator,
             prompt=prompt,
             refuse_repetition=True,
-            batch_size=4,
             sampling=SamplingParameters(seed=0, max_new_tokens=12),
         )
         records, _ = write_after(
