@@ -95,6 +95,11 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
                     "wait for it to end or stop it first."
                 ) from None
             time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:  # a file system that knows no locks
+            file.close()
+            raise RunDirectoryError(
+                f"The lock file {path} cannot be locked: {error.strerror or error}."
+            ) from error
     file.truncate(0)
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()
