@@ -95,9 +95,9 @@ class Topics:
         """Of the centres: what a histogram counted."""
         return hashlib.blake2b(self.centres.tobytes(), digest_size=16).hexdigest()
 
-    def conditions(self, *, document_type: str = "") -> list[str]:
+    def conditions(self) -> list[str]:
         """What stands before a text of each topic, for a generator to go on with."""
-        return [condition(words, document_type=document_type) for words in self.keywords]
+        return [condition(words) for words in self.keywords]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,20 +181,6 @@ def condition(keywords: Sequence[str], *, document_type: str = "") -> str:
     """
     kind = f"Document Type: {document_type}\n" if document_type else ""
     return f"{kind}Keywords: {', '.join(keywords)}\nDocument:\n"
-
-
-def check_document_type(key: str, document_type: str) -> None:
-    """Refuse words for documents that would be more than a line of a condition.
-
-    Args:
-        key: what the setting is called.
-        document_type: in public words; "" for none.
-
-    Raises:
-        ConfigError: a line break, or another character that cannot be printed, is in them.
-    """
-    if not document_type.isprintable():
-        raise ConfigError(f"{key} must be words in one line, got {document_type!r}")
 
 
 def quotas(weights: npt.NDArray[Any], total: int) -> IntArray:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from flower_privsyn.files import replacing, user_path, write_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
-from flower_privsyn.run.method import Finding, Outline, Question, RecordSource, SumOfUsers, added_up
+from flower_privsyn.run.method import Outline, Question, RecordSource, SumOfUsers, added_up
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -128,16 +128,14 @@ class MomentSpace:
 
     def save(self, file: Path) -> None:
         """Write the coordinates, so that a resumed run asks in the same."""
-        # A basis of no rows stands for the embedding's own coordinates.
-        basis = np.zeros((0, 0), dtype=np.float32) if self.basis is None else self.basis
-        with replacing(file) as temporary, temporary.open("wb") as opened:
-            np.savez(
-                opened,
-                centre=self.centre,
-                basis=basis,
-                radius=np.array(self.radius),
-                variances=self.public_variances,
-            )
+        _save(
+            file,
+            centre=self.centre,
+            # A basis of no rows stands for the embedding's own coordinates.
+            basis=np.zeros((0, 0), dtype=np.float32) if self.basis is None else self.basis,
+            radius=np.array(self.radius),
+            variances=self.public_variances,
+        )
 
     @classmethod
     def load(cls, file: Path) -> Self:
@@ -146,16 +144,29 @@ class MomentSpace:
         Raises:
             RunDirectoryError: the file is missing or damaged.
         """
-        try:
-            with np.load(file) as held:
-                return cls(
-                    centre=held["centre"],
-                    basis=held["basis"] if len(held["basis"]) else None,
-                    radius=float(held["radius"]),
-                    public_variances=held["variances"],
-                )
-        except (OSError, ValueError, KeyError) as error:
-            raise RunDirectoryError(f"{file} holds no readable coordinates: {error}") from error
+        centre, basis, radius, variances = _load(file, "centre", "basis", "radius", "variances")
+        return cls(
+            centre=centre,
+            basis=basis if len(basis) else None,
+            radius=float(radius),
+            public_variances=variances,
+        )
+
+
+def _save(file: Path, *, for_the_owner: bool = False, **arrays: Matrix) -> None:
+    with (
+        replacing(file, for_the_owner=for_the_owner) as temporary,
+        temporary.open("wb") as opened,
+    ):
+        np.savez(opened, allow_pickle=False, **arrays)
+
+
+def _load(file: Path, *names: str) -> list[Matrix]:
+    try:
+        with np.load(file) as held:
+            return [held[name] for name in names]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(f"{file} holds no readable moments: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +195,61 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisyMoments:
+    """What releases of one question say.
+
+    Attributes:
+        mean: (k,); empty where none was asked for.
+        mean_noise: standard deviation of each number of it.
+        second: (k, k) second moments; None where none were asked for.
+        second_noise: standard deviation of their diagonal; off it, it is less by sqrt(2).
+        count: users that they are means over, or records; noisy where it was released.
+    """
+
+    mean: Float64Array
+    mean_noise: float
+    second: Float64Array | None
+    second_noise: float
+    count: float
+
+    @classmethod
+    def of(
+        cls,
+        space: MomentSpace,
+        query: Moments,
+        releases: Sequence[SumOfUsers],
+        *,
+        count: float = 0.0,
+    ) -> Self | None:
+        """Read one release, or several of the same question; None without any.
+
+        Args:
+            space: the coordinates.
+            query: the question.
+            releases: noisy sums.
+            count: records, where their number is public; 0 for the released count, or where there
+                is none the users.
+        """
+        added = added_up(releases)
+        if added is None:
+            return None
+        total, users, noise = added[:3]
+        w0, w1, w2 = query.weights
+        counted, first, second = query.columns(space.dimensions)
+        n = count * len(releases) or users
+        if w0 and not count:
+            n = max(1.0, float(total[counted][0]) / w0)
+        c, n1, n2 = space.radius, (w1 or 1.0) * n, (w2 or 1.0) * n
+        return cls(
+            mean=c * total[first] / n1,
+            mean_noise=c * noise / n1,
+            second=c**2 * symmetric(total[second]) / n2 if w2 else None,
+            second_noise=c**2 * noise / n2,
+            count=n,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MomentSketch:
     """Mean and covariance of users' text as a federation released them.
 
@@ -201,8 +267,6 @@ class MomentSketch:
         two_rounds: whether the covariance is about the released mean, of embeddings that were
             clipped a second time.
     """
-
-    figure: ClassVar[str] = "fred"
 
     space: MomentSpace
     mean: Float64Array
@@ -230,26 +294,18 @@ class MomentSketch:
             count: records, where their number is public; 0 for the released count, or where there
                 is none the users.
         """
-        added = added_up(releases)
-        if added is None:
+        found = NoisyMoments.of(space, query, releases, count=count)
+        if found is None or found.second is None:
             return None
-        total, users, noise = added[:3]
-        _, w1, w2 = query.weights
-        where = query.columns(space.dimensions)
-        n = count * len(releases) or _counted(query, total[where[0]], users)
-        c = space.radius
-        mean = c * total[where[1]] / (w1 * n)
-        mean_noise = c * noise / (w1 * n)
-        second = c**2 * symmetric(total[where[2]]) / (w2 * n)
-        # What the noise adds to the square of the mean is known, and is taken off.
-        about_mean = second - np.outer(mean, mean) + mean_noise**2 * np.eye(len(mean))
+        mean, noise = found.mean, found.mean_noise
         return cls(
             space=space,
             mean=mean,
-            covariance=about_mean,
-            mean_noise=mean_noise,
-            covariance_noise=c**2 * noise / (w2 * n),
-            count=n,
+            # What the noise adds to the square of the mean is known, and is taken off.
+            covariance=found.second - np.outer(mean, mean) + noise**2 * np.eye(len(mean)),
+            mean_noise=noise,
+            covariance_noise=found.second_noise,
+            count=found.count,
         )
 
     @classmethod
@@ -269,27 +325,17 @@ class MomentSketch:
             releases: noisy sums; all after the first are of second moments.
             count: records, where their number is public; 0 as for `of_joint`.
         """
-        first, after = added_up(releases[:1]), added_up(releases[1:])
-        if first is None or after is None:
+        first = NoisyMoments.of(space, questions[0], releases[:1], count=count)
+        after = NoisyMoments.of(space, questions[1], releases[1:], count=count)
+        if first is None or after is None or after.second is None:
             return None
-        c, k = space.radius, space.dimensions
-        (total, users, noise), (asked_mean, asked_second) = first[:3], questions
-        columns = asked_mean.columns(k)
-        n = count or _counted(asked_mean, total[columns[0]], users)
-        w1 = asked_mean.weights[1]
-        second, users_after, noise_after = after[:3]
-        columns_after = asked_second.columns(k)
-        m = count * (len(releases) - 1) or _counted(
-            asked_second, second[columns_after[0]], users_after
-        )
-        w2 = asked_second.weights[2]
         return cls(
             space=space,
-            mean=c * total[columns[1]] / (w1 * n),
-            covariance=c**2 * symmetric(second[columns_after[2]]) / (w2 * m),
-            mean_noise=c * noise / (w1 * n),
-            covariance_noise=c**2 * noise_after / (w2 * m),
-            count=n,
+            mean=first.mean,
+            covariance=after.second,
+            mean_noise=first.mean_noise,
+            covariance_noise=after.second_noise,
+            count=first.count,
             two_rounds=True,
         )
 
@@ -309,11 +355,6 @@ class MomentSketch:
         Infinite where nothing is left of the covariance.
         """
         return noise_ratio(float(np.trace(self.projected)), self.covariance_noise, len(self.mean))
-
-    @property
-    def shift(self) -> npt.NDArray[np.float32] | None:
-        """What the second of two rounds subtracted."""
-        return shift_of(self.mean, self.space.radius) if self.two_rounds else None
 
     def moments_of(self, embeddings: Matrix) -> tuple[Float64Array, Float64Array]:
         """Mean and covariance of a set of texts, clipped as the users' are.
@@ -343,10 +384,6 @@ class MomentSketch:
             embeddings: (n, d), n >= 1.
         """
         return gaussian_frechet(*self.moments_of(embeddings), self.mean, self.projected)
-
-    def distance(self, embeddings: Matrix) -> float:
-        """How far a set of texts is: FreD."""
-        return self.frechet(embeddings)
 
     def rank(self, sets: Mapping[str, Matrix], *, seed: int = 0) -> list[Ranked]:
         """Sets of texts, the nearest first, with what the release's noise may have done to them.
@@ -423,15 +460,14 @@ class MomentSketch:
 
         The released numbers are for the owner alone (mode 0600); who gets them gets the release.
         """
-        target = folder / "moments.npz"
-        with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file,
-                mean=self.mean,
-                covariance=self.covariance,
-                noise=np.array([self.mean_noise, self.covariance_noise, self.count]),
-                two_rounds=np.array(self.two_rounds),
-            )
+        _save(
+            folder / "moments.npz",
+            for_the_owner=True,
+            mean=self.mean,
+            covariance=self.covariance,
+            noise=np.array([self.mean_noise, self.covariance_noise, self.count]),
+            two_rounds=np.array(self.two_rounds),
+        )
         write_json(folder / "moments.json", self.figures())
 
     @classmethod
@@ -441,21 +477,18 @@ class MomentSketch:
         Raises:
             RunDirectoryError: a file is missing or damaged.
         """
-        space = MomentSpace.load(folder / SPACE_FILE)
-        try:
-            with np.load(folder / "moments.npz") as held:
-                mean_noise, covariance_noise, count = (float(x) for x in held["noise"])
-                return cls(
-                    space=space,
-                    mean=held["mean"],
-                    covariance=held["covariance"],
-                    mean_noise=mean_noise,
-                    covariance_noise=covariance_noise,
-                    count=count,
-                    two_rounds=bool(held["two_rounds"]),
-                )
-        except (OSError, ValueError, KeyError) as error:
-            raise RunDirectoryError(f"{folder} holds no readable moments: {error}") from error
+        names = ("mean", "covariance", "noise", "two_rounds")
+        mean, covariance, noise, two_rounds = _load(folder / "moments.npz", *names)
+        mean_noise, covariance_noise, count = noise.tolist()
+        return cls(
+            space=MomentSpace.load(folder / SPACE_FILE),
+            mean=mean,
+            covariance=covariance,
+            mean_noise=mean_noise,
+            covariance_noise=covariance_noise,
+            count=count,
+            two_rounds=bool(two_rounds),
+        )
 
 
 def noise_ratio(trace: float, covariance_noise: float, dimensions: int) -> float:
@@ -480,16 +513,6 @@ def shift_of(mean: Matrix, radius: float) -> npt.NDArray[np.float32]:
     inside = mean / max(1.0, float(np.linalg.norm(mean)) / radius)
     return inside.astype(np.float16).astype(np.float32)
 
-
-def _counted(query: Moments, counts: Float64Array, users: float) -> float:
-    """What the moments are means over: a noisy count of at least one, or the users."""
-    if not query.count_share:
-        return users
-    return max(1.0, float(counts[0]) / query.weights[0])
-
-
-#: Above it a run is refused: the noise would be twice what the covariance says.
-_MOST_RATIO: Final = 2.0
 
 #: Public texts that the coordinates are settled from.
 SPACE_TEXTS: Final = 2000
@@ -612,181 +635,90 @@ def question_outline(first: Moments, last: Moments, *, dimensions: int, dimensio
     return Outline(sources=(source,), question=lambda number: begin if number == 1 else after)
 
 
-def describe_ratio(
-    space: MomentSpace,
-    query: Moments,
-    *,
-    count: float,
-    noise: float,
-    refuse: bool,
-    spent: str,
-) -> Finding:
-    """What the noise will leave of a covariance like that of public text.
-
-    Args:
-        space: the coordinates.
-        query: the question with second moments.
-        count: users or records that the moments are means over.
-        noise: standard deviation of the noise in their sum.
-        refuse: whether a run whose covariance would be noise is stopped.
-        spent: words for what the run has cost.
-
-    Raises:
-        ConfigError: it would be, and `refuse` is set.
-    """
-    scale = space.radius**2 / (query.weights[2] * max(count, 1.0))
-    k, traces = space.dimensions, np.cumsum(np.sort(space.public_variances)[::-1])
-    ratio = noise_ratio(float(traces[-1]), noise * scale, k)
-    told = (
-        f"noise of a covariance in {k} dimensions over {count:,.0f} "
-        f"{'users' if query.unit == 'user' else 'records at most'}: {ratio:.2g} of what that of "
-        "public text says"
-    )
-    if ratio <= WARN_ABOVE:
-        return Finding(sentence=told)
-    fitting = [
-        fewer
-        for fewer in range(1, k)
-        if noise_ratio(float(traces[fewer - 1]), noise * scale, fewer) <= WARN_ABOVE
-    ]
-    advice = (
-        f"{max(fitting)} dimensions keep it below"
-        if fitting
-        else "no number of dimensions keeps it below: take more users or a larger epsilon"
-    )
-    told += f", above {WARN_ABOVE:g}; {advice}"
-    if refuse and ratio > _MOST_RATIO:
-        raise ConfigError(
-            f"moment-dimensions = {k} is more than {count:,.0f} "
-            f"{'users' if query.unit == 'user' else 'records'} allow: {told}. Set accept-noise = "
-            f"true to run all the same; {spent}"
-        )
-    return Finding(sentence=told, warning=True)
-
-
 _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CandidateText:
-    """One set of texts, of one source or mixed from several.
+def candidate_parts(name: str) -> list[tuple[str, float]]:
+    """The sources of a set of texts with their shares, which add up to 1.
 
-    Attributes:
-        name: as it was written.
-        parts: sources with their shares, which add up to 1.
+    Args:
+        name: a JSONL file, a .txt file, a folder of them, a run directory, "bundled", or a mixture
+            of them as in "40% NEAR + 60% FAR".
+
+    Raises:
+        DataError: the shares of a mixture do not add up to 100 %.
     """
-
-    name: str
-    parts: tuple[tuple[str, float], ...]
-
-    @classmethod
-    def of(cls, name: str) -> CandidateText:
-        """Read what was written: a source, or "40% NEAR + 60% FAR" for a mixture.
-
-        Args:
-            name: a JSONL file, a .txt file, a folder of them, a run directory, "bundled", or a
-                mixture of them.
-
-        Raises:
-            DataError: the shares of a mixture do not add up to 100 %.
-        """
-        matches = [_PART.fullmatch(part) for part in name.split(" + ")]
-        parts = [(match[2], float(match[1]) / 100.0) for match in matches if match]
-        if len(parts) < len(matches):
-            return cls(name=name, parts=((name, 1.0),))
-        total = 100.0 * sum(share for _, share in parts)
-        if abs(total - 100.0) > 1e-6:
-            raise DataError(
-                f'the shares of the candidate "{name}" must add up to 100%, got {total:g}%'
-            )
-        return cls(name=name, parts=tuple(part for part in parts if part[1] > 0))
-
-    def texts(self, *, tokenizer: Any, max_tokens: int, most: int, seed: int) -> list[str]:
-        """The pieces that are compared: of at most `max_tokens` tokens, as users' text is cut.
-
-        Args:
-            tokenizer: of the embedding model.
-            max_tokens: length of a piece, >= 1.
-            most: pieces to draw; 0 for as many as there are in these shares.
-            seed: of the draw.
-
-        Raises:
-            DataError: a source is missing, unreadable or without text, or too small for its share.
-        """
-        found = [(self._pieces(one, tokenizer, max_tokens), share) for one, share in self.parts]
-        available = min(int(len(pieces) / share + 1e-9) for pieces, share in found)
-        total = min(most, available) if most else available
-        generator = np.random.default_rng(derive_seed(seed, "candidate-text"))
-        drawn = []
-        for pieces, share in found:
-            count = round(total * share)
-            order = np.sort(generator.permutation(len(pieces))[:count])
-            drawn.append([pieces[place] for place in order])
-        texts = list(itertools.chain.from_iterable(drawn))
-        if len(texts) < 2:
-            raise DataError(
-                f'the candidate "{self.name}" has {len(texts)} texts in these shares, and a '
-                "distance needs at least 2"
-            )
-        return texts
-
-    def _pieces(self, source: str, tokenizer: Any, max_tokens: int) -> list[str]:
-        from flower_privsyn.data import Cut
-        from flower_privsyn.data.public_text import public_documents
-
-        path = user_path(source)
-        written = path / "synthetic.jsonl"
-        documents = public_documents(
-            str(written) if written.is_file() else source, setting="candidates"
-        )
-        pieces = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
-        return list(itertools.chain.from_iterable(pieces))
+    matches = [_PART.fullmatch(part) for part in name.split(" + ")]
+    if not all(matches):
+        return [(name, 1.0)]
+    parts = [(match[2], float(match[1]) / 100.0) for match in matches if match]
+    total = 100.0 * sum(share for _, share in parts)
+    if abs(total - 100.0) > 1e-6:
+        raise DataError(f'the shares of the candidate "{name}" must add up to 100%, got {total:g}%')
+    return [part for part in parts if part[1] > 0]
 
 
-def candidate_names(setting: str) -> tuple[str, ...]:
-    """The sets that a setting names, with semicolons between them.
+def candidate_names(sets: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of sets, each once.
+
+    Args:
+        sets: the names, or a setting that has semicolons between them.
 
     Raises:
         DataError: one is named twice, or a name is empty.
     """
-    names = tuple(name.strip() for name in setting.split(";")) if setting.strip() else ()
-    return checked_names(names)
-
-
-def checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of sets, each once.
-
-    Raises:
-        DataError: one is named twice, or a name is empty.
-    """
-    if len(set(names)) < len(names) or not all(name.strip() for name in names):
+    if isinstance(sets, str):
+        sets = sets.split(";") if sets.strip() else []
+    names = tuple(name.strip() for name in sets)
+    if len(set(names)) < len(names) or not all(names):
         raise DataError(
             f"candidates must be different sets of text, none of them empty, got {list(names)}"
         )
-    return tuple(names)
+    return names
 
 
 def read_sets(
     names: Sequence[str], *, tokenizer: Any, max_tokens: int, most: int, seed: int
 ) -> dict[str, list[str]]:
-    """The texts of sets, by name.
+    """The texts of sets, by name: pieces of at most `max_tokens` tokens, as users' text is cut.
 
     Args:
-        names: as `CandidateText.of` takes them.
+        names: as `candidate_parts` takes them.
         tokenizer: of the embedding model.
-        max_tokens: length of a piece.
-        most: pieces of each set; 0 for all.
+        max_tokens: length of a piece, >= 1.
+        most: pieces to draw of each set; 0 for as many as there are in these shares.
         seed: of their draw.
 
     Raises:
-        DataError: a set cannot be read.
+        DataError: a source is missing, unreadable or without text, or too small for its share.
     """
-    return {
-        name: CandidateText.of(name).texts(
-            tokenizer=tokenizer, max_tokens=max_tokens, most=most, seed=seed
+    from flower_privsyn.data import Cut
+    from flower_privsyn.data.public_text import public_documents
+
+    def pieces(source: str) -> list[str]:
+        written = user_path(source) / "synthetic.jsonl"
+        documents = public_documents(
+            str(written) if written.is_file() else source, setting="candidates"
         )
-        for name in names
-    }
+        found = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
+        return list(itertools.chain.from_iterable(found))
+
+    sets: dict[str, list[str]] = {}
+    for name in names:
+        parts = [(pieces(source), share) for source, share in candidate_parts(name)]
+        available = min(int(len(found) / share + 1e-9) for found, share in parts)
+        total = min(most, available) if most else available
+        generator = np.random.default_rng(derive_seed(seed, "candidate-text"))
+        sets[name] = []
+        for found, share in parts:
+            order = np.sort(generator.permutation(len(found))[: round(total * share)])
+            sets[name] += [found[place] for place in order]
+        if len(sets[name]) < 2:
+            raise DataError(
+                f'the candidate "{name}" has {len(sets[name])} texts in these shares, and a '
+                "distance needs at least 2"
+            )
+    return sets
 
 
 def rank_sets(
@@ -804,7 +736,7 @@ def rank_sets(
     Args:
         sketch: what was released.
         settings: of the run, under their hyphenated keys.
-        names: of the sets, as `CandidateText.of` takes them.
+        names: of the sets, as `candidate_parts` takes them.
         most: samples of each set; 0 for all.
         seed: of their draw.
         progress: shows the work.
@@ -814,7 +746,7 @@ def rank_sets(
         DataError: a set cannot be read, or is named twice.
     """
     texts = read_sets(
-        checked_names(names),
+        candidate_names(names),
         tokenizer=embedder.tokenizer,
         max_tokens=int(settings["max-tokens"]),
         most=most,

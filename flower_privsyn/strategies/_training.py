@@ -12,14 +12,15 @@ Papers:
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +39,15 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Phase,
     Plan,
+    RandomSource,
     Sampling,
     TreeAggregation,
 )
+from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import (
     ClipNorm,
     LearningRate,
-    LocalPrecision,
     LoraRank,
     Trainable,
 )
@@ -66,6 +68,7 @@ from flower_privsyn.run.method import (
 )
 from flower_privsyn.run.plan import NoiseAgainstUsers
 from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.run.strategy import PrivateSumStrategy
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
@@ -98,140 +101,86 @@ _SHORTEST: Final = 2.0**-10
 #: The longest, where the clip norm may grow: so many times, and no step need be cut.
 LONGEST: Final = 32.0
 
+#: What a step may be where there is no noise that says otherwise.
+_UNBOUNDED: Final = 1e9
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAlone:
     """What the noise of all rounds does to the model where no user says anything.
 
-    Attributes:
-        learning_rate: of the server's optimiser, its step along the momentum.
-        spread: standard deviation of what it adds to each trained parameter, >= 0.
-        before: cross-entropy of the model on public text, in nats a token.
-        after: the same with the noise of all rounds in its parameters, on average over draws of it.
-    """
-
-    learning_rate: float
-    spread: float
-    before: float
-    after: float
-
-    def describe(self) -> str:
-        """One sentence for the person who started the run."""
-        return (
-            "noise alone: without a word of any user, that of all rounds would take the model from "
-            f"{self.before:.2f} to {self.after:.2f} nats a token of public text, at "
-            f"server-learning-rate = {self.learning_rate:.2g}"
-        )
-
-    @property
-    def lost(self) -> float:
-        """Nats a token that the noise takes from the model; no number where it is none."""
-        return self.after - self.before
-
-    def refuse(self, *, chosen: bool, spent: str) -> None:
-        """Stop a run that would destroy its model.
-
-        Args:
-            chosen: whether the step was left to the noise.
-            spent: words for what the run has cost.
-
-        Raises:
-            ConfigError: the noise takes more than `MOST_LOST` from it.
-        """
-        if self.lost <= MOST_LOST:  # false as well where it is no number
-            return
-        shorter = (
-            ""
-            if chosen
-            else ", leave the step to the noise (server-learning-rate = -1 in a run configuration, "
-            "None in Python)"
-        )
-        raise ConfigError(
-            f"{self.describe()}, and no model that lost more than {MOST_LOST:g} was seen to "
-            "recover: take more users, a larger epsilon or fewer rounds, train fewer parameters "
-            f"(trainable, lora-rank), lower clip-norm{shorter}, or set "
-            f"accept-noise = true to run all the same; {spent}"
-        )
-
-
-def noise_alone(
-    model: LocalModel,
-    plan: Plan,
-    settings: PrivateSumConfig,
-    *,
-    momentum: float,
-    learning_rate: float | None,
-    longest: float = 1.0,
-    restarts: Collection[int] = (),
-) -> NoiseAlone | None:
-    """Try the noise of a plan on the model that it trains.
-
     Where the clip norm adapts, or public text teaches the model before or between rounds, it is the
     noise at the first clip norm, on the model of the first round.
 
-    Args:
+    Attributes:
         model: that the rounds begin with.
-        plan: settled.
-        settings: of the run.
-        momentum: of the server's optimiser; 0 is plain averaging.
-        learning_rate: of the same, its step along the momentum; None for the longest at which the
-            noise takes at most `LOST_BY_CHOICE`, of `longest` and shorter by the root of two each;
-            the shortest, 0.001, where it takes more at all of them.
-        longest: of the steps that are tried.
-        restarts: rounds after which the momentum begins again, from 1.
-
-    Returns:
-        What becomes of it; None where a plan has no noise, or the model makes nothing of the text.
+        rows: public text, in its tokens.
+        spread: standard deviation of what server steps of length 1 add to each trained parameter,
+            > 0.
     """
-    squares, behind = [], 0
-    for phase in plan.phases:
-        again = {number - behind for number in restarts}
-        squares += [
-            (_deviation(phase, query, settings) * _spread(phase, momentum, again)) ** 2
-            for query in phase.asks
-            if isinstance(query, ModelDelta) and phase.noise_multiplier
-        ]
-        behind += phase.rounds
-    if not squares:
-        return None
-    rows = [row[: settings.max_tokens + 1] for row in model.encode(_public_documents())]
-    rows = [row for row in rows if len(row) > 1]
-    if not rows:
-        return None
-    spread, before, start = float(np.sqrt(sum(squares))), model.loss(rows), model.parameters
 
-    def tried(step: float) -> NoiseAlone:
+    model: LocalModel
+    rows: list[list[int]]
+    spread: float
+
+    @classmethod
+    def of(
+        cls,
+        model: LocalModel,
+        plan: Plan,
+        settings: FederatedTrainingConfig,
+        *,
+        restarts: Collection[int] = (),
+    ) -> Self | None:
+        """That of a plan; None where it has no noise, or the model makes nothing of the text.
+
+        Args:
+            model: that the rounds begin with.
+            plan: settled.
+            settings: of the run.
+            restarts: rounds after which the momentum begins again, from 1.
+        """
+        momentum, variance = settings.server_momentum, 0.0
+        for phase in plan.phases:
+            for query in phase.asks:
+                if isinstance(query, ModelDelta) and phase.noise_multiplier:
+                    signal = NoiseAgainstUsers.of(phase, settings).signal
+                    deviation = query.clip_norm * query.unit / signal
+                    variance += (deviation * _spread(phase, momentum, restarts)) ** 2
+        rows = [row[: settings.max_tokens + 1] for row in model.encode(_public_documents())]
+        rows = [row for row in rows if len(row) > 1]
+        if not (variance and rows):
+            return None
+        return cls(model=model, rows=rows, spread=math.sqrt(variance))
+
+    def lost(self, step: float) -> float:
+        """Nats a token of public text that the noise takes from the model, on average over draws.
+
+        No number where it is none.
+
+        Args:
+            step: of the server's optimiser, along the momentum.
+        """
         # Noise that nobody will ever add to a release: any generator will do.
-        random, after = np.random.default_rng(0), []
+        random, after, start = np.random.default_rng(0), 0.0, self.model.parameters
         for _ in range(_DRAWS):
-            shift = random.standard_normal(model.dimension, dtype=np.float32)
-            shift *= np.float32(step * spread)
-            after.append(model.loss(rows, parameters=shift + start))
-        return NoiseAlone(
-            learning_rate=step, spread=step * spread, before=before, after=float(np.mean(after))
+            shift = random.standard_normal(self.model.dimension, dtype=np.float32)
+            shift *= np.float32(step * self.spread)
+            after += self.model.loss(self.rows, parameters=shift + start) / _DRAWS
+        return after - self.model.loss(self.rows)
+
+    def longest_step(self, longest: float) -> float:
+        """The longest step at which little is lost, or the shortest: more noise takes more.
+
+        Args:
+            longest: that is tried; the others are shorter by the root of two each.
+        """
+        count = round(2 * math.log2(longest / _SHORTEST))
+        steps: list[float] = [longest * 2.0 ** (-k / 2) for k in range(count + 1)]
+        little = bisect.bisect_left(
+            steps, True, hi=count, key=lambda step: self.lost(step) <= LOST_BY_CHOICE
         )
-
-    return _longest_step(tried, longest) if learning_rate is None else tried(learning_rate)
-
-
-def _longest_step(tried: Callable[[float], NoiseAlone], longest: float) -> NoiseAlone:
-    """The longest step at which the noise takes little, or the shortest: more noise takes more."""
-    steps = [
-        longest * 2.0 ** (-k / 2) for k in range(round(2 * math.log2(longest / _SHORTEST)) + 1)
-    ]
-    found = tried(steps[0])
-    too_long, known = 0, len(steps) - 1
-    if found.lost <= LOST_BY_CHOICE:
-        return found
-    found = tried(steps[known])
-    while known - too_long > 1:
-        middle = (too_long + known) // 2
-        shorter = tried(steps[middle])
-        if shorter.lost <= LOST_BY_CHOICE:
-            known, found = middle, shorter
-        else:
-            too_long = middle
-    return found
+        return steps[little]
 
 
 @functools.cache
@@ -239,12 +188,6 @@ def _public_documents() -> tuple[str, ...]:
     """Bundled documents from all over the file, which has one kind after the other."""
     documents = list(PublicCorpus.find("bundled", setting="public-text").documents())
     return tuple(documents[:: len(documents) // _DOCUMENTS][:_DOCUMENTS])
-
-
-def _deviation(phase: Phase, query: ModelDelta, settings: PrivateSumConfig) -> float:
-    """Of what a round's innovations add to each number of the average update."""
-    against = NoiseAgainstUsers.of(phase, settings)
-    return query.clip_norm * query.unit / against.signal
 
 
 def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
@@ -266,9 +209,6 @@ def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
 
 #: Steps left to the noise that are worth a word.
 _SHORT: Final = 0.1
-
-#: PrE-Text's and POPri's baselines train on all of a user's samples, however many those are.
-UNCAPPED: Final[Mapping[str, int]] = {"max_samples": 0, "local_steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,16 +253,6 @@ class FederatedTrainingConfig(PrivateSumConfig):
         str, 'patterns of parameter names separated by commas, for "layers".'
     ] = ""
     lora_rank: Annotated[LoraRank, "rank of the adapters."] = 4
-    lora_alpha: Annotated[
-        PositiveInt,
-        "their scale times their rank.",
-        IN_PYTHON,
-    ] = 8
-    local_precision: Annotated[
-        LocalPrecision,
-        '"bfloat16" is for the products of local training on CPUs that multiply it natively.',
-        IN_PYTHON,
-    ] = "float32"
     local_learning_rate: Annotated[LearningRate, "of a user's stochastic gradient descent."] = 0.1
     local_epochs: Annotated[
         PositiveInt,
@@ -364,8 +294,6 @@ class FederatedTrainingConfig(PrivateSumConfig):
             trainable=self.trainable,
             layers=self.trainable_layers,
             lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-            precision=self.local_precision,
         )
 
     def question(self, clip_norm: float) -> ModelDelta:
@@ -383,11 +311,11 @@ class FederatedTraining(Method):
     """A model trained on the nodes, seen by the server as noisy sums of updates.
 
     Its state: the trained `parameters`, the server's `momentum`, the `clip_norm` of the next round,
-    the `longest_step` that the noise lets be at the first clip norm (None where nobody asked it),
-    and in `base` the folder of a model of the run whose values stand where nodes train nothing.
+    the `longest_step` that the noise lets be at the first clip norm, and in `base` the folder of a
+    model of the run whose values stand where nodes train nothing.
 
-    A subclass may say how the clip norm goes on (`following_clip_norm`), how the noise of the
-    rounds is correlated (`phases`), and what becomes of the model after the last (`trained`).
+    A subclass may say how the clip norm goes on (`next_clip_norm`), what the rounds are (`phases`)
+    and what becomes of the model after the last (`trained`).
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
@@ -398,16 +326,13 @@ class FederatedTraining(Method):
         config: the settings.
     """
 
-    #: Whether documents are trained on after something that an encoder could read.
-    has_conditions: ClassVar[bool] = False
-
     config: FederatedTrainingConfig
 
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.config = config
         self._model: LocalModel | None = None
         self._bases: dict[str, LocalModel] = {}
-        self._longest_step: float | None = None
+        self._longest_step = _UNBOUNDED
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -431,21 +356,17 @@ class FederatedTraining(Method):
     def outline(self, look: Look) -> Outline:
         """Updates of all that is trained, in every round."""
         spec = self.config.trained_model()
-        source = RecordSource(
-            fingerprint="", dimension=look.parameters(spec), reads="tokens", trains=spec
-        )
-        zeros = np.zeros(source.dimension, dtype=np.float32)
-        updates = self.config.question(self.config.clip_norm)
-        alone = Question(updates, {"parameters": zeros})
-        if spec.trainable == "full":
-            return Outline(sources=(source,), question=lambda _: alone)
-        count = look.parameters(replace(spec, trainable="full", layers=""))
-        if spec.trainable == "layers":
-            count -= source.dimension
-        base = np.zeros(count, dtype=np.float32)
-        both = Question(alone.query, {**alone.broadcast, "base": base})
+        size = look.parameters(spec)
+        query = self.config.question(self.config.clip_norm)
+        alone = Question(query, {"parameters": np.zeros(size, dtype=np.float32)})
+        both = alone
+        if spec.trainable != "full":
+            rest = look.parameters(replace(spec, trainable="full", layers=""))
+            rest -= size if spec.trainable == "layers" else 0
+            both = Question(query, {**alone.broadcast, "base": np.zeros(rest, dtype=np.float32)})
         return Outline(
-            sources=(source,), question=lambda number: both if self.base_moved(number) else alone
+            sources=(RecordSource(fingerprint="", dimension=size, reads="tokens", trains=spec),),
+            question=lambda number: both if self.base_moved(number) else alone,
         )
 
     def base_moved(self, number: int) -> bool:  # noqa: ARG002 - for methods that move it later
@@ -461,13 +382,13 @@ class FederatedTraining(Method):
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model."""
         self.place = place
-        self._longest_step = None
+        self._longest_step = _UNBOUNDED
         config = self.config
         # Not those of an earlier start: it may have written its result with them, which leaves
         # the values of that run inside, or have failed between the two.
         self._model, self._bases = None, {}
         self._load()
-        if self.model.encoder_decoder and not self.has_conditions:
+        if self.model.encoder_decoder and not any(query.conditioned for query in self.queries):
             raise ConfigError(
                 f"model = {config.model!r} is an encoder-decoder, of which only CTCL has something "
                 "for the encoder to read: name a causal language model"
@@ -563,35 +484,33 @@ class FederatedTraining(Method):
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
         """
         self._load()
-        config = self.config
-        tried = functools.partial(
-            noise_alone,
-            self.base_of({}),
-            plan,
-            config,
-            momentum=config.server_momentum,
-            restarts=self.momentum_restarts,
-        )
-        chosen = config.server_learning_rate is None
-        found = tried(learning_rate=config.server_learning_rate)
-        if found is None:
+        config, step = self.config, self.config.server_learning_rate
+        alone = NoiseAlone.of(self.base_of({}), plan, config, restarts=self.momentum_restarts)
+        if alone is None:
             return None
         adapts = bool(config.question(config.clip_norm).bit_share)
-        if chosen:
-            self._longest_step = found.learning_rate
-            if adapts and found.learning_rate == 1.0:
-                more = tried(learning_rate=None, longest=LONGEST)
-                self._longest_step = need(more).learning_rate
-            begun = _shorter(None if state is None else state["longest_step"])
-            if begun < found.learning_rate:
-                found = need(tried(learning_rate=begun))
-        if not config.accept_noise:
-            found.refuse(chosen=chosen, spent=spent)
-        said = found.describe()
-        if chosen and adapts:
-            said += ", and shorter as the clip norm grows"
-        short = chosen and found.learning_rate < _SHORT
-        if short:
+        if step is None:
+            self._longest_step = alone.longest_step(LONGEST if adapts else 1.0)
+            begun = 1.0 if state is None else state["longest_step"]
+            step = min(1.0, begun, self._longest_step)
+        lost = alone.lost(step)
+        said = (
+            "noise alone: without a word of any user, that of all rounds would take "
+            f"{lost:.2f} nats a token of public text from the model, at server-learning-rate = "
+            f"{step:.2g}"
+        )
+        if not (lost <= MOST_LOST or config.accept_noise):  # so where it is no number
+            raise ConfigError(
+                f"{said}, and no model that lost more than {MOST_LOST:g} was seen to recover: take "
+                "more users, a larger epsilon or fewer rounds, train fewer parameters (trainable, "
+                "lora-rank), lower clip-norm, leave the step to the noise (server-learning-rate = "
+                "-1 in a run configuration, None in Python), or set accept-noise = true to run all "
+                f"the same; {spent}"
+            )
+        if config.server_learning_rate is not None:
+            return Finding(sentence=said)
+        said += ", and shorter as the clip norm grows" if adapts else ""
+        if short := step < _SHORT:
             said += "; with steps as short as that little of what users say is learnt"
         return Finding(sentence=said, warning=short)
 
@@ -622,11 +541,11 @@ class FederatedTraining(Method):
         average = query.mean_update(release.values, release.expected_users)
         momentum = config.server_momentum * state["momentum"].astype(np.float64) + average
         # A larger clip norm's noise moves the model no farther.
-        longest = _shorter(state["longest_step"], self._longest_step)
+        longest = min(state["longest_step"], self._longest_step)
         step = config.server_learning_rate
         if step is None:
             step = min(1.0, longest * config.clip_norm / state["clip_norm"])
-        clip_norm = self.following_clip_norm(query, release)
+        clip_norm, figures = self.next_clip_norm(query, release)
         write_json(
             RoundFiles(self.run.round_dir(release.round_number)).server,
             {
@@ -638,7 +557,7 @@ class FederatedTraining(Method):
                 * query.unit
                 / release.expected_users
                 * float(np.sqrt(len(average))),
-                **self.observed(query, release),
+                **figures,
             },
         )
         return {
@@ -646,25 +565,24 @@ class FederatedTraining(Method):
             "parameters": (state["parameters"] + step * momentum).astype(np.float32),
             "momentum": momentum.astype(np.float32),
             "clip_norm": clip_norm,
-            "longest_step": longest if math.isfinite(longest) else None,
+            "longest_step": longest,
         }
 
-    def following_clip_norm(
+    def next_clip_norm(
         self,
         query: ModelDelta,
         release: ReleasedSum,  # noqa: ARG002 - for methods whose clip norm moves
-    ) -> float:
-        """The clip norm of the next round; here that of this one.
+    ) -> tuple[float, dict[str, float]]:
+        """The clip norm of the next round, here that of this one, and what it follows from.
 
         Args:
             query: what was asked.
             release: what was released.
-        """
-        return query.clip_to
 
-    def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:  # noqa: ARG002
-        """Further released figures for the round's `server.json`; here none."""
-        return {}
+        Returns:
+            The clip norm, and released figures for the round's `server.json`.
+        """
+        return query.clip_to, {}
 
     # ------------------------------------------------------------------ the result
 
@@ -707,9 +625,27 @@ class FederatedTraining(Method):
         return self.base_of(state), state["parameters"]
 
 
-def _shorter(*steps: float | None) -> float:
-    """The shortest of some longest steps; None is one that nobody asked the noise for."""
-    return min(math.inf if step is None else step for step in steps)
+class TrainingStrategy(PrivateSumStrategy):
+    """A strategy that is made of its settings alone: `method_class` is its server's half.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `config_class`.
+    """
+
+    method_class: ClassVar[type[Method]]
+
+    def __init__(
+        self,
+        config: PrivateSumConfig | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
+    ) -> None:
+        config = self.config_class.given(config, settings, strategy=type(self).__name__)
+        made: Any = self.method_class
+        super().__init__(config, made(config), random=random)
 
 
 #: Noise multipliers of Wang et al. 2023 by epsilon.
@@ -773,16 +709,6 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
         '"blt": buffers; "banded": bands; "tree": binary trees as published.',
     ] = "blt"
 
-    def __post_init__(self) -> None:
-        """Check every value on its own and against the others."""
-        super().__post_init__()
-        sampling = str(self.sampling)  # subclasses know others
-        if sampling != "cyclic" and self.correlation != "blt":
-            raise ConfigError(
-                f'correlation = "{self.correlation}" needs sampling = "cyclic", got sampling = '
-                f'"{sampling}": the noise of its rounds is independent'
-            )
-
     def sampling_of(self, population: int) -> Sampling:
         """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
         return CyclicSampling(
@@ -797,10 +723,16 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
         """By which users are dealt to groups, public."""
         return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
 
+    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
+        """All rounds as one phase, under the matrix of these settings."""
+        return self.correlated(super().phase(population, asks=asks))
+
     def correlated(self, phase: Phase) -> Phase:
-        """A phase of these settings with the matrix for how often it asks a user."""
-        matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
-        return replace(phase, factorisation=matrix)
+        """A phase with the matrix for how often it asks a user; as it is where coins decide."""
+        if isinstance(phase.sampling, CyclicSampling):
+            matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
+            phase = replace(phase, factorisation=matrix)
+        return phase
 
     def factorisation(self, rounds: int, min_separation: int) -> Factorisation:
         """The matrix that correlates the noise, for the momentum of the server.
@@ -823,26 +755,10 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
 FIRST_ROUND = 1
 
 
-def check_stated_noise(
-    config: PrivateSumConfig, *, key: str, stated: float | None, example: str = ""
-) -> None:
-    """Refuse rounds that state their noise beside a first release that has a share of no budget.
-
-    Args:
-        config: the settings.
-        key: of the first release's noise multiplier.
-        stated: what it is set to.
-        example: words behind the key.
-    """
-    if config.noise_multiplier is not None and stated is None:
-        raise ConfigError(
-            f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it{example}: "
-            "without an epsilon there is nothing to share"
-        )
-
-
-def multiplier_of_share(config: PrivateSumConfig, query: Query, *, share: float) -> float:
-    """The noise multiplier of a first release that has a share of the budget.
+def first_multiplier(
+    config: PrivateSumConfig, query: Query, *, key: str, stated: float | None, share: float
+) -> float:
+    """The noise multiplier of a first release: as stated, or by its share of the budget.
 
     A single Gaussian release that spends the whole budget has noise multiplier z. One of
     z / sqrt(s) takes the part s of what a budget is made of, for Gaussian releases compose by
@@ -851,11 +767,20 @@ def multiplier_of_share(config: PrivateSumConfig, query: Query, *, share: float)
     Args:
         config: the settings, with the budget.
         query: what is asked of everybody.
+        key: the setting that states the multiplier.
+        stated: its value.
         share: s, in (0, 1).
 
     Raises:
-        ConfigError: no noise keeps the budget.
+        ConfigError: no noise keeps the budget, or there is none to share.
     """
+    if stated is not None:
+        return stated
+    if config.epsilon is None:
+        raise ConfigError(
+            f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
+            "epsilon there is nothing to share"
+        )
     alone = Plan(
         phases=(
             Phase(name="the whole budget", rounds=1, sampling=FullParticipation(), asks=(query,)),
@@ -865,7 +790,7 @@ def multiplier_of_share(config: PrivateSumConfig, query: Query, *, share: float)
         accountant=config.accountant,
         max_nodes_per_user=config.max_nodes_per_user,
     )
-    return alone.calibrated_multiplier(config.epsilon or 0.0) / math.sqrt(share)
+    return alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
 
 
 def first_then_training(
@@ -892,11 +817,7 @@ def first_then_training(
         multiplier: its noise.
         updates: what the rounds ask that train.
     """
-    training = replace(
-        config.phase(population, asks=(updates,)), name="training", rounds=config.num_rounds - 1
-    )
-    if config.sampling == "cyclic":
-        training = config.correlated(training)
+    training = PrivateSumConfig.phase(config, population, asks=(updates,))
     first = Phase(
         name=name,
         rounds=1,
@@ -904,4 +825,6 @@ def first_then_training(
         asks=(query,),
         noise_multiplier=multiplier,
     )
-    return first, training
+    return first, config.correlated(
+        replace(training, name="training", rounds=config.num_rounds - 1)
+    )

@@ -12,46 +12,27 @@ Algorithm 1 of McMahan et al., step by step:
     the whole update is clipped to norm C (FlatClip)            `ModelDelta`, `Query.contribution`
     sum with equal weights over q W, never over who answered    `ModelDelta.mean_update`
     Gaussian noise z C                                          `PrivateSumStrategy`
-    the server's step                                           `FederatedTraining.following`
-Andrew et al.: the bit beside the update, and C for the next round   `following_clip_norm`
+    the server's step                                           `FederatedTraining.step`
+Andrew et al.: the bit beside the update, and C for the next round   `next_clip_norm`
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Self, final
+from dataclasses import dataclass, replace
+from typing import Annotated, final
 
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import IN_PYTHON, check_number
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import RandomSource
+from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE, next_clip_norm
 from flower_privsyn.run.method import ReleasedSum
-from flower_privsyn.run.settings import Preset
-from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import (
-    UNCAPPED,
     FederatedTraining,
     FederatedTrainingConfig,
+    TrainingStrategy,
 )
-
-#: What PrE-Text searched for its baseline (Hou et al. 2024, appendix), 4 samples a step.
-PRE_TEXT_GRID: Final[Mapping[str, tuple[float, ...]]] = {
-    "local_learning_rate": (0.1, 0.01, 0.001),
-    "num_rounds": (10, 20, 100),
-    "clip_norm": (1.0, 0.1, 0.01, 0.001),
-}
-
-#: The ranges POPri searched for its baseline (Hou et al. 2025, appendix), 20 rounds, 2 samples a
-#: step.
-POPRI_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "local_learning_rate": (0.01, 0.06),
-    "clip_norm": (0.01, 0.4),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,67 +70,42 @@ class DPFedAvgConfig(FederatedTrainingConfig):
 
     def question(self, clip_norm: float) -> ModelDelta:
         """The query these settings ask at a clip norm."""
-        return ModelDelta(
-            clip_to=clip_norm,
-            bit_share=self.clip_bit_share if self.adaptive_clipping else 0.0,
-            learning_rate=self.local_learning_rate,
-            epochs=self.local_epochs,
-            batch_size=self.local_batch_size,
-            max_steps=self.local_steps,
+        bit_share = self.clip_bit_share if self.adaptive_clipping else 0.0
+        return replace(super().question(clip_norm), bit_share=bit_share)
+
+
+class AveragedTraining(FederatedTraining):
+    """The server's half of `DPFedAvg`: average updates, and a clip norm that may follow them.
+
+    Args:
+        config: the settings.
+    """
+
+    config: DPFedAvgConfig
+
+    def next_clip_norm(
+        self, query: ModelDelta, release: ReleasedSum
+    ) -> tuple[float, dict[str, float]]:
+        """The geometric step towards the quantile, or no step without adaptive clipping.
+
+        Never beyond what the grid holds for everybody on the roster: a round that cannot be asked
+        would end a run that has been paid for.
+        """
+        if not query.bit_share:
+            return query.clip_to, {}
+        within = query.fraction_within(release.values, release.expected_users)
+        following = next_clip_norm(
+            query.clip_to,
+            within,
+            quantile=self.config.clip_quantile,
+            learning_rate=self.config.clip_learning_rate,
         )
-
-    @classmethod
-    def pre_text(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
-        """One cell of PrE-Text's grid for its DP-FedAvg baseline: 4 samples a step, one epoch.
-
-        Without others, the cell of learning rate 0.1, 20 rounds and clip norm 0.1.
-
-        Raises:
-            ConfigError: a value is not in `PRE_TEXT_GRID`.
-        """
-        preset: dict[str, Any] = {
-            "local_batch_size": 4,
-            **UNCAPPED,
-            "local_learning_rate": 0.1,
-            "num_rounds": 20,
-            "clip_norm": 0.1,
-            "server_learning_rate": 1.0,
-            **overrides,
-        }
-        for key, values in PRE_TEXT_GRID.items():
-            if preset[key] not in values:
-                allowed = ", ".join(f"{option:g}" for option in values)
-                raise ConfigError(
-                    f"{key.replace('_', '-')} must be one of {allowed} in PrE-Text's grid, "
-                    f"got {preset[key]!r}"
-                )
-        return cls(epsilon=epsilon, **preset)
-
-    @classmethod
-    def popri(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
-        """POPri's DP-FedAvg baseline: 20 rounds, 2 samples a step, rate and clip in its ranges.
-
-        Without others, learning rate 0.03 and clip norm 0.1.
-
-        Raises:
-            ConfigError: a value is outside `POPRI_RANGES`.
-        """
-        preset: dict[str, Any] = {
-            "num_rounds": 20,
-            "local_batch_size": 2,
-            **UNCAPPED,
-            "local_learning_rate": 0.03,
-            "clip_norm": 0.1,
-            "server_learning_rate": 1.0,
-            **overrides,
-        }
-        for key, (low, high) in POPRI_RANGES.items():
-            check_number(key.replace("_", "-"), preset[key], ge=low, le=high)
-        return cls(epsilon=epsilon, **preset)
+        largest = release.largest_clip_norm * math.sqrt(1.0 - query.bit_share**2)
+        return min(following, largest), {"fraction_within": within}
 
 
 @final
-class DPFedAvg(PrivateSumStrategy):
+class DPFedAvg(TrainingStrategy):
     """Train a language model on the users' own text by averaging clipped, noised updates.
 
     Example:
@@ -178,50 +134,4 @@ class DPFedAvg(PrivateSumStrategy):
     """
 
     config_class = DPFedAvgConfig
-    pre_text = Preset(DPFedAvgConfig.pre_text)
-    popri = Preset(DPFedAvgConfig.popri)
-
-    def __init__(
-        self,
-        config: DPFedAvgConfig | None = None,
-        *,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = DPFedAvgConfig.given(config, settings, strategy="DPFedAvg")
-        super().__init__(config, AveragedTraining(config), random=random)
-
-
-class AveragedTraining(FederatedTraining):
-    """The server's half of `DPFedAvg`: average updates, and a clip norm that may follow them.
-
-    Args:
-        config: the settings.
-    """
-
-    config: DPFedAvgConfig
-
-    def __init__(self, config: DPFedAvgConfig) -> None:
-        super().__init__(config)
-
-    def following_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> float:
-        """The geometric step towards the quantile, or no step without adaptive clipping.
-
-        Never beyond what the grid holds for everybody on the roster: a round that cannot be asked
-        would end a run that has been paid for.
-        """
-        if not query.bit_share:
-            return query.clip_to
-        following = next_clip_norm(
-            query.clip_to,
-            query.fraction_within(release.values, release.expected_users),
-            quantile=self.config.clip_quantile,
-            learning_rate=self.config.clip_learning_rate,
-        )
-        return min(following, release.largest_clip_norm * math.sqrt(1.0 - query.bit_share**2))
-
-    def observed(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:
-        """The estimated fraction of updates within the clip norm."""
-        if not query.bit_share:
-            return {}
-        return {"fraction_within": query.fraction_within(release.values, release.expected_users)}
+    method_class = AveragedTraining

@@ -22,9 +22,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
-import numpy as np
 from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
@@ -54,23 +53,23 @@ from flower_privsyn.run.method import (
     ReleasedSum,
     RunContext,
     State,
-    SumOfUsers,
     need,
 )
 from flower_privsyn.run.run_format import TOO_LITTLE
-from flower_privsyn.run.settings import Preset, PrivateSumConfig
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (
     DIMENSIONS,
+    WARN_ABOVE,
     MomentDimensions,
     MomentSketch,
     MomentSpace,
-    Ranked,
+    NoisyMoments,
     SpaceChoice,
     candidate_names,
-    describe_ratio,
     embedded,
+    noise_ratio,
     question_outline,
     read_sets,
     settled_space,
@@ -81,6 +80,9 @@ if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: Noise of a covariance over what that of public text says, above which a run is refused.
+_MOST_RATIO: Final = 2.0
 
 #: In a run directory: the sets of text, the nearest first.
 RANKING_FILE: Final = "ranking.json"
@@ -114,13 +116,6 @@ class FreDConfig(PrivateSumConfig):
         'what is subtracted before the clip: the "public" text\'s mean, so that the radius can be '
         'small; "none", as in the paper.',
     ] = "public"
-    covariance_share: Annotated[
-        float,
-        Ge(0.01),
-        Le(0.99),
-        "the second moments' part of an answer's squared norm.",
-        IN_PYTHON,
-    ] = 0.5
     public_text: Annotated[
         str,
         'what the coordinates are settled from: "bundled", or a JSONL file with `text` and no '
@@ -185,59 +180,18 @@ class FreDConfig(PrivateSumConfig):
                 f'num-records = {self.num_records} needs unit = "record" and count-share = 0, got '
                 f'unit = "{self.unit}" and count-share = {self.count_share:g}'
             )
-        if self.noise_calibration == TOO_LITTLE:
-            self._check_printed()
-        self.questions()
-
-    def _check_printed(self) -> None:
-        needed = {
-            'estimator = "two-rounds"': self.estimator == "two-rounds",
-            "num-rounds = 2": self.num_rounds == 2,
-            'unit = "record"': self.unit == "record",
-            "num-records": self.num_records > 0,
-            "num-users": self.num_users > 0,
-            "noise-multiplier above 0": bool(self.noise_multiplier),
-        }
-        missing = [name for name, given in needed.items() if not given]
-        if missing:
+        if self.noise_calibration == TOO_LITTLE and not (
+            (self.estimator, self.num_rounds, self.unit) == ("two-rounds", 2, "record")
+            and self.num_records
+            and self.num_users
+            and self.noise_multiplier
+        ):
             raise ConfigError(
-                f'noise-calibration = "too-little-as-printed" needs {", ".join(missing)}'
+                'noise-calibration = "too-little-as-printed" needs estimator = "two-rounds", '
+                'num-rounds = 2, unit = "record", num-records, num-users and noise-multiplier '
+                "above 0"
             )
-
-    @classmethod
-    def fred_as_printed(
-        cls,
-        *,
-        clients: int,
-        records: int,
-        total_epsilon: float = 0.6,
-        total_delta: float = 2e-6,
-        **overrides: Any,
-    ) -> Self:
-        """Algorithm 1 with the noise that is printed, for comparing with the paper's tables.
-
-        Args:
-            clients: K, users that there are.
-            records: n, of all of them.
-            total_epsilon: of mean and covariance together, half of it for each.
-            total_delta: the same of delta.
-            overrides: other settings.
-        """
-        each = math.sqrt(2.0 * math.log(1.25 / (total_delta / 2))) / (total_epsilon / 2)
-        preset: dict[str, Any] = {
-            "estimator": "two-rounds",
-            "unit": "record",
-            "num_rounds": 2,
-            "moment_dimensions": 0,
-            "moment_centre": "none",
-            "noise_calibration": TOO_LITTLE,
-            "noise_multiplier": each,
-            "delta": total_delta,
-            "num_users": clients,
-            "num_records": records,
-            **overrides,
-        }
-        return cls(**preset)
+        self.questions()
 
     def space(self) -> SpaceChoice:
         """How the coordinates are settled."""
@@ -259,7 +213,6 @@ class FreDConfig(PrivateSumConfig):
         """
         asked = Moments(
             radius=radius,
-            covariance_share=self.covariance_share,
             count_share=self.count_share,
             unit=self.unit,
             max_samples=self.max_samples,
@@ -300,7 +253,6 @@ class FreD(PrivateSumStrategy):
     """
 
     config_class = FreDConfig
-    fred_as_printed = Preset(FreDConfig.fred_as_printed)
 
     def __init__(
         self,
@@ -399,24 +351,34 @@ class ReleasedMoments(Method):
         return (embeddings_by(embedder),)
 
     def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:  # noqa: ARG002
-        """Say how much of the covariance the noise leaves, and refuse where it leaves nothing."""
-        if self._space is None:
+        """Say how much of a covariance like that of public text the noise leaves.
+
+        Refuse where it leaves nothing.
+        """
+        space = self._space
+        if space is None:
             return None
-        config, phase = self.config, plan.phases[-1]
+        config, phase, query = self.config, plan.phases[-1], self._questions[-1]
         rounds = max(1, config.num_rounds - (config.estimator == "two-rounds"))
+        # At most: how many samples users have is not known before they are asked.
         records = config.max_samples if config.unit == "record" else 1
-        return describe_ratio(
-            self._space,
-            self._questions[-1],
-            # At most: how many samples users have is not known before they are asked.
-            count=config.num_records or phase.sampling.expected_users * records,
-            noise=(phase.noise_multiplier or 0.0)
-            * self._questions[-1].clip_norm
-            * config.max_nodes_per_user
-            / math.sqrt(rounds),
-            refuse=not config.accept_noise,
-            spent=spent,
+        count = max(1.0, config.num_records or phase.sampling.expected_users * records)
+        sensitivity = query.clip_norm * config.max_nodes_per_user
+        noise = (phase.noise_multiplier or 0.0) * sensitivity / math.sqrt(rounds)
+        ratio = noise_ratio(
+            float(space.public_variances.sum()),
+            noise * space.radius**2 / (query.weights[2] * count),
+            space.dimensions,
         )
+        said = (
+            f"noise of a covariance in moment-dimensions = {space.dimensions} over {count:,.0f} "
+            f"{config.unit}s at most: {ratio:.2g} of what that of public text says"
+        )
+        if ratio > WARN_ABOVE:
+            said += f", above {WARN_ABOVE:g}: take fewer dimensions, more users or a larger epsilon"
+        if ratio > _MOST_RATIO and not config.accept_noise:
+            raise ConfigError(f"{said}, or set accept-noise = true to run all the same; {spent}")
+        return Finding(sentence=said, warning=ratio > WARN_ABOVE)
 
     # ------------------------------------------------------------------ the rounds
 
@@ -424,35 +386,25 @@ class ReleasedMoments(Method):
         """The moments; with two rounds the mean, and after it the covariance about it."""
         shift = state.get("shift")
         query = self._questions[0 if shift is None else 1]
-        return Question(query, self._need_space().broadcast(query, shift=shift))
+        return Question(query, need(self._space).broadcast(query, shift=shift))
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
         """After the mean of two rounds, what the covariance is asked about: it, as it travels."""
         if len(self._questions) == 1 or "shift" in state:
             return state
-        space, query = self._need_space(), self._questions[0]
-        # A covariance of nothing stands in for the one that is to come.
-        none = np.zeros(self._questions[1].num_moments(space.dimensions))
-        read = MomentSketch.of_two_rounds(
-            space,
-            (query, self._questions[1]),
-            [release.of_users, SumOfUsers(none, 1.0, 0.0)],
-            count=float(self.config.num_records),
-        )
+        space, count = need(self._space), float(self.config.num_records)
+        read = NoisyMoments.of(space, self._questions[0], [release.of_users], count=count)
         return state if read is None else {"shift": shift_of(read.mean, space.radius)}
 
     # ------------------------------------------------------------------ what is made of it
 
     def sketch(self) -> MomentSketch | None:
         """All releases of the run together; None where one that is needed was lost."""
-        count, releases = float(self.config.num_records), self.place.releases()
-        if len(self._questions) == 1:
-            return MomentSketch.of_joint(
-                self._need_space(), self._questions[0], releases, count=count
-            )
-        return MomentSketch.of_two_rounds(
-            self._need_space(), (self._questions[0], self._questions[1]), releases, count=count
-        )
+        space, releases = need(self._space), self.place.releases()
+        count, (first, *after) = float(self.config.num_records), self._questions
+        if not after:
+            return MomentSketch.of_joint(space, first, releases, count=count)
+        return MomentSketch.of_two_rounds(space, (first, after[0]), releases, count=count)
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the release and, where sets of text were named, their ranking."""
@@ -465,18 +417,13 @@ class ReleasedMoments(Method):
         sketch.save(self.run.path)
         figures = {**sketch.figures(), **self._epsilon_of_a_record()}
         sketch.warn()
-        ranking = self._rank(sketch)
-        if ranking:
+        if self._sets:
+            sets = embedded(self._sets, embedder=need(self._embedder), progress=self.progress)
+            ranking = sketch.rank(sets, seed=self.config.seed)
             figures["ranking"] = [one.to_dict() for one in ranking]
             write_json(self.run.path / RANKING_FILE, {"ranking": figures["ranking"]})
             logger.info("nearest to the users' text: %s", ranking[0].name)
         return figures
-
-    def _rank(self, sketch: MomentSketch) -> list[Ranked]:
-        if self._embedder is None or not self._sets:
-            return []
-        sets = embedded(self._sets, embedder=self._embedder, progress=self.progress)
-        return sketch.rank(sets, seed=self.config.seed)
 
     def _epsilon_of_a_record(self) -> dict[str, float | None]:
         """What one record loses, where records and not users are what is counted.
@@ -504,6 +451,3 @@ class ReleasedMoments(Method):
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
-
-    def _need_space(self) -> MomentSpace:
-        return need(self._space)

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
-from flower_privsyn.privacy import Phase, RandomSource
+from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
@@ -35,7 +35,6 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
     SketchedStudentConfig,
@@ -47,11 +46,11 @@ from flower_privsyn.strategies._token_sketch import (
 from flower_privsyn.strategies._training import (
     FIRST_ROUND,
     CorrelatedTrainingConfig,
-    check_stated_noise,
+    FederatedTraining,
+    TrainingStrategy,
+    first_multiplier,
     first_then_training,
-    multiplier_of_share,
 )
-from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
@@ -106,62 +105,8 @@ class HybridConfig(CorrelatedTrainingConfig, SketchedStudentConfig):
         "`sketch_share`.",
     ] = None
 
-    def __post_init__(self) -> None:
-        """Check every value on its own and against the others."""
-        super().__post_init__()
-        check_stated_noise(self, key="sketch-noise-multiplier", stated=self.sketch_noise_multiplier)
 
-    def sketch_multiplier(self) -> float:
-        """The noise multiplier of the sketch: as it is stated, or as it follows from its share.
-
-        Raises:
-            ConfigError: no noise keeps the budget.
-        """
-        if self.sketch_noise_multiplier is not None:
-            return self.sketch_noise_multiplier
-        return multiplier_of_share(self, self.sketch_question(), share=self.sketch_share)
-
-
-@final
-class Hybrid(PrivateSumStrategy):
-    """Ask once, make a student of the release, and train it on the users' own text.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            Hybrid(epsilon=1.0, num_users=3000, min_separation=4, num_nodes=50).start(grid)
-        ```
-    with `clientapp = "flower_privsyn.client_apps.training:app"`. In the run directory:
-    `models/student`, made of the release; `models/plain`, as the last round left it;
-    `models/final`, the same with the bias of its logits that says what of the release it lacks.
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`. One Gaussian release of a sum of L2 sensitivity 1
-        that everybody is in, and `num_rounds` - 1 rounds of clipped updates under correlated noise,
-        which are one Gaussian mechanism as for `DPFTRL`, compose to (epsilon, delta): a user pays
-        for both. Choosing public text, training the student and its bias are post-processing.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        random: source of noise; only tests pass one.
-        settings: by the names of the fields of `HybridConfig`.
-    """
-
-    config_class = HybridConfig
-
-    def __init__(
-        self,
-        config: HybridConfig | None = None,
-        *,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = HybridConfig.given(config, settings, strategy="Hybrid")
-        super().__init__(config, SketchThenTraining(config), random=random)
-
-
-class SketchThenTraining(CorrelatedTraining):
+class SketchThenTraining(FederatedTraining):
     """The server's half of `Hybrid`.
 
     Args:
@@ -182,14 +127,16 @@ class SketchThenTraining(CorrelatedTraining):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """One round for the sketch, and those that train."""
-        counts, updates = self.queries
+        config, (counts, updates) = self.config, self.queries
+        multiplier = first_multiplier(
+            config,
+            counts,
+            key="sketch-noise-multiplier",
+            stated=config.sketch_noise_multiplier,
+            share=config.sketch_share,
+        )
         return first_then_training(
-            self.config,
-            population,
-            name="sketch",
-            query=counts,
-            multiplier=self.config.sketch_multiplier(),
-            updates=updates,
+            config, population, name="sketch", query=counts, multiplier=multiplier, updates=updates
         )
 
     def needs(self) -> Needs:
@@ -320,6 +267,36 @@ class SketchThenTraining(CorrelatedTraining):
             "plain_model": PLAIN_MODEL,
             "student_model": _STUDENT,
         }
+
+
+@final
+class Hybrid(TrainingStrategy):
+    """Ask once, make a student of the release, and train it on the users' own text.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            Hybrid(epsilon=1.0, num_users=3000, min_separation=4, num_nodes=50).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`. In the run directory:
+    `models/student`, made of the release; `models/plain`, as the last round left it;
+    `models/final`, the same with the bias of its logits that says what of the release it lacks.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. One Gaussian release of a sum of L2 sensitivity 1
+        that everybody is in, and `num_rounds` - 1 rounds of clipped updates under correlated noise,
+        which are one Gaussian mechanism as for `DPFTRL`, compose to (epsilon, delta): a user pays
+        for both. Choosing public text, training the student and its bias are post-processing.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        random: source of noise; only tests pass one.
+        settings: by the names of the fields of `HybridConfig`.
+    """
+
+    config_class = HybridConfig
+    method_class = SketchThenTraining
 
 
 def _bias_in(state: State) -> dict[str, npt.NDArray[Any]]:

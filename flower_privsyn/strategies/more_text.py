@@ -167,7 +167,6 @@ class MoreText(ExpandingSettings):
         from flower_privsyn.generation import SamplingParameters, load_trained_generator
         from flower_privsyn.generation.streams import derive_seed
 
-        own = run.config
         return TopicWriter(
             generator=generator or load_trained_generator(Path(self.generator)),
             conditions=topics.conditions,
@@ -176,9 +175,7 @@ class MoreText(ExpandingSettings):
                 max_new_tokens=self.max_new_tokens,
                 temperature=self.temperature,
                 top_p=self.top_p,
-                repetition_penalty=float(own.get("repetition-penalty", 1.0)),
             ),
-            word_filter=own.get("word-filter", "none"),
             source="expanded",
             round_number=max(run.finished_rounds(), default=0),
         )

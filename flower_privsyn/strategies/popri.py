@@ -1288,7 +1288,7 @@ class PreferencesByScores(Method):
         candidates = need(self._rounds).candidates(number, by=adapter, scratch=scratch)
         judge = None if self._judge is None else self._judge.judge()
         if judge is not None:
-            distances = {**distances, str(number): [judge.distance(candidates.embeddings), adapter]}
+            distances = {**distances, str(number): [judge.frechet(candidates.embeddings), adapter]}
         return {**state, **candidates.state(), "distances": distances}
 
     # ------------------------------------------------------------------ a round
@@ -1352,7 +1352,7 @@ class PreferencesByScores(Method):
         if learned and distances:
             chosen = best({int(number): one for number, (one, _) in distances.items()})
             by = distances[str(chosen)][1]
-            figures[MomentSketch.figure] = {number: one for number, (one, _) in distances.items()}
+            figures["fred"] = {number: one for number, (one, _) in distances.items()}
         elif learned and self._judge is not None:
             logger.warning("mean and covariance were lost: the last adapter is taken")
         return {

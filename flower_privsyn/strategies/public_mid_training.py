@@ -44,9 +44,9 @@ from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import (
     CorrelatedTrainingConfig,
+    FederatedTraining,
     wang_federation,
 )
-from flower_privsyn.strategies.dp_ftrl import CorrelatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -464,7 +464,7 @@ class PublicMidTraining(PrivateSumStrategy):
         super().__init__(config, TrainingInHalves(config), random=random)
 
 
-class TrainingInHalves(CorrelatedTraining):
+class TrainingInHalves(FederatedTraining):
     """The server's half of `PublicMidTraining`.
 
     Args:

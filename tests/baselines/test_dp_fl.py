@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,13 @@ from flower_privsyn.strategies import (
     DPFTRLConfig,
     configuration_of,
 )
-from flower_privsyn.strategies.dp_fedavg import PRE_TEXT_GRID
 
 APP = Path(__file__).parents[2] / "baselines" / "dp-fl"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 USERS = {"biorxiv": 72_000, "congress": 133_000}
 POPRI = [name for name in NAMES if name.startswith("popri-")]
-SHARED = ("noise_multiplier", "delta", "num_rounds", "accountant", "local_batch_size")
-SHARED += ("server_learning_rate",)
+#: What PrE-Text searched for its baseline (Hou et al. 2024, appendix).
+PRE_TEXT_GRID = ((0.1, 0.01, 0.001), (10, 20, 100), (1.0, 0.1, 0.01, 0.001))
 
 
 def settings(name: str | None = None, *changes: str) -> Any:
@@ -106,16 +106,12 @@ def test_popris_settings(name: str) -> None:
     assert config.clip_norm == 0.1
     if kind == "ftrl":
         twenty = reading[-1] if reading else "epochs"
-        printed = DPFTRLConfig.popri(
-            users=users,
-            users_per_round=per_round,
-            epsilon=epsilon,  # type: ignore[arg-type]
-            twenty=twenty,  # type: ignore[arg-type]
-        )
-        for key in (*SHARED, "min_separation", "correlation", "local_learning_rate"):
-            assert getattr(config, key) == getattr(printed, key), key
-        for uncapped in (config, printed):
-            assert (uncapped.max_samples, uncapped.local_steps) == (0, 0)
+        passes = users // per_round
+        assert config.num_rounds == (20 * passes if twenty == "epochs" else 20)
+        assert (config.min_separation, config.correlation) == (passes, "tree")
+        assert (config.accountant, config.local_batch_size) == ("rdp", 2)
+        assert (config.max_samples, config.local_steps) == (0, 0)
+        assert config.server_learning_rate == 1.0
         # The printed epsilon, to 3 %, is that of 20 epochs; of the 20 rounds only with everybody.
         reached = spent(config) / float(epsilon)
         assert 0.97 <= reached <= 1.003 if twenty == "epochs" else reached < 0.7
@@ -134,17 +130,8 @@ def test_popris_settings(name: str) -> None:
 @pytest.mark.parametrize("epsilon", ["1.77", "18.71"])
 def test_the_tree_of_wang_et_al(epsilon: Any) -> None:
     config = settings(f"public-llm-eps-{epsilon}")
-    printed = DPFTRLConfig.public_llm(epsilon=epsilon)
-    for key in (
-        *SHARED,
-        "min_separation",
-        "correlation",
-        "max_tokens",
-        "max_samples",
-        "local_epochs",
-        "local_steps",
-    ):
-        assert getattr(config, key) == getattr(printed, key), key
+    assert (config.num_rounds, config.min_separation, config.correlation) == (1600, 3420, "tree")
+    assert (config.delta, config.accountant, config.server_learning_rate) == (1e-6, "rdp", 1.0)
     assert (config.local_batch_size, config.max_samples, config.max_tokens) == (16, 256, 20)
     assert (config.local_epochs, config.local_steps) == (1, 0)
     assert spent(config) == pytest.approx(float(epsilon), abs=5e-3)
@@ -154,10 +141,10 @@ def test_the_tree_of_wang_et_al(epsilon: Any) -> None:
 def test_pre_texts_grid(epsilon: str) -> None:
     name = f"pre-text-eps-{epsilon}"
     config = settings(name)
-    cell = DPFedAvgConfig.pre_text(epsilon=float(epsilon))
-    for key in (*SHARED, "epsilon", "local_learning_rate", "clip_norm", "sampling"):
-        assert getattr(config, key) == getattr(cell, key), key
-    assert (config.num_users, config.max_samples) == (1250, 8)
+    assert (config.epsilon, config.delta, config.sampling) == (float(epsilon), 3e-6, "full")
+    assert (config.num_users, config.max_samples, config.local_batch_size) == (1250, 8, 4)
+    cell = (config.local_learning_rate, config.num_rounds, config.clip_norm)
+    assert (*cell, config.server_learning_rate) == (0.1, 20, 0.1, 1.0)
 
 
 def test_the_readme_walks_the_whole_grid() -> None:
@@ -177,9 +164,7 @@ def test_the_readme_walks_the_whole_grid() -> None:
     assert seen == {
         (epsilon, rate, rounds, clip)
         for epsilon in (1.29, 7.58)
-        for rate in PRE_TEXT_GRID["local_learning_rate"]
-        for rounds in PRE_TEXT_GRID["num_rounds"]
-        for clip in PRE_TEXT_GRID["clip_norm"]
+        for rate, rounds, clip in itertools.product(*PRE_TEXT_GRID)
     }
 
 

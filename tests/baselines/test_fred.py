@@ -13,7 +13,7 @@ from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
-from flower_privsyn.strategies._moments import CandidateText, candidate_names
+from flower_privsyn.strategies._moments import candidate_names, candidate_parts, read_sets
 
 APP = Path(__file__).parents[2] / "baselines" / "fred"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
@@ -42,17 +42,18 @@ def test_every_table_has_its_files_and_the_readme_names_them() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_named_settings_are_accepted(name: str) -> None:
     config = settings(name)
-    sets = [CandidateText.of(one) for one in candidate_names(config.candidates)]
+    names = candidate_names(config.candidates)
+    sets = [candidate_parts(one) for one in names]
     if name.startswith("table-1"):
-        assert [one.name for one in sets] == ["stackoverflow-train.jsonl", "wikitext-train.jsonl"]
+        assert list(names) == ["stackoverflow-train.jsonl", "wikitext-train.jsonl"]
     if name.startswith("table-2"):
-        shares = [round(100 * one.parts[0][1]) for one in sets]
+        shares = [round(100 * one[0][1]) for one in sets]
         assert shares == [10, 40, 70, 95, 99, 100]
         assert config.candidate_texts == 150_000
     if name.startswith("cpu"):
         assert config.num_users == 0
         for one in sets:
-            files = [source.replace("sample/", "fred_app/sample/") for source, _ in one.parts]
+            files = [source.replace("sample/", "fred_app/sample/") for source, _ in one]
             assert all(file == "bundled" or (APP / file).is_file() for file in files)
 
 
@@ -88,5 +89,5 @@ def test_a_candidate_is_found_from_where_the_command_was_typed(
     run.unlock()
     monkeypatch.setenv(WORKING_DIRECTORY, str(tmp_path))
     tokenizer = load_tokenizer("privsyn-tiny")[0]
-    found = CandidateText.of("runs/a").texts(tokenizer=tokenizer, max_tokens=64, most=0, seed=0)
-    assert found == ["Text 0.", "Text 1.", "Text 2."]
+    found = read_sets(["runs/a"], tokenizer=tokenizer, max_tokens=64, most=0, seed=0)
+    assert found["runs/a"] == ["Text 0.", "Text 1.", "Text 2."]

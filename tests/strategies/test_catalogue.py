@@ -15,7 +15,6 @@ from flower_privsyn.host.app import App, check_settings
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.strategies import (
     STRATEGIES,
-    DPFedAvgConfig,
     catalogue,
     configuration_of,
     strategy_of,
@@ -61,13 +60,6 @@ def test_what_one_user_can_cost_is_bounded_unless_it_is_asked_for(name: str) -> 
         assert config(epsilon=1.0, max_samples=0, local_steps=0).question(0.1).max_steps == 0
     elif name not in ("private-evolution", "aug-pe"):
         assert config(epsilon=1.0, max_samples=0).max_samples == 0
-
-
-@pytest.mark.parametrize("settings", [DPFedAvgConfig.pre_text, DPFedAvgConfig.popri])
-def test_the_papers_settings_have_no_cap(settings: Callable[..., DPFedAvgConfig]) -> None:
-    ours = settings(epsilon=1.0)
-    assert (ours.max_samples, ours.local_steps) == (0, 0)
-    assert settings(epsilon=1.0, max_samples=8).max_samples == 8
 
 
 @pytest.mark.parametrize("name", [None, "pre-text", "", 3])
@@ -177,8 +169,9 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
 MODULE = """
 from dataclasses import dataclass
 
-from flower_privsyn.strategies import CatalogueEntry, DPFedAvgConfig, PrivateSumStrategy
-from flower_privsyn.strategies.dp_fedavg import AveragedTraining
+from flower_privsyn.strategies import (
+    CatalogueEntry, DPFedAvgConfig, FederatedTraining, PrivateSumStrategy
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +183,7 @@ class Toy(PrivateSumStrategy):
     config_class = Settings
 
     def __init__(self, config):
-        super().__init__(config, AveragedTraining(config))
+        super().__init__(config, FederatedTraining(config))
 
 
 def entry(name, **changes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,22 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     TreeAggregation,
 )
-from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.queries import Cohort, TrainableModel
 from flower_privsyn.run import RunDirectory, rounds
+from flower_privsyn.run.method import need
+from flower_privsyn.run.plan import plan_of
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,
-    DPFedAvgConfig,
     DPFTRLConfig,
-    PrivateSumConfig,
+    FederatedTrainingConfig,
     ReleasedSum,
 )
-from flower_privsyn.strategies.dp_ftrl import POPRI_TREES
+from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
-from tests.support.ledgers import begin
-from tests.support.probe import GROUPS, ROUNDS, CorrelatedProbe, Killed, Probe, killed_at
+from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, killed_at
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
@@ -56,7 +57,7 @@ class TestNoise:
         self, federation: Builder, votes: Builder, correlation: str
     ) -> None:
         # 20,000 runs through real messages, without any signal.
-        strategy = CorrelatedProbe(votes(correlation=correlation), candidates=WIDTH)
+        strategy = Probe(votes(correlation=correlation), candidates=WIDTH)
         strategy.start(federation(silent_users(12)))
         noise = np.stack([one.values for one in strategy.released]) / (1.5 * 3)
         factorisation = strategy.plan.phases[0].factorisation
@@ -80,8 +81,8 @@ class TestNoise:
         """Killed at every kind of moment; what was released is correlated as planned."""
         released: dict[int, np.ndarray] = {}
 
-        def run(die: Callable[[CorrelatedProbe], None] | None, *, resume: bool = True) -> None:
-            strategy = CorrelatedProbe(votes(resume=resume), candidates=WIDTH)
+        def run(die: Callable[[Probe], None] | None, *, resume: bool = True) -> None:
+            strategy = Probe(votes(resume=resume), candidates=WIDTH)
             if die is not None:
                 die(strategy)
             try:
@@ -90,10 +91,10 @@ class TestNoise:
                 assert die is not None
             released.update({one.round_number: one.values for one in strategy.released})
 
-        def before_update(strategy: CorrelatedProbe) -> None:
+        def before_update(strategy: Probe) -> None:
             strategy.method.before_update = killed
 
-        def before_storing(strategy: CorrelatedProbe) -> None:
+        def before_storing(strategy: Probe) -> None:
             store = rounds.store_release
 
             def die(run: Any, one: ReleasedSum) -> None:
@@ -117,68 +118,37 @@ class TestNoise:
         matrix = noise_matrix(correlation.factorisation)[np.array(sorted(released)) - 1]
         assert worst_deviation(noise, matrix @ matrix.T) < 5.0
 
-    def test_the_budget_pays_for_all_rounds_at_once(
-        self, federation: Builder, votes: Builder, tmp_path: Path
-    ) -> None:
-        strategy = CorrelatedProbe(votes(epsilon=2.0, delta=1e-6))
-        strategy.start(federation())
-        charged = releases(tmp_path / "run")
-        assert [line["round"] for line in charged] == list(range(1, ROUNDS + 1))
-        assert [line["covered_by"] for line in charged] == [None] + [1] * (ROUNDS - 1)
-        for line in charged:
-            assert line["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
-            assert line["epsilon_known_cohorts"] == pytest.approx(2.0, rel=1e-6)
-        (phase,) = strategy.plan.phases
-        assert phase.noise_multiplier == pytest.approx(
-            phase.sensitivity * charged[0]["noise_multiplier"]
-        )
-
     def test_a_method_may_not_replace_the_stream(self) -> None:
         with pytest.raises(TypeError, match="must not override _open_noise"):
-            type("Careless", (CorrelatedProbe,), {"_open_noise": lambda self: None})
+            type("Careless", (Probe,), {"_open_noise": lambda self: None})
 
 
 class TestTurns:
     def test_every_user_takes_part_in_the_rounds_of_their_group(
-        self, federation: Builder, votes: Builder, tmp_path: Path
+        self, federation: Builder, votes: Builder
     ) -> None:
         users = make_users(30)
         config = votes(noise_multiplier=0.0)
-        strategy = CorrelatedProbe(config)
+        strategy = Probe(config)
         grid = federation(users, num_nodes=4)
         strategy.start(grid)
         sampling = config.sampling_of(30)
         assert isinstance(sampling, CyclicSampling)
         groups = sampling.groups_of(users.user_ids)
-        alone = {}
-        for group in range(GROUPS):
-            members = users.select(groups == group)
-            query = NearestNeighborHistogram(max_samples=3)
-            probe = Probe(
-                PrivateSumConfig(
-                    noise_multiplier=0.0,
-                    num_rounds=1,
-                    max_samples=3,
-                    run_dir=str(tmp_path / f"group-{group}"),
-                    node_timeout=0.2,
-                    accept_noise=True,
-                )
-            )
-            probe.start(federation(members))
-            alone[group] = probe.released[0].values
-            assert query.clip_norm == 3
         for one in strategy.released:
-            group = (one.round_number - 1) % GROUPS
-            assert one.num_users == int((groups == group).sum())
-            assert np.array_equal(one.values, alone[group])
-        together = sum(alone.values())
-        assert together.sum() == 90
+            members = users.select(groups == (one.round_number - 1) % GROUPS)
+            assert one.num_users == len(members.user_ids)
+            rows = HashEmbedder().embed(members.texts)
+            alone = Cohort(rows, members.owners, num_users=len(members.user_ids))
+            sent = strategy.method.candidates.astype(np.float16).astype(np.float32)
+            exact = strategy.method.queries[0].answer(alone, {"candidates": sent})
+            assert np.allclose(one.values, exact, atol=1e-6)
 
     def test_nodes_are_told_the_round_and_nothing_about_others(
         self, federation: Builder, votes: Builder
     ) -> None:
         grid = federation(make_users(9), num_nodes=3)
-        CorrelatedProbe(votes(num_rounds=4)).start(grid)
+        Probe(votes(num_rounds=4)).start(grid)
         for message in asked(grid):
             request = message.content.config_records["privsyn.request"]
             sampling = json.loads(str(request["sampling"]))
@@ -197,40 +167,6 @@ class TestRestart:
 
         return tamper
 
-    def test_a_round_that_was_begun_is_not_asked_again(
-        self, federation: Builder, votes: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(Killed):
-            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=self.killing(3)))
-        grid = federation()
-        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
-        strategy.start(grid)
-        rounds = {m.content.config_records["privsyn.request"]["round"] for m in asked(grid)}
-        assert rounds == set(range(4, ROUNDS + 1))
-        charged = releases(tmp_path / "run")
-        assert [line["round"] for line in charged if line["interrupted"]] == [3]
-        assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
-        begun = [
-            line["round"]
-            for line in lines(tmp_path / "run" / "ledger.jsonl")
-            if line["event"] == "started"
-        ]
-        assert begun == list(range(1, ROUNDS + 1))
-
-    def test_a_round_with_too_few_users_is_left_out_for_good(
-        self, federation: Builder, votes: Builder, tmp_path: Path
-    ) -> None:
-        def lose(request: Message, reply: Message) -> list[Message]:
-            lost = request.content.config_records["privsyn.request"].get("round") in (1, 4)
-            return [] if lost else [reply]
-
-        strategy = CorrelatedProbe(votes(epsilon=2.0, min_users=1))
-        strategy.start(federation(tamper=lose))
-        assert [one.round_number for one in strategy.released] == [2, 3, 5, 6, 7, 8]
-        charged = releases(tmp_path / "run")
-        assert [line["covered_by"] for line in charged] == [None, 2, 2, 2, 2, 2]
-        assert charged[-1]["epsilon_release"] == pytest.approx(2.0, rel=1e-6)
-
     def test_killed_after_a_round_was_discarded(
         self,
         federation: Builder,
@@ -247,10 +183,10 @@ class TestRestart:
         with monkeypatch.context() as patch:
             patch.setattr(RunDirectory, "finish_round", killed_at(3))
             with pytest.raises(Killed):
-                CorrelatedProbe(votes(min_users=1)).start(federation(tamper=lose))
+                Probe(votes(min_users=1)).start(federation(tamper=lose))
         events = [line["event"] for line in lines(tmp_path / "run" / "ledger.jsonl")]
         assert events[-1] == "discarded"
-        resumed = CorrelatedProbe(votes(min_users=1, resume=True))
+        resumed = Probe(votes(min_users=1, resume=True))
         resumed.start(federation())
         assert [one.round_number for one in resumed.released] == [4, 5, 6, 7, 8]
 
@@ -258,15 +194,15 @@ class TestRestart:
         self, federation: Builder, votes: Builder, tmp_path: Path
     ) -> None:
         with pytest.raises(Killed):
-            CorrelatedProbe(votes()).start(federation(tamper=self.killing(4)))
+            Probe(votes()).start(federation(tamper=self.killing(4)))
         memory = tmp_path / "run" / "noise.npz"
         assert memory.stat().st_mode & 0o777 == 0o600
         kept = memory.read_bytes()
         memory.unlink()
         with pytest.raises(LedgerError, match="does not reach round 3, which was released"):
-            CorrelatedProbe(votes(resume=True)).start(federation())
+            Probe(votes(resume=True)).start(federation())
         memory.write_bytes(kept)
-        strategy = CorrelatedProbe(votes(resume=True))
+        strategy = Probe(votes(resume=True))
         strategy.start(federation())
         assert [one.round_number for one in strategy.released] == [5, 6, 7, 8]
 
@@ -276,24 +212,24 @@ class TestRestart:
         """As when the file comes from a backup: it would draw round 2's noise again."""
         memory = tmp_path / "run" / "noise.npz"
         with pytest.raises(Killed):
-            CorrelatedProbe(votes()).start(federation(tamper=self.killing(2)))
+            Probe(votes()).start(federation(tamper=self.killing(2)))
         old = memory.read_bytes()
         with pytest.raises(Killed):
-            CorrelatedProbe(votes(resume=True)).start(federation(tamper=self.killing(5)))
+            Probe(votes(resume=True)).start(federation(tamper=self.killing(5)))
         memory.write_bytes(old)
         with pytest.raises(LedgerError, match="does not reach round 4"):
-            CorrelatedProbe(votes(resume=True)).start(federation())
+            Probe(votes(resume=True)).start(federation())
 
     def test_one_that_starts_again_takes_up_what_another_process_has_released(
         self, federation: Builder, votes: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A ServerApp that catches an error and tries again has old noise in its memory."""
         settings = votes(resume="auto")
-        strategy = CorrelatedProbe(settings)
+        strategy = Probe(settings)
         with pytest.raises(Killed):
             strategy.start(federation(tamper=self.killing(3)))
         with pytest.raises(Killed):
-            CorrelatedProbe(settings).start(federation(tamper=self.killing(6)))
+            Probe(settings).start(federation(tamper=self.killing(6)))
         drawn: list[int] = []
         innovation = CorrelatedNoise._innovation
 
@@ -323,13 +259,13 @@ class TestRestart:
         settings: dict[str, Any] = {"correlation": "banded", "min_users": 1}
         if last == "interrupted":
             with pytest.raises(Killed):
-                CorrelatedProbe(votes(**settings)).start(federation(tamper=lose))
+                Probe(votes(**settings)).start(federation(tamper=lose))
             assert (tmp_path / "run" / "noise.npz").exists()
-            strategy = CorrelatedProbe(votes(**settings, resume=True))
+            strategy = Probe(votes(**settings, resume=True))
             strategy.start(federation())
             assert strategy.released == []
         else:
-            strategy = CorrelatedProbe(votes(**settings))
+            strategy = Probe(votes(**settings))
             strategy.start(federation(tamper=lose))
             assert len(strategy.released) == ROUNDS - (last == "discarded")
         assert strategy.run.status == "finished"
@@ -340,11 +276,11 @@ class TestRestart:
     ) -> None:
         """Killed between writing the memory and giving it its name."""
         with pytest.raises(Killed):
-            CorrelatedProbe(votes()).start(federation(tamper=self.killing(4)))
+            Probe(votes()).start(federation(tamper=self.killing(4)))
         run = tmp_path / "run"
         half = run / ".noise.npz.4711.42"  # as `files.replacing` calls it
         half.write_bytes((run / "noise.npz").read_bytes())
-        CorrelatedProbe(votes(resume=True)).start(federation())
+        Probe(votes(resume=True)).start(federation())
         assert secrets_in(run) == []
 
 
@@ -398,42 +334,21 @@ class TestTraining:
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
         """The same sums to the bit, the same epsilon, whatever the correlation is called."""
-        shared: dict[str, Any] = {"num_rounds": 3, "server_momentum": 0.9}
-        plain = config(**shared).to_dict()
-        kept = {field.replace("_", "-") for field in DPFedAvgConfig.__dataclass_fields__}
-        same = {key.replace("-", "_"): value for key, value in plain.items() if key in kept}
+        ftrl = config(num_rounds=3, min_separation=1)
+        same = {key: getattr(ftrl, key) for key in FederatedTrainingConfig.declared}
         same |= {"sampling": "full", "run_dir": str(tmp_path / "fedavg")}
-        fedavg = DPFedAvg(DPFedAvgConfig(**same))
-        fedavg.start(training_nodes(people))
-        for correlation in CORRELATIONS:
-            ftrl = DPFTRL(
-                config(
-                    **shared,
-                    min_separation=1,
-                    correlation=correlation,
-                    run_dir=str(tmp_path / correlation),
-                )
-            )
-            ftrl.start(training_nodes(people))
-            for number in (1, 2, 3):
-                assert np.array_equal(
-                    release(ftrl.run.path, number), release(fedavg.run.path, number)
-                )
-            factorisation = ftrl.plan.phases[0].factorisation
-            assert factorisation is not None
-            assert (noise_matrix(factorisation) == np.eye(3)).all()
-        spent = []
-        for strategy, more, name in (
-            (DPFedAvg, {}, "a"),
-            (DPFTRL, {"min_separation": 1, "correlation": "tree"}, "b"),
-        ):
-            kind = DPFedAvgConfig if strategy is DPFedAvg else DPFTRLConfig
-            sampling = "full" if strategy is DPFedAvg else "cyclic"
-            values = {**same, "noise_multiplier": 2.0, "sampling": sampling, **more}
-            run = strategy(kind(**{**values, "run_dir": str(tmp_path / name)}))
+        runs = [DPFTRL(ftrl), DPFedAvg(**same)]
+        for run in runs:
             run.start(training_nodes(people))
-            spent.append(releases(run.run.path)[-1]["epsilon_release"])
-        assert spent[0] == pytest.approx(spent[1], rel=1e-9)
+        for number in (1, 2, 3):
+            assert np.array_equal(*(release(run.run.path, number) for run in runs))
+        plain = DPFedAvg(**{**same, "noise_multiplier": 2.0})
+        spent = plan_of(plain.method, plain.config, population=8).epsilon()
+        for correlation in CORRELATIONS:
+            noisy = replace(ftrl, correlation=correlation, noise_multiplier=2.0)
+            plan = plan_of(DPFTRL(noisy).method, noisy, population=8)
+            assert (noise_matrix(need(plan.phases[0].factorisation)) == np.eye(3)).all()
+            assert plan.epsilon() == pytest.approx(spent, rel=1e-9)
 
     @pytest.mark.parametrize("trainable", ["full", "lora"])
     def test_a_run_starts_from_what_another_made(
@@ -491,78 +406,17 @@ class TestSettings:
         if isinstance(matrix, BandedToeplitz):
             assert matrix.bands == 5
 
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"min_separation": 0}, "min-separation must be a whole number of at least 1"),
-            ({"correlation": "cholesky"}, "correlation must be one of"),
-            ({"sampling": "poisson"}, "sampling must be one of \"cyclic\", got 'poisson'"),
-            ({"sampling": "full"}, 'sampling must be one of "cyclic"'),
-        ],
-    )
-    def test_bad_values_are_named(
-        self, votes: Builder, changes: dict[str, Any], sentence: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=sentence):
-            votes(**changes)
-
-    @pytest.mark.parametrize(("users", "per_round"), POPRI_TREES)
-    @pytest.mark.parametrize("epsilon", ["1", "7"])
-    def test_popris_column(self, users: int, per_round: int, epsilon: Any, tmp_path: Path) -> None:
-        """Its settings cost what the paper prints when twenty are epochs, to 3 %."""
-        config = DPFTRLConfig.popri(users=users, users_per_round=per_round, epsilon=epsilon)
-        assert (config.num_rounds, config.accountant) == (20 * (users // per_round), "rdp")
-        spent = {
-            twenty: spent_by(
-                DPFTRLConfig.popri(
-                    users=users, users_per_round=per_round, epsilon=epsilon, twenty=twenty
-                ),
-                users,
-                tmp_path / f"{twenty}.jsonl",
-            )
-            for twenty in ("epochs", "rounds")
-        }
-        assert 0.97 * float(epsilon) <= spent["epochs"] <= 1.003 * float(epsilon)
-        assert (spent["rounds"] < 0.7 * float(epsilon)) == (users // per_round > 1)
-
-    def test_public_llms_trees(self, tmp_path: Path) -> None:
-        for epsilon in ("1.77", "18.71"):
-            config = DPFTRLConfig.public_llm(epsilon=epsilon)  # type: ignore[arg-type]
-            spent = spent_by(config, 342_000, tmp_path / f"{epsilon}.jsonl")
-            assert spent == pytest.approx(float(epsilon), abs=5e-3)
-
-
-def spent_by(config: DPFTRLConfig, users: int, path: Path) -> float:
-    """What a ledger says after the first round of a run with these settings."""
-    from flower_privsyn.privacy import Correlation, GaussianMechanism
-
-    sampling = config.sampling_of(users)
-    apart = sampling.min_separation
-    matrix = config.factorisation(config.num_rounds, apart)
-    mechanism = GaussianMechanism(
-        noise_multiplier=config.noise_multiplier or 0.0, l2_sensitivity=config.clip_norm
-    )
-    with PrivacyLedger.create(
-        path, delta=config.delta, epsilon_budget=None, accountant=config.accountant
-    ) as ledger:
-        begin(
-            ledger,
-            round=1,
-            query="model_delta",
-            mechanism=mechanism,
-            sampling=sampling,
-            planned_users=round(sampling.expected_users),
-            correlation=Correlation.create(matrix, min_separation=apart),
-        )
-        line = ledger.charge(round=1, num_users=round(sampling.expected_users))
-    return float(line["epsilon_release"])
+    @pytest.mark.parametrize("sampling", ["poisson", "full"])
+    def test_users_take_turns(self, votes: Builder, sampling: str) -> None:
+        with pytest.raises(ConfigError, match='sampling must be one of "cyclic"'):
+            votes(sampling=sampling)
 
 
 def test_a_larger_budget_than_planned_is_refused(
     federation: Builder, votes: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger, not the settings, has the last word on what correlated rounds cost."""
-    strategy = CorrelatedProbe(votes(epsilon=2.0))
+    strategy = Probe(votes(epsilon=2.0))
     real = Plan.calibrated_multiplier
     monkeypatch.setattr(
         Plan, "calibrated_multiplier", lambda plan, epsilon: 0.9 * real(plan, epsilon)

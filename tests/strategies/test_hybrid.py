@@ -16,7 +16,7 @@ from flwr.app import Message
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.errors import PrivsynError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
@@ -24,12 +24,10 @@ from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run.plan import announcement, plan_of, settle
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
-from flower_privsyn.strategies._token_sketch import SketchedStudent
 from flower_privsyn.strategies.hybrid import SketchThenTraining
-from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import strategy_matrix, turns
-from tests.support.federation import asked, rounds_asked, silent, training_nodes
+from tests.support.federation import asked, silent, training_nodes
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
@@ -134,8 +132,10 @@ class TestTheBudget:
 
     def test_every_sketch_is_noised_for_every_node_of_a_user(self, config: Builder) -> None:
         once, twice = (
-            config(epsilon=1.0, max_nodes_per_user=nodes).sketch_multiplier() for nodes in (1, 2)
+            Hybrid(config(epsilon=1.0, max_nodes_per_user=nodes)).method.phases(8)[0]
+            for nodes in (1, 2)
         )
+        once, twice = once.noise_multiplier, twice.noise_multiplier
         # Of the noise over the clip norm times the nodes, so it is the same.
         assert once == pytest.approx(twice)
         assert by_dp_accounting(once * np.sqrt(0.4)) == pytest.approx(1.0, rel=1e-3)
@@ -257,96 +257,11 @@ class TestTheStudent:
         assert np.array_equal(ours, theirs)
 
 
-class TestKilled:
-    def test_in_every_phase(
-        self,
-        config: Builder,
-        people: Users,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """After the release, in the student's training, in a round, and while the bias is read."""
-
-        def run(folder: str, *, resume: bool = False) -> Path:
-            settings = config(run_dir=str(tmp_path / folder), resume=resume)
-            Hybrid(settings).start(training_nodes(people))
-            return tmp_path / folder
-
-        whole = run("whole")
-        killed_at = 0
-        places: list[tuple[Any, str, int]] = [
-            (SketchThenTraining, "_student", 1),  # the release is on the disk, and not yet read
-            (causal._Training, "take_steps", 1),
-            (SketchThenTraining, "ask", 4),  # in a round that trains
-            (LocalModel, "save", 1),  # of the result
-            ("flower_privsyn.training.bias", "save_biased", 1),
-        ]
-        places.insert(2, (SketchedStudent, "bias_of", 1))
-        for target, name, times in places:
-            module = __import__(target, fromlist=["x"]) if isinstance(target, str) else target
-            original, left = getattr(module, name), [times]
-
-            def die(*args: Any, _of: Any = original, _left: list[int] = left, **kw: Any) -> Any:
-                _left[0] -= 1
-                if _left[0] == 0:
-                    raise Killed
-                return _of(*args, **kw)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(module, name, die)
-                try:
-                    run("pieces", resume=killed_at > 0)
-                except Killed:
-                    killed_at += 1
-        assert killed_at == 6
-        pieces = run("pieces", resume=True)
-        for number in range(1, 6):
-            assert np.array_equal(release(whole, number), release(pieces, number))
-        for model in ("student", "plain"):
-            expected = model_of(whole / "models" / model).parameters
-            assert np.array_equal(model_of(pieces / "models" / model).parameters, expected), model
-        finals = [path / "models" / "final" / "model.safetensors" for path in (whole, pieces)]
-        assert finals[0].read_bytes() == finals[1].read_bytes()
-        assert charged(whole) == charged(pieces)
-
-    def test_a_sketch_that_was_asked_for_is_charged_and_not_asked_again(
-        self, config: Builder, people: Users
-    ) -> None:
-        """Whatever became of it: the rounds that train fit into what is left."""
-
-        def dying(request: Any, reply: Any) -> list[Any]:
-            if request.content["privsyn.request"].get("round") == 1:
-                raise Killed
-            return [reply]
-
-        with pytest.raises(Killed):
-            Hybrid(config(epsilon=2.0)).start(training_nodes(people, tamper=dying))
-        strategy, grid = Hybrid(config(epsilon=2.0, resume=True)), training_nodes(people)
-        strategy.start(grid)
-        assert rounds_asked(grid) == [2, 3, 4, 5]
-        ledger = PrivacyLedger.read(strategy.run.ledger_file)
-        assert next(line["interrupted"] for line in releases(strategy.run.path))
-        assert 1.99 < ledger.epsilon_release <= 2.0
-
-
 class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"epsilon": 1.0, "sketch_share": 1.0}, "sketch-share must be a number"),
-            (
-                {"noise_multiplier": 3.0, "sketch_noise_multiplier": None},
-                "noise-multiplier = 3 needs sketch-noise-multiplier beside it: without an epsilon",
-            ),
-        ],
-    )
-    def test_settings(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(ConfigError, match=sentence):
-            config(**changes)
-
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
+            ({"noise_multiplier": 3.0, "sketch_noise_multiplier": None}, "sketch-noise-multiplier"),
             ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
             ({"teacher": "privsyn-lm"}, "teacher must have the tokens of"),
             ({"public_text": "nowhere.jsonl"}, "nowhere.jsonl"),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import (
@@ -111,19 +110,8 @@ def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
     return build
 
 
-class CorrelatedProbeMethod(ProbeMethod):
-    """Asks for votes in every round, under the noise of DP-FTRL."""
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        assert isinstance(self.config, DPFTRLConfig)
-        return (self.config.correlated(self.config.phase(population, asks=self.queries)),)
-
-
 class CorrelatedProbe(Probe):
-    """A strategy around a `CorrelatedProbeMethod`."""
-
-    def __init__(self, config: PrivateSumConfig, **parts: Any) -> None:
-        super().__init__(config, method=parts.pop("method", CorrelatedProbeMethod), **parts)
+    """The same with settings of DP-FTRL, which correlate the noise."""
 
 
 ROUNDS, GROUPS = 8, 3

@@ -301,7 +301,6 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
                 max_new_tokens=asked.max_new_tokens,
                 temperature=1.0,
                 top_p=0.95,
-                repetition_penalty=1.0,
             ),
             source="central",
         )
