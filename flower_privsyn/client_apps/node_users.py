@@ -395,6 +395,12 @@ class NodeUsers:
         cache_directory: Path | None,
         trainer: Trainer | None,
     ) -> None:
+        self._given = {
+            "load": load,
+            "load_embedder": load_embedder,
+            "cache_directory": cache_directory,
+            "trainer": trainer,
+        }
         self._load = load
         self._load_embedder = load_embedder
         self._cache_directory = cache_directory
@@ -410,8 +416,7 @@ class NodeUsers:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without locks, models or private records."""
-        given = (self._load, self._load_embedder, self._cache_directory, self._trainer)
-        return _arrived, (self._name, *given)
+        return _arrived, (self._name, self._given)
 
     @property
     def cache_directory(self) -> Path:
@@ -690,21 +695,10 @@ _ARRIVED: Final[OrderedDict[str, NodeUsers]] = OrderedDict()
 _ARRIVING: Final = threading.Lock()
 
 
-def _arrived(
-    name: str,
-    load: UserLoader,
-    load_embedder: EmbedderLoader,
-    cache_directory: Path | None,
-    trainer: Trainer | None,
-) -> NodeUsers:
+def _arrived(name: str, given: dict[str, Any]) -> NodeUsers:
     """What came with an earlier message, or else a new one."""
     with _ARRIVING:
-        found = _ARRIVED.pop(name, None) or NodeUsers(
-            load=load,
-            load_embedder=load_embedder,
-            cache_directory=cache_directory,
-            trainer=trainer,
-        )
+        found = _ARRIVED.pop(name, None) or NodeUsers(**given)
         found._name = name  # that of its first process, should it travel on
         _ARRIVED[name] = found
         while len(_ARRIVED) > _MOST_ARRIVED:

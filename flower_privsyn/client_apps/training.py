@@ -96,7 +96,7 @@ class LocalTraining:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without models."""
-        return _rebuild, (self._device,)
+        return functools.partial(LocalTraining, device=self._device), ()
 
     def source(
         self, model: TrainableModel, *, embeddings: EmbeddingSource | None = None
@@ -132,10 +132,6 @@ def _files_of(name: str) -> _Files:
     found = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
     stats = ((file.name, file.stat()) for file in found if file.is_file())
     return tuple((called, stat.st_size, stat.st_mtime_ns) for called, stat in stats)
-
-
-def _rebuild(device: str | None) -> LocalTraining:
-    return LocalTraining(device=device)
 
 
 class _Updates:

@@ -209,7 +209,7 @@ class ModelDelta(Query):
                 those that are not trained, and a bias of the logits.
         """
         # Whatever NumPy makes of a float beside an array of float32.
-        updates: Float64Array = np.multiply(cohort.records, self._scale, dtype=np.float64)
+        updates: Float64Array = np.multiply(cohort.records, 1.0 / self.unit, dtype=np.float64)
         if len(updates) == cohort.num_users and not self.bit_share:
             return updates  # everyone's, in order: a user has one at most
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
@@ -221,11 +221,6 @@ class ModelDelta(Query):
         rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows
-
-    @property
-    def _scale(self) -> float:
-        """What an update is multiplied with."""
-        return 1.0 / self.unit
 
     @property
     def _bit(self) -> float:

@@ -202,14 +202,11 @@ class MeanSimilarity(Query):
             candidates, prompt = broadcast["candidates"], broadcast.get("prompt")
             factor, counted = _factor(candidates, prompt, self.centre), len(candidates)
         users = user_means(cohort, unit_rows, width=len(factor.integers))
-        return self._scaled(exact_product(users, factor), counted)
-
-    def _scaled(self, scores: Float64Array, num_candidates: int) -> Float64Array:
-        """Rows of norm 1 or 0 for `scale="unit"`; unchanged otherwise."""
+        scores = exact_product(users, factor)
         if self.scale == "unit":
             norms = np.sqrt(squared_norms(scores))
-            decided = norms > _NO_PREFERENCE * np.sqrt(num_candidates)
-            scores = scores * np.where(decided, 1.0 / np.where(decided, norms, 1.0), 0.0)[:, None]
+            decided = norms > _NO_PREFERENCE * np.sqrt(counted)
+            scores *= np.where(decided, 1.0 / np.where(decided, norms, 1.0), 0.0)[:, None]
         return scores
 
 
