@@ -76,11 +76,10 @@ def check_whole(key: str, value: object, *, ge: int | None = None, le: int | Non
     Raises:
         ConfigError: it is anything else.
     """
-    if not isinstance(value, bool) and isinstance(value, Integral):
-        number = int(value)
-        if (ge is None or number >= ge) and (le is None or number <= le):
-            return number
-    raise wrong_value(key, f"a whole number{Bounds(ge=ge, le=le)}", value)
+    bounds = Bounds(ge=ge, le=le)
+    if not isinstance(value, bool) and isinstance(value, Integral) and int(value) in bounds:
+        return int(value)
+    raise wrong_value(key, f"a whole number{bounds}", value)
 
 
 def check_number(
@@ -97,9 +96,9 @@ def check_number(
     Raises:
         ConfigError: it is anything else.
     """
-    number = value if type(value) is float else _as_float(value)
-    if not _inside(number, gt, ge, lt, le):
-        raise wrong_value(key, _number_in(Bounds(gt=gt, ge=ge, lt=lt, le=le)), value)
+    number, bounds = _as_float(value), Bounds(gt=gt, ge=ge, lt=lt, le=le)
+    if number not in bounds:
+        raise wrong_value(key, _number_in(bounds), value)
     return number
 
 
@@ -134,7 +133,13 @@ class Bounds:
 
     def __contains__(self, number: float) -> bool:
         """Whether a number is in the interval; NaN is in none."""
-        return _inside(number, self.gt, self.ge, self.lt, self.le)
+        return (
+            (self.gt is None or number > self.gt)
+            and (self.ge is None or number >= self.ge)
+            and (self.lt is None or number < self.lt)
+            and (self.le is None or number <= self.le)
+            and (isinstance(number, int) or math.isfinite(number) or number == self.le)
+        )
 
     def __str__(self) -> str:
         """The interval in words that follow "a number"; "" where every number is in it."""
@@ -265,10 +270,9 @@ class Declaration:
 
     def _accepted(self, value: Any) -> Any:
         """A value as the field holds it, or None where it is not allowed."""
-        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
-            return self.kind(value) if value in self.choices else None
         if self.choices:
-            return value if isinstance(value, str) and value in self.choices else None
+            found = value if isinstance(value, str) and value in self.choices else None
+            return self.kind(found) if found and isinstance(self.kind, type) else found
         if self.kind is int:
             whole = isinstance(value, int) and not isinstance(value, bool)
             inside = whole and value in self._whole_bounds
@@ -387,18 +391,6 @@ def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | No
 
 
 # ---- words and numbers
-
-
-def _inside(
-    number: float, gt: float | None, ge: float | None, lt: float | None, le: float | None
-) -> bool:
-    return (
-        (gt is None or number > gt)
-        and (ge is None or number >= ge)
-        and (lt is None or number < lt)
-        and (le is None or number <= le)
-        and (isinstance(number, int) or math.isfinite(number) or number == le)
-    )
 
 
 def _as_float(value: object) -> float:

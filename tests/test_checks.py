@@ -15,7 +15,6 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.checks import (
-    Bounds,
     OrZero,
     Settings,
     check_choice,
@@ -55,11 +54,7 @@ Rate = Annotated[float, Gt(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Paint(Settings):
-    """How a wall is painted.
-
-    References:
-        None.
-    """
+    """How a wall is painted."""
 
     brand: ClassVar[str] = "any"
     coats: Annotated[int, Ge(1), Le(4), "layers of paint."] = 2
@@ -83,26 +78,6 @@ class Ceiling(Paint):
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
-        ("bounds", "words"),
-        [
-            (Bounds(), ""),
-            (Bounds(ge=1), " of at least 1"),
-            (Bounds(gt=0), " above 0"),
-            (Bounds(lt=1), " below 1"),
-            (Bounds(le=1), " of at most 1"),
-            (Bounds(ge=0, le=1), " between 0 and 1"),
-            (Bounds(gt=0, lt=1), " strictly between 0 and 1"),
-            (Bounds(gt=0, le=1), " above 0 and at most 1"),
-            (Bounds(ge=0, lt=1), " of at least 0 and below 1"),
-            (Bounds(ge=1e-12, le=1e6), " between 1e-12 and 1e6"),
-            (Bounds(ge=0, lt=2**63), " of at least 0 and below 2^63"),
-            (Bounds(gt=0, le=math.inf), " above 0 (inf for no limit)"),
-        ],
-    )
-    def test_bounds_in_words(self, bounds: Bounds, words: str) -> None:
-        assert str(bounds) == words
-
     @pytest.mark.parametrize("value", [0, 1.0, True, "1", None, math.nan, np.float64(2)])
     def test_what_is_no_whole_number_from_1(self, value: object) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -136,9 +111,7 @@ class TestDeclarations:
         [
             ({"coats": 5}, "coats must be a whole number between 1 and 4, got 5"),
             ({"coats": True}, "coats must be a whole number between 1 and 4, got True"),
-            ({"coats": np.int64(2)}, "coats must be .* got .*2"),
             ({"coats": 2.0}, r"coats must be .* got 2\.0"),
-            ({"share": 0}, "share must be a number above 0 and at most 1, got 0"),
             ({"share": "1"}, "share must be .* got '1'"),
             ({"share": math.nan}, "share must be .* got nan"),
             (
@@ -181,16 +154,6 @@ class TestDeclarations:
             Ceiling(share=2.0)
         with pytest.raises(ConfigError, match='finish must be one of "matt", got'):
             Ceiling(finish="gloss")  # type: ignore[arg-type]
-
-    def test_the_docstring_shows_every_field(self) -> None:
-        text = Ceiling.__doc__ or ""
-        assert text.startswith(
-            "How a ceiling is painted.\n\nAttributes:\n    coats (a whole number"
-        )
-        assert "    share (a number above 0 and at most 1; default 0.5): of the ceiling.\n" in text
-        assert "brushes (a whole number of at least 2, or None; default None)" in text
-        assert "brand" not in text
-        assert "References:" in (Paint.__doc__ or "")
 
 
 class TestEveryClass:

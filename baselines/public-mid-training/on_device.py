@@ -30,7 +30,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from flower_privsyn.data.public_text import public_documents
+from flower_privsyn.data.public_corpus import public_documents
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.lstm import LSTMConfig
 from flower_privsyn.models.pretrained import load_tokenizer

@@ -114,11 +114,9 @@ def _costs(
     )
     from flower_privsyn.privacy.accounting import ACCOUNTANTS, cost
 
-    counts = [count for count in sorted({1, 2, 3, rounds}) if count <= rounds]
-    by_count: dict[str, dict[str, float | None]] = {str(count): {} for count in counts}
-    multipliers: dict[str, float | None] = {}
-    released: dict[str, float | None] = {}
-    known: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {
+        name: {} for name in ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
+    }
     for name in ACCOUNTANTS:
         kind, *_ = cost(Release(noise_multiplier=1.0, **drawn))
         bounded = name == "pld" or kind != "poisson-replace"
@@ -127,23 +125,15 @@ def _costs(
             multiplier = calibrate_noise_multiplier(
                 epsilon=epsilon, delta=delta, rounds=rounds, accountant=name, **drawn
             )
-        multipliers[name], released[name] = multiplier, None
-        for count in counts:
-            by_count[str(count)][name] = None
+        released = known = None
         if multiplier is not None:
-            release = Release(noise_multiplier=multiplier, **drawn)
+            releases = {Release(noise_multiplier=multiplier, **drawn): rounds}
+            known = _finite(known_cohorts_epsilon(releases, delta=delta, accountant=name))
             if bounded:
-                spent = release_epsilon({release: rounds}, delta=delta, accountant=name)
-                released[name] = _finite(spent)
-            for count in counts:
-                spent = known_cohorts_epsilon({release: count}, delta=delta, accountant=name)
-                by_count[str(count)][name] = _finite(spent)
-        known[name] = by_count[str(rounds)][name]
-    return {
-        "noise_multiplier": multipliers,
-        "epsilon_release": released,
-        "epsilon_known_cohorts": {**known, "by_participations": by_count},
-    }
+                released = _finite(release_epsilon(releases, delta=delta, accountant=name))
+        for figure, value in zip(found.values(), (multiplier, released, known), strict=True):
+            figure[name] = value
+    return found
 
 
 def _finite(value: float) -> float | None:
@@ -174,13 +164,7 @@ def _show(found: Mapping[str, Any], title: str) -> None:
     table.add_column("PLD", justify="right")
     table.add_column("RDP", justify="right")
 
-    def row(name: str, values: Mapping[str, Any]) -> None:
-        table.add_row(name, number(values.get("pld")), number(values.get("rdp")))
-
-    known = found["epsilon_known_cohorts"]
-    row("noise multiplier", found["noise_multiplier"])
-    row("epsilon_release", found["epsilon_release"])
-    row("epsilon_known_cohorts, in every round", known)
-    for count, values in known["by_participations"].items():
-        row(f"epsilon_known_cohorts, in {count} round{'s' if count != '1' else ''}", values)
+    for name in ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts"):
+        values = found[name]
+        table.add_row(name, number(values["pld"]), number(values["rdp"]))
     Console().print(table)

@@ -82,10 +82,10 @@ def _show(report: Report, *, command: str) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     last = ""
-    for finding in report.findings:
-        topic = "" if finding.topic == last else finding.topic
-        table.add_row(topic, _MARKS[finding.level], Text(finding.sentence))
-        last = finding.topic
+    for diagnostic in report.diagnostics:
+        topic = "" if diagnostic.topic == last else diagnostic.topic
+        table.add_row(topic, _MARKS[diagnostic.level], Text(diagnostic.sentence))
+        last = diagnostic.topic
     console = Console()
     if report.not_private:
         console.print(f"[{STAMP}]", markup=False, highlight=False, soft_wrap=True)

@@ -20,100 +20,88 @@ if TYPE_CHECKING:
 
 _CONTINUE: Final = "Continue with the same command; what is finished is kept.\n"
 
-_Data = Annotated[list[str], option("FILE ...", "users; several files are joined")]
-_Epsilon = Annotated[list[float], option("E ...")]
-_Methods = Annotated[
-    list[str] | None,
-    option(
-        "NAME ...",
-        "which of the app's (default: all but public-mid-training, dp-prompt and expand-private)",
-    ),
-]
-_Seeds = Annotated[int, option("N", "repetitions of every cell")]
-_FirstSeed = Annotated[
-    int, option("N", "of the repetitions: others than a piece that runs elsewhere has")
-]
-_Users = Annotated[int, option("N", "users that take part (default: all)", show_default=False)]
-_HeldOutUsers = Annotated[
-    int | None,
-    option(
-        "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
-    ),
-]
-_HeldOut = Annotated[str | None, option("FILE", "users that never take part")]
-_Delta = Annotated[float | None, option("D", "of every run (default: 1 / (n ln n), n users)")]
-_NewerThan = Annotated[
-    str, option("DATE", "use only text dated after this day", show_default=False)
-]
-_Downstream = Annotated[str, option("MODEL", "causal model every method is to make better")]
-_Steps = Annotated[int, option("N", "of its fine-tuning")]
-_LearningRate = Annotated[float, option("X", "AdamW's")]
-_LearnEnds = Annotated[
-    bool,
-    typer.Option(
-        "--learn-ends",
-        help="students learn where texts end, too; they are not asked for it, and most written "
-        "text ends where its generator was cut off",
-    ),
-]
-_App = Annotated[str | None, option("DIR", "folder of the runs' settings (default: the package's)")]
-_Config = Annotated[
-    list[str] | None,
-    option(
-        "SIZE ...", "folders in its conf/; of a method in several, the first counts (default: cpu)"
-    ),
-]
-_Settings = Annotated[
-    list[str] | None,
-    option(
-        "[METHOD.]KEY=VALUE",
-        "one setting of all runs or of one method's; may be given several times",
-        "--set",
-    ),
-]
-_OpenSealed = Annotated[
-    bool,
-    typer.Option(
-        "--open-sealed",
-        help="hold out the tenth of all users that is kept for one last table; stamps every output",
-    ),
-]
-_SealedUsers = Annotated[
-    int, option("N", "how many of them, by a hash of their ids (default: all)", show_default=False)
-]
-_Distil = Annotated[
-    bool,
-    typer.Option(
-        "--distil",
-        help="train a second student on every text, taught by the run's generator as well",
-    ),
-]
-_Output = Annotated[str, option("DIR", "where to write")]
-
 
 def compare(
     context: typer.Context,
-    data: _Data,
-    epsilon: _Epsilon,
-    methods: _Methods = None,
-    seeds: _Seeds = 3,
-    first_seed: _FirstSeed = 0,
-    users: _Users = 0,
-    held_out_users: _HeldOutUsers = None,
-    held_out: _HeldOut = None,
-    delta: _Delta = None,
-    newer_than: _NewerThan = "",
-    downstream: _Downstream = "privsyn-tiny",
-    steps: _Steps = 200,
-    learning_rate: _LearningRate = 2e-4,
-    learn_ends: _LearnEnds = False,
-    app: _App = None,
-    config: _Config = None,
-    settings: _Settings = None,
-    open_sealed: _OpenSealed = False,
-    sealed_users: _SealedUsers = 0,
-    distil: _Distil = False,
-    output: _Output = "comparison",
+    data: Annotated[list[str], option("FILE ...", "users; several files are joined")],
+    epsilon: Annotated[list[float], option("E ...")],
+    methods: Annotated[
+        list[str] | None,
+        option(
+            "NAME ...",
+            "which of the app's (default: all but public-mid-training, dp-prompt, expand-private)",
+        ),
+    ] = None,
+    seeds: Annotated[int, option("N", "repetitions of every cell")] = 3,
+    first_seed: Annotated[
+        int, option("N", "of the repetitions: others than a piece that runs elsewhere has")
+    ] = 0,
+    users: Annotated[
+        int, option("N", "users that take part (default: all)", show_default=False)
+    ] = 0,
+    held_out_users: Annotated[
+        int | None,
+        option(
+            "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
+        ),
+    ] = None,
+    held_out: Annotated[str | None, option("FILE", "users that never take part")] = None,
+    delta: Annotated[
+        float | None, option("D", "of every run (default: 1 / (n ln n), n users)")
+    ] = None,
+    newer_than: Annotated[
+        str, option("DATE", "use only text dated after this day", show_default=False)
+    ] = "",
+    downstream: Annotated[
+        str, option("MODEL", "causal model every method is to make better")
+    ] = "privsyn-tiny",
+    steps: Annotated[int, option("N", "of its fine-tuning")] = 200,
+    learning_rate: Annotated[float, option("X", "AdamW's")] = 2e-4,
+    learn_ends: Annotated[
+        bool,
+        typer.Option(
+            "--learn-ends",
+            help="students learn where texts end, too; they are not asked for it, and most written "
+            "text ends where its generator was cut off",
+        ),
+    ] = False,
+    app: Annotated[
+        str | None, option("DIR", "folder of the runs' settings (default: the package's)")
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        option(
+            "SIZE ...",
+            "folders in its conf/; of a method in several, the first counts (default: cpu)",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "[METHOD.]KEY=VALUE",
+            "one setting of all runs or of one method's; may be given several times",
+            "--set",
+        ),
+    ] = None,
+    open_sealed: Annotated[
+        bool,
+        typer.Option(
+            "--open-sealed",
+            help="hold out the tenth of all users that is kept for one last table; stamps outputs",
+        ),
+    ] = False,
+    sealed_users: Annotated[
+        int,
+        option("N", "how many of them, by a hash of their ids (default: all)", show_default=False),
+    ] = 0,
+    distil: Annotated[
+        bool,
+        typer.Option(
+            "--distil",
+            help="train a second student on every text, taught by the run's generator as well",
+        ),
+    ] = False,
+    output: Annotated[str, option("DIR", "where to write")] = "comparison",
     columns: Columns = "",
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.

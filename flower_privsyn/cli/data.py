@@ -11,16 +11,14 @@ from flower_privsyn.cli.options import Columns, Json, columns_of, option
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
 
-_MaxTokens = Annotated[int, option("N", "length of a sample of the run that is planned")]
-_MaxSamples = Annotated[int, option("N", "samples of one user that may vote; 0 for all")]
-_Model = Annotated[str, option("NAME", "embedding model whose tokens are counted")]
-
 
 def data(
     source: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
-    max_tokens: _MaxTokens = 64,
-    max_samples: _MaxSamples = 8,
-    embedding_model: _Model = "all-MiniLM-L6-v2",
+    max_tokens: Annotated[int, option("N", "length of a sample of the run that is planned")] = 64,
+    max_samples: Annotated[int, option("N", "samples of one user that may vote; 0 for all")] = 8,
+    embedding_model: Annotated[
+        str, option("NAME", "embedding model whose tokens are counted")
+    ] = "all-MiniLM-L6-v2",
     columns: Columns = "",
     as_json: Json = False,
 ) -> int:
@@ -127,7 +125,7 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
 
 def _left_out(found: DataDescription) -> str:
     """What counts for nothing, and why; empty where everything counts."""
-    from flower_privsyn.data.limits import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
+    from flower_privsyn.data.cut import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
 
     reasons = (
         (found.no_text, "rows without text (nothing there, no string, or a NUL character in it)"),

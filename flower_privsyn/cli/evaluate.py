@@ -13,41 +13,34 @@ if TYPE_CHECKING:
     from flower_privsyn.data import Users
     from flower_privsyn.run import RunDirectory
 
-_HeldOut = Annotated[str | None, option("FILE", "users who took no part in the run")]
-_Users = Annotated[
-    str | None, option("FILE", "the run's own data, where held-out-fraction was set")
-]
-_Private = Annotated[
-    str | None, option("FILE", "users who took part, to look for copies of their text")
-]
-_Downstream = Annotated[
-    str | None,
-    option(
-        "MODEL",
-        "causal model to fine-tune on the synthetic text (default: the model that the run made, "
-        "else privsyn-tiny)",
-    ),
-]
-_Encoder = Annotated[
-    str | None,
-    option(
-        "MODEL",
-        "model to fine-tune as a classifier of the labelled synthetic text, such as roberta-base",
-    ),
-]
-_Output = Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")]
-
 
 def evaluate(
     run_dir: RunDir,
-    held_out: _HeldOut = None,
-    users: _Users = None,
-    private: _Private = None,
-    downstream: _Downstream = None,
+    held_out: Annotated[str | None, option("FILE", "users who took no part in the run")] = None,
+    users: Annotated[
+        str | None, option("FILE", "the run's own data, where held-out-fraction was set")
+    ] = None,
+    private: Annotated[
+        str | None, option("FILE", "users who took part, to look for copies of their text")
+    ] = None,
+    downstream: Annotated[
+        str | None,
+        option(
+            "MODEL",
+            "causal model to fine-tune on the synthetic text (default: that which the run made, else "
+            "privsyn-tiny)",
+        ),
+    ] = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
-    encoder: _Encoder = None,
+    encoder: Annotated[
+        str | None,
+        option(
+            "MODEL",
+            "model to fine-tune as a classifier of labelled synthetic text, such as roberta-base",
+        ),
+    ] = None,
     max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
-    output: _Output = None,
+    output: Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")] = None,
     seed: Seed = 0,
     columns: Columns = "",
     as_json: Json = False,

@@ -52,11 +52,11 @@ def run(
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
     report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, ray=ray, starting=True)
-    for finding in report.of_level("warning"):
-        if finding.topic != "settings":  # that an app chooses its strategy in its code
-            of = " (counted in private text, for its owner)" if finding.topic == "data" else ""
-            sys.stderr.write(f"privsyn: warning: {finding.sentence}{of}\n")
-    for sentence in dict.fromkeys(finding.sentence for finding in report.of_level("stops")):
+    for diagnostic in report.of_level("warning"):
+        if diagnostic.topic != "settings":  # that an app chooses its strategy in its code
+            of = " (counted in private text, for its owner)" if diagnostic.topic == "data" else ""
+            sys.stderr.write(f"privsyn: warning: {diagnostic.sentence}{of}\n")
+    for sentence in dict.fromkeys(diagnostic.sentence for diagnostic in report.of_level("stops")):
         complain(sentence, REFUSED)
     if not report.ready:
         return REFUSED

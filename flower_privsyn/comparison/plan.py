@@ -14,7 +14,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import People
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.data.users import check_labels
-from flower_privsyn.dry_run import Report, Shelf, check_method, check_needs
+from flower_privsyn.dry_run import ModelIndex, Report, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.people import people_of
 from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
@@ -302,11 +302,11 @@ class Plan:
                 found.append(rest + sign + text)
         return found
 
-    def check(self, shelf: Shelf) -> None:
+    def check(self, index: ModelIndex) -> None:
         """Check every run of every cell before the first of them spends anything.
 
         Args:
-            shelf: the models on this machine.
+            index: the models on this machine.
 
         Raises:
             ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
@@ -342,12 +342,12 @@ class Plan:
             if cell.epsilon in (0.0, None, self.epsilons[0]) and (
                 cell.seed == self.seeds[0] or not self.method(cell).seeded
             ):
-                self._check_cell(cell, report, shelf)
+                self._check_cell(cell, report, index)
         if not report.ready:
             stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
             raise ConfigError("; ".join(dict.fromkeys(stops)))
 
-    def _check_cell(self, cell: Cell, report: Report, shelf: Shelf) -> None:
+    def _check_cell(self, cell: Cell, report: Report, index: ModelIndex) -> None:
         """Check settings, libraries and models of a cell, as `privsyn check` does of a run."""
         with report.refusals(cell.method):
             from flower_privsyn.comparison.teachers import check_here, teaching
@@ -374,7 +374,7 @@ class Plan:
                         written=self._written,
                     )
                     method = built(strategy, settings).method
-                    check_method(method, settings, people, report=found, shelf=shelf)
+                    check_method(method, settings, people, report=found, index=index)
             else:
                 public = str(values.get("public-text", BUNDLED))
                 check_public_text(public, self._written, data="")
@@ -387,13 +387,13 @@ class Plan:
                     if values.get(setting)
                 )
                 key = str(values.get("generator-api-key-env", ""))
-                check_needs(Needs(models=used), report=found, shelf=shelf, api_key_env=key)
+                check_needs(Needs(models=used), report=found, index=index, api_key_env=key)
             if self.teaches(self.method(cell)):
                 check_same_tokens(
                     self.downstream, teaching(values).teacher, setting="--distil: teacher"
                 )
-            for finding in found.of_level("stops"):
-                report.say(cell.method, finding.sentence, level="stops")
+            for diagnostic in found.of_level("stops"):
+                report.say(cell.method, diagnostic.sentence, level="stops")
 
     @cached_property
     def _written(self) -> frozenset[int]:
@@ -524,7 +524,7 @@ def make_plan(
         distil=distil,
         left_alone=people.left_alone,
     )
-    plan.check(Shelf())
+    plan.check(ModelIndex())
     return plan
 
 

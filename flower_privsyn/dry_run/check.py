@@ -15,10 +15,10 @@ from typing import Final
 from flower_privsyn.data import Cut
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.dry_run.libraries import require
+from flower_privsyn.dry_run.model_index import ModelIndex, NotHereError
 from flower_privsyn.dry_run.people import People, read_people
 from flower_privsyn.dry_run.public_text import check_public_text, check_rows
 from flower_privsyn.dry_run.report import Level, Report
-from flower_privsyn.dry_run.shelf import NotHereError, Shelf
 from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
 from flower_privsyn.files import located
 from flower_privsyn.generation import load_instruction, load_prompt
@@ -88,7 +88,7 @@ def check_app(
     Returns:
         What was found, in words and figures.
     """
-    report, shelf = Report(), Shelf()
+    report, index = Report(), ModelIndex()
     with report.refusals("app"):
         refuse_what_flower_refuses(app)
     if not deployment:
@@ -107,15 +107,15 @@ def check_app(
         else:
             people = _read(app, values, settings, report)
         plan = check_method(
-            method, settings, people, report=report, shelf=shelf, data=str(values.get("data", ""))
+            method, settings, people, report=report, index=index, data=str(values.get("data", ""))
         )
         if evaluate is not None:
-            _evaluation(evaluate, settings, report, shelf)
+            _evaluation(evaluate, settings, report, index)
         if plan is not None and try_noise:
             counted = settings.num_users or (people is not None and people.all_read)
-            _try_noise(method, plan, report, shelf, counted=bool(counted))
+            _try_noise(method, plan, report, index, counted=bool(counted))
         if plan is not None and not starting:
-            _traffic(method, settings, plan, people, report, shelf)
+            _traffic(method, settings, plan, people, report, index)
     return report
 
 
@@ -125,7 +125,7 @@ def check_method(
     people: People | None = None,
     *,
     report: Report,
-    shelf: Shelf,
+    index: ModelIndex,
     data: str = "",
 ) -> SettledPlan | None:
     """Check what a method needs at the server, its public text against the users, and its noise.
@@ -135,7 +135,7 @@ def check_method(
         settings: of the run.
         people: who takes part; None where that is not known.
         report: takes what is found.
-        shelf: where models are; one for several methods looks at each model once.
+        index: where models are; one for several methods looks at each model once.
         data: what the users are read from.
 
     Returns:
@@ -147,7 +147,7 @@ def check_method(
     check_needs(
         needs,
         report=report,
-        shelf=shelf,
+        index=index,
         api_key_env=str(getattr(settings, "generator_api_key_env", "")),
     )
     if people is not None and needs.public_text:
@@ -157,13 +157,13 @@ def check_method(
     return _plan(method, settings, people, report)
 
 
-def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str) -> None:
+def check_needs(needs: Needs, *, report: Report, index: ModelIndex, api_key_env: str) -> None:
     """Check that libraries, models, generation servers and files are there.
 
     Args:
         needs: what a run uses.
         report: takes what is found.
-        shelf: where models are.
+        index: where models are.
         api_key_env: the environment variable with a generation server's key.
     """
     with report.refusals("libraries"):
@@ -173,7 +173,7 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
     for model in needs.models:
         with report.refusals("models"):
             stamped.refuse(model.setting, model.name)
-            _model(model, report, shelf, api_key_env=api_key_env)
+            _model(model, report, index, api_key_env=api_key_env)
     with report.refusals("settings"):
         if needs.prompt:
             load_prompt(located(needs.prompt))
@@ -187,12 +187,12 @@ def check_needs(needs: Needs, *, report: Report, shelf: Shelf, api_key_env: str)
             if corpus.path is not None:
                 next(corpus.documents(), None)  # says what the file holds in place of text
             if needs.rows is not None:
-                _rows(needs.public_text, needs.rows, report, shelf)
+                _rows(needs.public_text, needs.rows, report, index)
     for read in needs.reads:
         with report.refusals("public text"):
             embeds = next(model for model in needs.models if model.kind == "embedding")
             try:
-                tokenizer = shelf.tokenizer(embeds.name)
+                tokenizer = index.tokenizer(embeds.name)
             except (ModelError, MissingExtraError):
                 return  # said where models are
             read(tokenizer)
@@ -289,11 +289,10 @@ def _read(
             report.say("data", said, level="stops")
         if people.users and settings.delta >= 1 / people.users:
             _large_delta(settings.delta, people.users, report)
-        return people
-    return None
+        return people  # and None where that is refused
 
 
-def _evaluation(file: str, settings: PrivateSumConfig, report: Report, shelf: Shelf) -> None:
+def _evaluation(file: str, settings: PrivateSumConfig, report: Report, index: ModelIndex) -> None:
     """Read whom the run holds out as `privsyn evaluate` will."""
     from flower_privsyn.evaluation.run import held_out_samples, own_users, split_by
 
@@ -301,7 +300,7 @@ def _evaluation(file: str, settings: PrivateSumConfig, report: Report, shelf: Sh
         config = {**settings.to_dict(), **dict(settings.node_settings)}
         _, others = split_by(config, own_users(config, file))
         try:
-            tokenizer = shelf.tokenizer(settings.embedding_model)
+            tokenizer = index.tokenizer(settings.embedding_model)
         except NotHereError:
             return  # the run downloads it
         held_out_samples(config, others, tokenizer=tokenizer)
@@ -335,7 +334,7 @@ def _cut(settings: PrivateSumConfig) -> Cut:
     return Cut.of(settings.to_dict())
 
 
-def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str) -> None:
+def _model(model: NeededModel, report: Report, index: ModelIndex, *, api_key_env: str) -> None:
     if is_address(model.name):
         require(("openai",))
         said = check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
@@ -353,7 +352,7 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
         _packaged(model, report)
         return
     try:
-        folder = shelf.folder(model.name, embeds=model.kind == "embedding")
+        folder = index.folder(model.name, embeds=model.kind == "embedding")
         if model.kind != "embedding":
             refuse_other_kind(model.name, folder, "masked" if model.kind == "masked" else "causal")
     except NotHereError as error:
@@ -365,21 +364,21 @@ def _model(model: NeededModel, report: Report, shelf: Shelf, *, api_key_env: str
             raise ModelError(f"{model.setting}: {folder} holds no weights")
         report.say("models", f"{model.setting} = {model.name}: {folder}")
         if model.max_tokens:
-            _length(model, shelf)
+            _length(model, index)
 
 
-def _length(model: NeededModel, shelf: Shelf) -> None:
+def _length(model: NeededModel, index: ModelIndex) -> None:
     try:
-        most = shelf.most_tokens(model.name)
+        most = index.most_tokens(model.name)
     except (ModelError, MissingExtraError):
         return  # a tokenizer that is made when the model is loaded
     if math.isfinite(most):
         refuse_longer(model.max_tokens, most=int(most), model=model.name)
 
 
-def _rows(public_text: str, rows: ChosenRows, report: Report, shelf: Shelf) -> None:
+def _rows(public_text: str, rows: ChosenRows, report: Report, index: ModelIndex) -> None:
     try:
-        folder = shelf.tokenizer_folder(rows.model)
+        folder = index.tokenizer_folder(rows.model)
         said = check_rows(public_text, rows, folder=folder)
     except (ModelError, MissingExtraError):
         return  # said where models are
@@ -424,8 +423,7 @@ def _plan(
             )
         if known or settings.num_users:
             _noise(plan, settings, report)
-        return plan
-    return None
+        return plan  # and None where that is refused
 
 
 def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> None:
@@ -450,7 +448,7 @@ def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> Non
 
 
 def _try_noise(
-    method: Method, plan: SettledPlan, report: Report, shelf: Shelf, *, counted: bool
+    method: Method, plan: SettledPlan, report: Report, index: ModelIndex, *, counted: bool
 ) -> None:
     """What the noise makes of the model that is trained, where it is here and users are known."""
     if not counted:
@@ -463,7 +461,7 @@ def _try_noise(
     try:
         for model in method.needs().models:
             if model.kind == "causal":
-                shelf.folder(model.name)
+                index.folder(model.name)
     except NotHereError as error:
         report.say("noise", f"not tried on the model: {error}", level="warning")
         return
@@ -481,10 +479,10 @@ def _traffic(
     plan: SettledPlan,
     people: People | None,
     report: Report,
-    shelf: Shelf,
+    index: ModelIndex,
 ) -> None:
     try:
-        outline = method.outline(shelf)
+        outline = method.outline(index)
     except (ModelError, MissingExtraError):
         outline = None  # which model is missing was said
     if outline is None:

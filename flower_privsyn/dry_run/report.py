@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 from flower_privsyn.errors import PrivsynError
@@ -13,7 +14,7 @@ Level = Literal["fine", "warning", "stops"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Diagnostic:
     """One sentence about the run.
 
     Attributes:
@@ -32,30 +33,34 @@ class Report:
     """All that was found, in the order in which a run would meet it.
 
     Attributes:
-        findings: the sentences.
+        diagnostics: the sentences.
         figures: numbers behind them, as plain JSON values.
         not_private: whether private text was counted for some of them.
         unknown: whether something that a run needs can be known from the app's own code alone.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     not_private: bool = False
     unknown: bool = False
 
     def say(self, topic: str, sentence: str, *, level: Level = "fine") -> None:
         """Add a sentence, without a full stop."""
-        finding = Finding(topic=topic, level=level, sentence=sentence.rstrip("."))
-        if finding not in self.findings:
-            self.findings.append(finding)
+        diagnostic = Diagnostic(topic=topic, level=level, sentence=sentence.rstrip("."))
+        if diagnostic not in self.diagnostics:
+            self.diagnostics.append(diagnostic)
 
-    def refusals(self, topic: str) -> _Refusals:
+    @contextlib.contextmanager
+    def refusals(self, topic: str) -> Iterator[None]:
         """Take an error of ours in this block for something that stops the run."""
-        return _Refusals(report=self, topic=topic)
+        try:
+            yield
+        except PrivsynError as error:
+            self.say(topic, str(error), level="stops")
 
-    def of_level(self, level: Level) -> list[Finding]:
-        """The findings of a level."""
-        return [finding for finding in self.findings if finding.level == level]
+    def of_level(self, level: Level) -> list[Diagnostic]:
+        """The diagnostics of a level."""
+        return [diagnostic for diagnostic in self.diagnostics if diagnostic.level == level]
 
     @property
     def ready(self) -> bool:
@@ -80,33 +85,6 @@ class Report:
             **({"stamp": STAMP} if self.not_private else {}),
             "ready": self.ready,
             "verdict": self.verdict,
-            "findings": [asdict(finding) for finding in self.findings],
+            "diagnostics": [asdict(diagnostic) for diagnostic in self.diagnostics],
             "figures": self.figures,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Refusals:
-    """A block whose errors of ours are findings.
-
-    Attributes:
-        report: takes them.
-        topic: of the findings.
-    """
-
-    report: Report
-    topic: str
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, PrivsynError):
-            return False
-        self.report.say(self.topic, str(error), level="stops")
-        return True

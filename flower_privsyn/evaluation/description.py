@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data import Cut, Users
-from flower_privsyn.data.cut import token_ids
-from flower_privsyn.data.limits import within_limits
+from flower_privsyn.data.cut import token_ids, within_limits
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.privacy import skipping
 

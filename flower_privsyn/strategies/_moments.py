@@ -693,7 +693,7 @@ def read_sets(
         DataError: a source is missing, unreadable or without text, or too small for its share.
     """
     from flower_privsyn.data import Cut
-    from flower_privsyn.data.public_text import public_documents
+    from flower_privsyn.data.public_corpus import public_documents
 
     def pieces(source: str) -> list[str]:
         written = user_path(source) / "synthetic.jsonl"

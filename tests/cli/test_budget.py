@@ -15,20 +15,6 @@ def _budget(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, shown.out, shown.err
 
 
-def test_budget_from_epsilon_and_back(capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--delta", "3e-6", "--rounds", "20", "--sampling-rate", "0.1", "--json")
-    status, out, _ = _budget(capsys, "--epsilon", "1", *common)
-    assert status == 0
-    report = json.loads(out)
-    assert set(report["noise_multiplier"]) == {"pld", "rdp"}
-    assert set(report["epsilon_release"]) == {"pld", "rdp"}
-    assert {"pld", "rdp"} <= set(report["epsilon_known_cohorts"])
-    multiplier = report["noise_multiplier"]["pld"]
-    status, out, _ = _budget(capsys, "--noise-multiplier", str(multiplier), *common)
-    assert status == 0
-    assert json.loads(out)["epsilon_release"]["pld"] == pytest.approx(1, rel=2e-3)
-
-
 def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = _budget(
         capsys,
@@ -37,7 +23,7 @@ def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert status == 0
     assert "epsilon_release" in out
-    assert "epsilon_known_cohorts, in every round" in out
+    assert "epsilon_known_cohorts" in out
     assert "delta 0.01 is not below 1/users = 0.01" in err
 
 
@@ -64,18 +50,13 @@ def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Invalid value for '--relation': 'replace' is not one of 'zero-out'," in err
 
 
-def test_a_user_in_few_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_epsilon_to_noise_and_back(capsys: pytest.CaptureFixture[str]) -> None:
     common = ("--delta", "3e-6", "--rounds", "20", "--sampling-rate", "0.1", "--json")
     report = json.loads(_budget(capsys, "--epsilon", "1", *common)[1])
     assert report["noise_multiplier"] == pytest.approx({"pld": 2.2404, "rdp": 2.4307}, rel=1e-4)
-    known = report["epsilon_known_cohorts"]
-    assert list(known["by_participations"]) == ["1", "2", "3", "20"]
-    assert known["by_participations"]["20"] == {"pld": known["pld"], "rdp": known["rdp"]}
     for name in ("pld", "rdp"):
         assert 0.9999 < report["epsilon_release"][name] <= 1.0
-        by_count = [entry[name] for entry in known["by_participations"].values()]
-        assert by_count == sorted(by_count)
-        assert by_count[0] > 1.0
+        assert report["epsilon_known_cohorts"][name] > 1.0
     assert report["inputs"] == {
         "epsilon": 1,
         "noise_multiplier": None,
@@ -96,7 +77,7 @@ def test_what_no_accountant_can_give_is_null(capsys: pytest.CaptureFixture[str])
     report = json.loads(_budget(capsys, "--epsilon", "2", *common)[1])
     assert report["noise_multiplier"]["rdp"] is None
     assert report["epsilon_release"]["rdp"] is None
-    assert report["epsilon_known_cohorts"]["by_participations"]["1"]["rdp"] is None
+    assert report["epsilon_known_cohorts"]["rdp"] is None
     assert 0.999 < report["epsilon_release"]["pld"] <= 2.0
     report = json.loads(_budget(capsys, "--noise-multiplier", "2", *common)[1])
     assert report["epsilon_release"]["rdp"] is None
@@ -118,7 +99,6 @@ def test_what_no_accountant_can_give_is_null(capsys: pytest.CaptureFixture[str])
             "Give either --sampling-rate or --sample-size, not both.",
         ),
         (["--epsilon", "1", "--sample-size", "3"], "--sample-size needs --population"),
-        (["--epsilon", "-1"], "epsilon"),
         (["--epsilon", "1", "--sampling-rate", "1.5"], "--sampling-rate must be a number"),
     ],
 )

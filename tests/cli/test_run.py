@@ -11,7 +11,6 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
-from flower_privsyn.data import Cut, Users
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
@@ -117,9 +116,6 @@ def test_a_node_s_reasons_are_in_the_log_that_is_named(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "nowhere"], "There is no app folder nowhere."),
-        (["run", "app", "--set", "epsilonn=1"], "did you mean 'epsilon'?"),
-        (["run", "app", "--config", "small"], "asking-app has no configuration 'small'"),
         (["run", "app", "--run-dir", "app/runs/1"], "lies inside the app"),
         (["run", "app", "--run-dir", "run"], "already holds a run; choose another"),
         (["run", "app", "--run-dir", "file"], "file is a file, not a folder"),
@@ -127,7 +123,6 @@ def test_a_node_s_reasons_are_in_the_log_that_is_named(
         (["run", "app", "--run-dir", "\udce9"], "\\udce9', which holds bytes that are no UTF-8"),
         (["run", "app", "--set", "num-nodes=0"], "num-nodes is 0; it must be a whole number"),
         (["resume", "run"], "has finished; there is nothing to resume."),
-        (["resume", "nowhere"], "There is no run directory"),
         (["inspect", "app"], "is not a run directory: it holds no config.json."),
     ],
 )
@@ -148,86 +143,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert sentence in last
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "users.jsonl"),
-        (b'{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": \n', "line 2"),
-        (b'{"client_id": "a", "body": "x"}\n{"client_id": "b", "body": "y"}\n', "no column 'text'"),
-        (b'{"client_id": "a", "text": "caf\xe9"}\n{"client_id": "b", "text": "x"}\n', "UTF-8"),
-        (b'{"client_id": "a", "text": ""}\n{"client_id": "b", "text": " "}\n', "no usable text"),
-    ],
-)
-@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
-def test_bad_data_is_named_before_flower_starts(
-    app: str,
-    content: bytes | None,
-    named: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        (tmp_path / "users.jsonl").write_bytes(content)
-    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
-    assert main(words) == 2
-    assert named in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
-def test_people_who_take_part_without_any_text_are_named_before_flower_starts(
-    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    held_out = next(
-        f"u{n}" for n in range(99) if not len(Cut(held_out_fraction=0.15).asked(person(f"u{n}")))
-    )
-    rows = [f'{{"client_id": "{held_out}", "text": "x"}}']
-    rows += [f'{{"client_id": "v{n}", "text": ""}}' for n in range(9)]
-    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
-    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
-    assert main([*words, "--set", "held-out-fraction=0.15", "--set", "seed=0"]) == 2
-    assert "nobody who takes part has any text" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-
-
-def test_public_text_that_the_users_wrote_is_named_before_flower_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = "some words of somebody who writes more than eight of them"
-    rows = [f'{{"client_id": "v{n}", "text": "{text} {n}"}}' for n in range(60)]
-    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
-    words = [
-        "run",
-        str(EXAMPLES.parent / "baselines" / "joint-sketch"),
-        "--run-dir",
-        "r",
-        "--set",
-        "data=users.jsonl",
-    ]
-    assert main([*words, "--set", "public-text=users.jsonl"]) == 2
-    assert "is the text of the users (data): what is chosen of it" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("app", ["examples/own-data", "baselines/joint-sketch"])
-def test_noise_that_drowns_the_users_is_named_before_flower_starts(
-    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = [f'{{"client_id": "v{n}", "text": "some words of number {n}"}}' for n in range(60)]
-    (tmp_path / "users.jsonl").write_text("\n".join(rows) + "\n")
-    words = ["run", str(EXAMPLES.parent / app), "--run-dir", "r", "--set", "data=users.jsonl"]
-    assert main([*words, "--set", "epsilon=0.05"]) == 2
-    said = capsys.readouterr().err
-    assert "the result is noise whatever they wrote" in said
-    assert said.rstrip().endswith("run all the same; nothing was spent")
-    assert not (tmp_path / "r").exists()
-
-
 def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,10 +157,6 @@ def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
     assert main(["resume", str(run.path), "--set", "epsilon=3"]) == 2
     assert "epsilon = 3.0 differs from the 1.0" in capsys.readouterr().err
     assert (run.state, run.standing) == (state, standing)
-
-
-def person(name: str) -> Users:
-    return Users.from_rows([(name, "x")])
 
 
 def test_what_a_run_leaves_out_of_its_data_is_counted(
@@ -318,25 +229,6 @@ def test_an_app_without_a_run_directory_ends_well(
 ) -> None:
     assert show_outcome(launch.Outcome(path=tmp_path, error=None)) == 0
     assert "finished" in capsys.readouterr().out
-
-
-def test_contradicting_settings_are_named_before_flower_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = EXAMPLES / "quickstart"
-    run = str(tmp_path / "r")
-    settings = ["--set", "epsilon=8.0", "--set", "noise-multiplier=2.0"]
-    assert main(["run", str(app), "--run-dir", run, *settings]) == 2
-    error = capsys.readouterr().err
-    assert "--set epsilon=-1" in error
-    assert "Running" not in error
-    assert not (tmp_path / "r").exists()
-
-
-def test_own_data_without_data(capsys: pytest.CaptureFixture[str]) -> None:
-    app = EXAMPLES / "own-data"
-    assert main(["run", str(app)]) == 2
-    assert "data is empty" in capsys.readouterr().err
 
 
 def test_where_a_run_goes_when_nobody_says(

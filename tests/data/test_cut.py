@@ -143,7 +143,7 @@ def test_a_word_longer_than_a_sample_is_torn_between_characters() -> None:
 TEXTS = st.lists(st.sampled_from(["alpha beta gamma delta"]) | st.text(max_size=60), max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     st.dictionaries(st.text(max_size=5), TEXTS, max_size=8),
     st.integers(1, 4),

@@ -11,9 +11,8 @@ import datasets
 import pytest
 
 from flower_privsyn.data import public_corpus, public_texts
-from flower_privsyn.data.public_corpus import PublicCorpus
+from flower_privsyn.data.public_corpus import PublicCorpus, public_documents
 from flower_privsyn.data.public_rows import PublicRows
-from flower_privsyn.data.public_text import public_documents
 from flower_privsyn.embedding import load_tokenizer
 
 README = """---

@@ -57,13 +57,13 @@ def test_batches(texts: list[str], expected: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     "texts",
     [
-        pytest.param([of_characters(2**20)] * 4, id="four long documents"),
-        pytest.param([of_characters(2**10)] * 4096, id="many documents"),
-        pytest.param(["x" * 2**20], id="one word"),
+        pytest.param([of_characters(2**19)], id="a long document"),
+        pytest.param([of_characters(2**9)] * 1024, id="many documents"),
+        pytest.param(["x" * 2**19], id="one word"),
     ],
 )
 @pytest.mark.parametrize("at_sentences", [False, True])
-def test_a_user_of_four_megabytes_is_read_in_batches(
+def test_half_a_megabyte_is_read_in_batches(
     texts: list[str], at_sentences: bool, tokenizer: Tokenizer
 ) -> None:
     watched = Watched(tokenizer)

@@ -6,17 +6,17 @@ import os
 
 import pytest
 
-from flower_privsyn.dry_run import Shelf
+from flower_privsyn.dry_run import ModelIndex
 from flower_privsyn.errors import ModelError
 
 
 def test_sizes_are_read_from_files() -> None:
     from flower_privsyn.queries import TrainableModel
 
-    shelf = Shelf()
-    assert shelf.dimension("all-MiniLM-L6-v2") == 384
-    assert shelf.vocabulary("privsyn-tiny") == 8192
-    assert shelf.parameters(TrainableModel(name="privsyn-tiny")) == 1_901_696
+    index = ModelIndex()
+    assert index.dimension("all-MiniLM-L6-v2") == 384
+    assert index.vocabulary("privsyn-tiny") == 8192
+    assert index.parameters(TrainableModel(name="privsyn-tiny")) == 1_901_696
     with pytest.raises(ModelError, match="does not exist"):
-        shelf.dimension("./no")
+        index.dimension("./no")
     assert os.environ["HF_HUB_OFFLINE"] == "1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.dry_run import Finding
+from flower_privsyn.dry_run import Diagnostic
 from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]
@@ -23,16 +23,18 @@ class TestPublicText:
     TEXT = "the court ruled on the tax of this year and the next"
 
     @pytest.fixture
-    def found(self, check: Check, tmp_path: Path) -> Callable[..., Finding | None]:
+    def found(self, check: Check, tmp_path: Path) -> Callable[..., Diagnostic | None]:
         """What is said of documents that are named as public text, on a file of 300 users."""
 
-        def run(documents: list[str], *, users: int = 300, text: str = self.TEXT) -> Finding | None:
+        def run(
+            documents: list[str], *, users: int = 300, text: str = self.TEXT
+        ) -> Diagnostic | None:
             data, public = users_file(tmp_path, users=users, text=text), tmp_path / "public.jsonl"
             public.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
             rows = ("least-row-tokens=1", "least-selected=1")  # whatever they are, enough
             values = ("epsilon=8", f"data={data}", f"public-text={public}", *rows)
             report = check(*values, app=JOINT_SKETCH)
-            said = [one for one in report.findings if one.topic == "public text"]
+            said = [one for one in report.diagnostics if one.topic == "public text"]
             assert len(said) <= 1
             return said[0] if said else None
 
@@ -56,11 +58,11 @@ class TestPublicText:
                 f'public-text = "{public}" is the text of the users (data): what is chosen of it'
             )
 
-    def test_other_text_is_public(self, found: Callable[..., Finding | None]) -> None:
+    def test_other_text_is_public(self, found: Callable[..., Diagnostic | None]) -> None:
         assert found(self.theirs(100)) is None
 
     def test_a_few_quotations_are_worth_a_word_and_more_stop_the_run(
-        self, found: Callable[..., Finding | None]
+        self, found: Callable[..., Diagnostic | None]
     ) -> None:
         for leaked, level in ((3, "warning"), (4, "stops")):
             quoted = [f" The  {one[4:].upper()}" for one in self.mine(*range(leaked))]
@@ -74,7 +76,7 @@ class TestPublicText:
         assert said.level == "warning"
 
     def test_a_sample_of_them_is_their_text_however_many_others_there_are(
-        self, found: Callable[..., Finding | None]
+        self, found: Callable[..., Diagnostic | None]
     ) -> None:
         said = found(self.mine(*range(10)), users=3000)
         assert said is not None
@@ -84,7 +86,7 @@ class TestPublicText:
         assert said.level == "warning"
 
     def test_their_lines_in_one_document_are_found(
-        self, found: Callable[..., Finding | None]
+        self, found: Callable[..., Diagnostic | None]
     ) -> None:
         said = found(["\n".join(self.mine(*range(20)))])
         assert said is not None
@@ -102,7 +104,7 @@ def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path,
     def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
         public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
         values = ("epsilon=8", f"data={data}", f"public-text={public}", *settings)
-        found = check(*values, app=app).findings
+        found = check(*values, app=app).diagnostics
         return [(one.level, one.sentence) for one in found if one.topic == "public text"]
 
     ((level, sentence),) = said(["A short one."] * 50)

@@ -7,7 +7,7 @@ from datetime import date
 import numpy as np
 
 from flower_privsyn.data import Cut, Users
-from flower_privsyn.data.limits import MAX_DOCUMENTS
+from flower_privsyn.data.cut import MAX_DOCUMENTS
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.evaluation.description import describe
 from flower_privsyn.evaluation.result import STAMP

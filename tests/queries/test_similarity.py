@@ -77,7 +77,7 @@ def scores_by_definition(
 @pytest.fixture(scope="module")
 def real() -> tuple[Cohort, np.ndarray, np.ndarray]:
     """MiniLM embeddings of bundled passages: a cohort, candidates, and their prompts."""
-    from flower_privsyn.data.public_text import public_texts
+    from flower_privsyn.data.public_corpus import public_texts
     from flower_privsyn.embedding import load_embedder
 
     embedder = load_embedder()

@@ -21,4 +21,4 @@ def users_file(folder: Path, *, users: int = 60, text: str = "The court ruled on
 
 def stops(report: Report) -> dict[str, str]:
     """What stops the run, by what it is about."""
-    return {finding.topic: finding.sentence for finding in report.of_level("stops")}
+    return {diagnostic.topic: diagnostic.sentence for diagnostic in report.of_level("stops")}

@@ -20,7 +20,7 @@ class NotHereError(ModelError):
     """A model of the hub that a run downloads."""
 
 
-class Shelf:
+class ModelIndex:
     """The models on this machine; a `flower_privsyn.run.method.Look`.
 
     What was found is kept as long as this object is: several runs are checked with one of them.
