@@ -27,8 +27,8 @@ def evaluate(
         str | None,
         option(
             "MODEL",
-            "causal model to fine-tune on the synthetic text (default: that which the run made, else "
-            "privsyn-tiny)",
+            "causal model to fine-tune on the synthetic text (default: that which the run made, "
+            "else privsyn-tiny)",
         ),
     ] = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Columns, Rows
-from flower_privsyn.data.read import check_names, rows_of_table
+from flower_privsyn.data.read import check_names, rows_of_table, suffix_of
 from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
+from flower_privsyn.files import expanded, located
 from flower_privsyn.models.hub import hub_unreachable
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
@@ -27,16 +28,60 @@ _SAVED: Final = ("dataset_dict.json", "dataset_info.json")
 # ---- where it is -------------------------------------------------------------------------------
 
 
-def is_hub_name(location: str) -> bool:
-    """Whether this may be `owner/name`, `owner/name:config` or `owner/name:config:split`."""
-    return _HUB_NAME.fullmatch(location) is not None
+def located_name(source: str) -> str:
+    """A path as the user meant it; also that of a data set in a folder, folder:config:split."""
+    whole = located(source)
+    if ":" not in source or whole != source:
+        return whole
+    folder, _, rest = source.partition(":")
+    return f"{located(folder)}:{rest}"
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of a data set that is in one: all of its name, or what stands before a colon."""
+    found = (expanded(part) for part in (name, name.partition(":")[0]))
+    return next((folder for folder in found if folder.is_dir()), None)
+
+
+def is_named(name: str) -> bool:
+    """Whether this may be a data set: in a folder, or by the words that name one of the hub."""
+    in_hub = _HUB_NAME.fullmatch(name) is not None and suffix_of(Path(name)) is None
+    return in_hub or folder_of(name) is not None
+
+
+def by_name(name: str, split: str, *, streaming: bool = False) -> Any:
+    """A data set by its name.
+
+    Args:
+        name: Of a folder that `save_to_disk` wrote; `folder:config:split` of one that the library
+            reads, and `folder::split` of either; `owner/name:config:split` of one of the hub.
+        split: Where the name says none.
+        streaming: Whether rows are read as they are asked for, and none is stored.
+
+    Raises:
+        DataError: There is no such data set, configuration or split.
+        MissingExtraError: The library is not installed.
+    """
+    folder = folder_of(name)
+    if folder is None:
+        return from_hub(name, split, streaming=streaming)
+    _, _, rest = ("", "", "") if expanded(name).is_dir() else name.partition(":")
+    config, _, named = rest.partition(":")
+    if not is_saved(folder):
+        return from_folder(folder, config or None, named or split, streaming=streaming)
+    if config not in ("", "default"):
+        raise DataError(
+            f"{folder} is a save_to_disk folder, which has no configurations, got {config!r}: "
+            f"name {folder}::{named or split}"
+        )
+    return split_of(from_disk(folder), named or split, where=name)
 
 
 def from_hub(location: str, split: str, *, streaming: bool = False) -> Any:
     """A data set of the hub, or of the library's cache where there is no network.
 
     Args:
-        location: As `is_hub_name` knows it; nothing between two colons is the only configuration.
+        location: See `by_name`; nothing between two colons is the only configuration.
         split: Where the location names none.
         streaming: Read its rows from the hub as they are asked for and store none; from the cache
             where there is no network.

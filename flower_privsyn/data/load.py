@@ -12,7 +12,7 @@ from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.gathered import Gathered
 from flower_privsyn.data.users import Users, parse_cutoff
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded, located
+from flower_privsyn.files import expanded
 
 
 def load_users(
@@ -147,7 +147,7 @@ def _configured(source: str) -> str:
             "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
         )
     try:
-        return _located(source)
+        return data_sets.located_name(source)
     except ConfigError as error:
         raise ConfigError(f"data = {error}") from None
 
@@ -181,40 +181,15 @@ def _name_of(source: Any) -> str:
     return "the table" if read.is_table(source) else "the data set"
 
 
-def _located(source: str) -> str:
-    """A path as the user meant it; also that of a data set in a folder, folder:config:split."""
-    whole = located(source)
-    if ":" not in source or whole != source:
-        return whole
-    folder, _, rest = source.partition(":")
-    return f"{located(folder)}:{rest}"
-
-
 def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows]:
     path = expanded(location)
-    if path.is_dir():
-        if data_sets.is_saved(path):
-            dataset = data_sets.from_disk(path)
-            return _from_dataset(dataset, columns, split, where=str(path))
+    if path.is_dir() and not data_sets.is_saved(path):
         return read.read_folder(path, columns)
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return read.read_file(path, columns)
-    folder, colon, rest = location.partition(":")
-    if colon and expanded(folder).is_dir():
-        config, _, named = rest.partition(":")
-        if data_sets.is_saved(expanded(folder)):
-            if config not in ("", "default"):
-                raise DataError(
-                    f"{folder} is a save_to_disk folder, which has no configurations, got "
-                    f"{config!r}: name {folder}::{named or split}"
-                )
-            saved = data_sets.from_disk(expanded(folder))
-            return _from_dataset(saved, columns, named or split, where=location)
-        dataset = data_sets.from_folder(expanded(folder), config or None, named or split)
-    elif read.suffix_of(path) or not data_sets.is_hub_name(location):
+    if not data_sets.is_named(location):
         raise DataError(f"{path} does not exist.")
-    else:
-        dataset = data_sets.from_hub(location, split)
+    dataset = data_sets.by_name(location, split)
     return _from_dataset(dataset, columns, split, where=location)
 
 

@@ -48,14 +48,14 @@ class PublicCorpus:
         source: as it was named, without the number of documents.
         setting: what named it, for sentences.
         path: the file or the folder; None for a data set of the hub.
-        data_set: configuration and split of a data set of the Hugging Face library; None for files.
+        data_set: the name of a data set of the Hugging Face library; None for files.
         most: documents that are read at most; None for all.
     """
 
     source: str
     setting: str
     path: Path | None
-    data_set: tuple[str | None, str] | None = None
+    data_set: str | None = None
     most: int | None = None
 
     @classmethod
@@ -73,25 +73,26 @@ class PublicCorpus:
             name, most = first[1], int(first[2])
         if name == "bundled":
             return cls(source=name, setting=setting, path=BUNDLED, most=most)
-        path = expanded(located(name))
-        kind: tuple[str | None, str] | None = None
-        if _there(name):
-            try:
-                if path.is_dir() and data_sets.is_saved(path):
-                    kind = (None, "train")
-            except OSError as error:
-                raise _unreadable(setting, name, path, error) from error
-            return cls(source=name, setting=setting, path=path, data_set=kind, most=most)
-        folder, colon, rest = name.partition(":")
-        config, _, split = rest.partition(":")
-        kind = (config or None, split or "train")
-        if colon and (path_of_set := expanded(located(folder))).is_dir():
-            return cls(source=name, setting=setting, path=path_of_set, data_set=kind, most=most)
-        if read.suffix_of(path) or not data_sets.is_hub_name(name):
-            raise DataError(
-                f'{setting} = "{name}": {path} cannot be read (No such file or directory)'
+        path, named = expanded(located(name)), data_sets.located_name(name)
+        data_set: str | None = None
+        if not _there(name):
+            if not data_sets.is_named(named):
+                raise DataError(
+                    f'{setting} = "{name}": {path} cannot be read (No such file or directory)'
+                )
+            return cls(
+                source=name,
+                setting=setting,
+                path=data_sets.folder_of(named),
+                data_set=named,
+                most=most,
             )
-        return cls(source=name, setting=setting, path=None, data_set=kind, most=most)
+        try:
+            if path.is_dir() and data_sets.is_saved(path):
+                data_set = named
+        except OSError as error:
+            raise _unreadable(setting, name, path, error) from error
+        return cls(source=name, setting=setting, path=path, data_set=data_set, most=most)
 
     def identity(self) -> list[Any]:
         """What its documents depend on, as JSON can hold it.
@@ -109,7 +110,7 @@ class PublicCorpus:
             except OSError as error:
                 raise self._unreadable(error) from error
             if self.data_set is not None:
-                found += ["data set", *self.data_set]
+                found += ["data set", self.data_set]
         return found if self.most is None else [*found, "first", self.most]
 
     def documents(self) -> Iterator[str]:
@@ -165,7 +166,8 @@ class PublicCorpus:
     def _of_rows(self) -> Iterator[tuple[str, str | None]]:
         """The rows of a data set."""
         try:
-            for number, row in enumerate(self._data_set(), start=1):
+            rows = data_sets.by_name(str(self.data_set), "train", streaming=True)
+            for number, row in enumerate(rows, start=1):
                 text = row.get("text")
                 if not isinstance(text, str):
                     raise NoTextError(
@@ -179,14 +181,6 @@ class PublicCorpus:
             raise DataError(f'{self.setting} = "{self.source}": {error}') from error
         except Exception as error:  # whatever a library of files or of the network raises
             raise self._unreadable(error) from error
-
-    def _data_set(self) -> Any:
-        config, split = self.data_set or (None, "train")
-        if self.path is None:
-            return data_sets.from_hub(self.source, split, streaming=True)
-        if data_sets.is_saved(self.path):
-            return data_sets.split_of(data_sets.from_disk(self.path), split, where=self.source)
-        return data_sets.from_folder(self.path, config, split, streaming=True)
 
     def _unreadable(self, error: Exception, path: Path | None = None) -> DataError:
         return _unreadable(self.setting, self.source, path or self.path or self.source, error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Final
 
@@ -49,9 +48,6 @@ from flower_privsyn.strategies.by_name import STRATEGIES, built, own_keys
 
 #: How many standard deviations of the noise stand out.
 _SEEN: Final = 3.0
-
-#: Free bytes below which a disk is worth a word.
-_LEAST_FREE: Final = 10**9
 
 #: Share of the users with text from which on the others are not worth a warning.
 _MOST_WRITE: Final = 0.9
@@ -214,12 +210,6 @@ def _place(
             )
         if not os.access(there, os.W_OK):
             raise RunDirectoryError(f"{there}, where the run is to be written, cannot be written")
-        free = shutil.disk_usage(there).free
-        report.figures["bytes_free"] = free
-        if free < _LEAST_FREE:
-            said = f"{bytes_text(free)} are free on the disk of {there}"
-            # Also of a folder that only shows what the system is doing, as /proc.
-            report.say("run directory", said, level="warning" if free else "stops")
 
 
 def _settings_of(

@@ -13,7 +13,6 @@ from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]
 JOINT_SKETCH = ROOT / "baselines" / "joint-sketch"
-HYBRID = ROOT / "baselines" / "hybrid"
 MID_TRAINING = ROOT / "baselines" / "public-mid-training"
 
 
@@ -96,7 +95,7 @@ class TestPublicText:
         assert said.level == "stops"
 
 
-@pytest.mark.parametrize("app", [JOINT_SKETCH, HYBRID, MID_TRAINING])
+@pytest.mark.parametrize("app", [JOINT_SKETCH, MID_TRAINING])
 def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
     public, data = tmp_path / "public.jsonl", users_file(tmp_path)
     long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
