@@ -204,7 +204,7 @@ def house(folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
 
 def _keys() -> tuple[set[str], set[str]]:
     """Keys that a run configuration may have, and fields of settings that it may not."""
-    from flower_privsyn.cli.settings_page import settings_page
+    from flower_privsyn.cli.methods import settings_page
     from flower_privsyn.strategies import STRATEGIES
 
     methods = settings_page().partition("## What the owner of a node allows")[0]

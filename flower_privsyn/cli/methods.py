@@ -1,17 +1,47 @@
-"""`privsyn methods`: the catalogue, with what other distributions add to it."""
+"""`privsyn methods`: the catalogue, with what other distributions add to it, and the settings.
+
+These are in Markdown docs/settings.md, as their classes declare them.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flower_privsyn.cli.options import Json
+from flower_privsyn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_privsyn.checks import Declaration, Settings
+
+_PREFACE = """\
+# Settings
+
+Every key of every method: what may stand there, what stands there by default, what it is.
+
+`privsyn methods --settings` writes this page from the declarations in the code, and
+`privsyn methods popri` shows one method. In Python the keys have underscores
+(`POPriConfig(num_rounds=20)`, `help(POPriConfig)`); in a run configuration
+(`[tool.flwr.app.config]`, `--set`) they have hyphens, and a negative number leaves out one that
+need not be given. A value that is not allowed is refused before anything is spent. Some values of
+papers are keywords of the classes alone: [paper_index.md](paper_index.md) names them.
+
+Which keys of the papers these are stands there, too.
+"""
+
+_POLICY = """\
+## What the owner of a node allows
+
+Keys of the file that `privsyn node policy --init` writes: [node_policy.md](node_policy.md).
+"""
 
 
 def methods(
@@ -22,7 +52,6 @@ def methods(
     ] = False,
 ) -> int:
     """List the methods and their papers; with METHOD, the settings of that one."""
-    from flower_privsyn.cli.settings_page import settings_of, settings_page
     from flower_privsyn.strategies.catalogue import entries, refusals
 
     if method:
@@ -74,3 +103,77 @@ def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
+
+
+def settings_page() -> str:
+    """All settings: those that methods share once, then those of each method."""
+    from flower_privsyn.checks import Settings
+    from flower_privsyn.client_apps.policy import NodePolicy
+    from flower_privsyn.strategies.catalogue import entries
+
+    users: dict[type[Settings], list[str]] = {}
+    for name, entry in entries().items():
+        for cls in reversed(entry.classes()[0].__mro__):
+            if issubclass(cls, Settings) and cls.declared:
+                users.setdefault(cls, []).append(name)
+    parts = [_PREFACE]
+    for cls, names in users.items():
+        title = f"`{names[0]}`"
+        if len(names) == len(entries()):
+            title = "All methods"
+        elif len(names) > 1:
+            title = " and ".join(f"`{name}`" for name in names)
+        own = [cls.declared[name] for name in inspect.get_annotations(cls) if _is_key(cls, name)]
+        if own:
+            parts.append(f"## {title}\n\n{_table(own, cls.declared)}")
+    policy = [field for name, field in NodePolicy.declared.items() if name != "source"]
+    parts.append(f"{_POLICY}\n{_table(policy, NodePolicy.declared)}")
+    return "\n".join(parts)
+
+
+def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
+    """The settings of one method: key, what is allowed, the default and the words of each.
+
+    Args:
+        method: as settings name it.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    from flower_privsyn.strategies.by_name import STRATEGIES, listed_strategies
+
+    if method not in STRATEGIES:
+        raise ConfigError(f"the method must be {listed_strategies()}, got {method!r}")
+    declared = STRATEGIES[method][0].declared
+    for name, field in declared.items():
+        if _is_key(STRATEGIES[method][0], name):
+            yield _row(field, declared)
+
+
+def _is_key(cls: type[Settings], name: str) -> bool:
+    return name != "node_settings" and name in cls.declared and not cls.declared[name].in_python
+
+
+def _table(fields: Iterable[Declaration], keys: Mapping[str, Any]) -> str:
+    """Fields as a table in Markdown."""
+    lines = ["| key | allowed | default | what it is |", "|---|---|---|---|"]
+    for field in fields:
+        key, allowed, default, words = (text.replace("|", "\\|") for text in _row(field, keys))
+        lines.append(f"| `{key}` | {allowed} | `{default}` | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: Declaration, keys: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Key, what is allowed, the default as a run configuration has it, and the words of a field."""
+
+    def hyphenated(found: re.Match[str]) -> str:
+        return found[0].replace("_", "-") if found[1] in keys else found[0]
+
+    words = re.sub(r"`(\w+)`", hyphenated, field.words)
+    if field.default is None:
+        default = "-1"
+    elif isinstance(field.default, float):
+        default = repr(field.default)
+    else:
+        default = json.dumps(field.default)
+    return field.name.replace("_", "-"), field.allowed, default, words

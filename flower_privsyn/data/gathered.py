@@ -20,8 +20,8 @@ from flower_privsyn.privacy import skipping
 #: What is left of the nodes that are kept when their rows are more than memory is given to.
 _LEFT: Final = 0.75
 
-#: What a document takes beside its characters: its object, and its places in lists.
-_DOCUMENT_BYTES: Final = 80
+#: What a document takes beside its characters: its object, and what says whose and of when it is.
+_DOCUMENT_BYTES: Final = 180
 
 
 class Gathered:

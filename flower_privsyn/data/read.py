@@ -294,7 +294,7 @@ def _header(path: Path, text: io.TextIOWrapper, columns: Columns) -> tuple[int, 
                 "archive?): save it as CSV in UTF-8."
             )
         if line.lower().startswith("sep="):
-            delimiters = line[4:5]
+            delimiters = line[4:5] if line[4:5] in tuple(_DELIMITERS) else delimiters
         elif line.strip():
             break
     else:
@@ -436,15 +436,19 @@ def _values(column: Any, name: str, columns: Columns) -> tuple[list[Any], str]:
     import pyarrow.types as types
 
     if not isinstance(column, pa.ChunkedArray):
-        if column.dtype == object:
+        try:
+            made = None if column.dtype == object else pa.array(column, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            made = None  # what Arrow says may quote a value
+        if made is None:
             missing = column.isna()
             return [None if no else v for v, no in zip(column, missing, strict=True)], ""
-        column = pa.chunked_array([pa.array(column, from_pandas=True)])
+        column = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
-    string = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    if string:
+    views = getattr(types, "is_string_view", lambda _: False)  # of pyarrow 16 and later
+    if types.is_string(kind) or types.is_large_string(kind) or views(kind):
         # As bytes: Parquet does not check that they are UTF-8.
         found = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
         return [one if one is None else one.decode("utf-8", "surrogateescape") for one in found], ""

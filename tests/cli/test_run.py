@@ -198,39 +198,6 @@ def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(
     assert "already holds a run" in said
 
 
-@pytest.mark.parametrize(
-    ("file", "settings", "sentence"),
-    [
-        ("users.jsonl", ["held-out-fraction=0"], "held-out-fraction = 0: the run holds nobody out"),
-        ("missing.jsonl", [], "missing.jsonl"),
-        ("users.jsonl", ["text-column=body"], "users.jsonl has no column 'body'"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_named_before_flower_starts(
-    file: str,
-    settings: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "users.jsonl").write_text('{"client_id": "a", "text": "x"}\n')
-    given = [word for setting in settings for word in ("--set", setting)]
-    app = str(EXAMPLES.parent / "baselines" / "joint-sketch")
-    assert main(["run", app, "--run-dir", "r", "--evaluate", file, *given]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error.splitlines()[-1]
-    assert not (tmp_path / "r").exists()
-
-
-def test_an_app_without_a_run_directory_ends_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert show_outcome(launch.Outcome(path=tmp_path, error=None)) == 0
-    assert "finished" in capsys.readouterr().out
-
-
 def test_where_a_run_goes_when_nobody_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
