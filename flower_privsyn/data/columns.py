@@ -167,9 +167,12 @@ class Columns:
     def _text(self, parts: Sequence[object], place: Callable[[int], str], row: int) -> str | None:
         """A document of its columns; None where one of them is unusable, or none is there."""
         given = [part for part in parts if part is not None]
-        if not given or not all(isinstance(part, str) and "\0" not in part for part in given):
+        if not given:
             return None
-        text = _BETWEEN_TEXTS.join(part for part in map(str, given) if part.strip())
+        for part in given:
+            if not isinstance(part, str) or "\0" in part:
+                return None
+        text = _BETWEEN_TEXTS.join([part for part in map(str, given) if part.strip()])
         if is_unicode(text):
             return text
         if self.strict and _RAW.search(text):

@@ -210,7 +210,7 @@ def _read_json(path: Path, columns: Columns) -> Iterator[Rows]:
 
 def _objects(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
     """What stands in each line or in an array, None where it is no JSON, with its place."""
-    begun = False
+    begun, where = False, str(path)
     # Not `splitlines`: a text may hold U+2028 and other separators unescaped.
     for number, line in enumerate(iter(text.readline, ""), start=1):
         if not begun and line.lstrip().startswith("["):
@@ -222,13 +222,13 @@ def _objects(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]
                     f"{path} line {at}: the JSON array is broken there, so nobody knows whose the "
                     "rest is."
                 ) from None
-            yield from ((f"{path} entry {n}", entry) for n, entry in enumerate(entries, start=1))
+            yield from ((f"{where} entry {n}", entry) for n, entry in enumerate(entries, start=1))
         elif line.strip():
             begun = True
             try:
-                yield f"{path} line {number}", json.loads(line)
+                yield f"{where} line {number}", json.loads(line)
             except (ValueError, RecursionError):
-                yield f"{path} line {number}", None
+                yield f"{where} line {number}", None
 
 
 def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _read_delimited(path: Path, columns: Columns) -> Iterator[Rows]:
     # Of the whole process; nothing that reads CSV beside this fails of it.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     with _text_of(path) as text:
-        before, delimiter, names = _header(path, text, columns)
+        where, (before, delimiter, names) = str(path), _header(path, text, columns)
         rows = _fields(path, csv.reader(text, delimiter=delimiter, strict=True), before, len(names))
         empty = True
         while part := list(itertools.islice(rows, _PART_ROWS)):
@@ -274,7 +274,7 @@ def _read_delimited(path: Path, columns: Columns) -> Iterator[Rows]:
                 for name in columns.wanted
                 if name in names
             }
-            lines = [f"{path} line {line}" for line, _ in part]
+            lines = [f"{where} line {line}" for line, _ in part]
             yield columns.rows(cells, lines.__getitem__)
     if empty:
         raise EmptyError(f"{path} holds no rows below the names of its columns.")
