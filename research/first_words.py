@@ -4,7 +4,7 @@
 
 Texts stand in the order of the files; the one in which a user's words run out is cut there, and the
 user's later ones are left out. Words are joined by single blanks. With `--without-sealed-of FILE`
-(JSON lines) nobody is kept who is in that file and sealed (`flower_privsyn.evaluation.sealed`): a
+(JSON lines) nobody is kept who is in that file and sealed (`flower_privsyn.comparison.people`): a
 sample that experiments have looked at spoils its sealed users for the last table, and no others.
 """
 
@@ -16,7 +16,7 @@ import gzip
 import json
 from pathlib import Path
 
-from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.comparison.people import sealed
 
 
 def main() -> None:

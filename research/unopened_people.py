@@ -1,6 +1,6 @@
 r"""Read the students of finished comparisons on sealed people whom none of them has opened.
 
-    python -m research.unopened_people COMPARISON ... --data FILE ... \
+    python -m research.unopened_people COMPARISON ... --data FILE \
         --people 1500 --results FILE
 
 The sealed users of the data that no COMPARISON has held out are the ones, as many of them as are
@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flower_privsyn.comparison.measures import STUDENT
-from flower_privsyn.comparison.people import joined
+from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.data import Samples, Users, load_users
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.language_model import evaluate_language_model
-from flower_privsyn.evaluation.sealed import only_sealed
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
 from flower_privsyn.run.directory import TRAINED_MODEL
 from flower_privsyn.strategies.catalogue import OF_MODELS
@@ -92,11 +91,11 @@ def students_of(comparison: Path) -> Iterator[Student]:
             yield Student(cell, figures, model, max_tokens)
 
 
-def unopened(data: Sequence[str], comparisons: Sequence[Path], *, people: int) -> Users:
+def unopened(data: str, comparisons: Sequence[Path], *, people: int) -> Users:
     """Sealed people whom no comparison has held out.
 
     Args:
-        data: files of users.
+        data: a file or folder of users.
         comparisons: their folders.
         people: how many, by a hash of their ids.
 
@@ -106,7 +105,8 @@ def unopened(data: Sequence[str], comparisons: Sequence[Path], *, people: int) -
     opened: set[str] = set()
     for comparison in comparisons:
         opened |= set(load_users(comparison / "data" / "held_out.jsonl").user_ids)
-    users = only_sealed(joined([load_users(file) for file in data]), what="--data")
+    users = load_users(data)
+    users = users.select(sealed(users.user_ids))
     left = [place for place, user in enumerate(users.user_ids) if user not in opened]
     if not 0 < people <= len(left):
         raise ConfigError(
@@ -180,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not in the results yet, and print the table of all of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("comparisons", type=Path, nargs="+", metavar="COMPARISON")
-    parser.add_argument("--data", nargs="+", required=True, metavar="FILE")
+    parser.add_argument("--data", required=True, metavar="FILE")
     parser.add_argument("--people", type=int, default=1500)
     parser.add_argument("--embedding-model", default="all-MiniLM-L6-v2", help="that cuts samples")
     parser.add_argument("--results", type=Path, required=True)

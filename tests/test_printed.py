@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flower_privsyn import Users
 from flower_privsyn.client_apps import node_users, training
 from flower_privsyn.data import Cut, Samples
 from flower_privsyn.embedding import records
-from flower_privsyn.evaluation.classification import LabelledTexts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy.skipping import Tally
 from flower_privsyn.queries import Cohort, joint_sketch
@@ -36,10 +34,6 @@ def cohort(text: str) -> Cohort:
         (USERS.deal(partition_id=0, num_partitions=2), "Users(1 users, 1 texts)"),
         (Cut(max_tokens=None).samples(USERS), "Samples(2 users, 2 samples)"),
         (cohort(SECRET), "Cohort(1 users, 1 records)"),
-        (
-            LabelledTexts(texts=[SECRET], classes=np.zeros(1, dtype=np.int64)),
-            "LabelledTexts(1 texts)",
-        ),
     ],
 )
 def test_sizes_stand_for_text(held: Any, shown: str) -> None:

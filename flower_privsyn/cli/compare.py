@@ -23,7 +23,7 @@ _CONTINUE: Final = "Continue with the same command; what is finished is kept.\n"
 
 def compare(
     context: typer.Context,
-    data: Annotated[list[str], option("FILE ...", "users; several files are joined")],
+    data: Annotated[str, option("FILE", "users: a file, or a folder of files")],
     epsilon: Annotated[list[float], option("E ...")],
     methods: Annotated[
         list[str] | None,
@@ -83,16 +83,14 @@ def compare(
             "--set",
         ),
     ] = None,
-    open_sealed: Annotated[
-        bool,
-        typer.Option(
-            "--open-sealed",
-            help="hold out the tenth of all users that is kept for one last table; stamps outputs",
-        ),
-    ] = False,
     sealed_users: Annotated[
         int,
-        option("N", "how many of them, by a hash of their ids (default: all)", show_default=False),
+        option(
+            "N",
+            "hold out so many of the tenth of all users that is kept for one last table; stamps "
+            "every output",
+            show_default=False,
+        ),
     ] = 0,
     distil: Annotated[
         bool,
@@ -120,10 +118,10 @@ def compare(
     people = People.read(
         data,
         held_out,
+        users=users,
         held_out_users=held_out_users,
         newer_than=newer_than,
         columns=columns_of(columns),
-        open_sealed=open_sealed,
         sealed_users=sealed_users,
     )
     plan = make_plan(
@@ -134,7 +132,6 @@ def compare(
         seeds=seeds,
         first_seed=first_seed,
         configs=config or ["cpu"],
-        users=users,
         delta=delta,
         downstream=downstream,
         training=training,
@@ -152,14 +149,9 @@ def _follow(comparison: Comparison) -> int:
     plan = comparison.plan
     sys.stderr.write(
         f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
-        f"{len(plan.private):,} users and {len(plan.held_out):,} held out, in "
+        f"{len(plan.people.private):,} users and {len(plan.people.held_out):,} held out, in "
         f"{comparison.folder}\n"
     )
-    if plan.left_alone:
-        sys.stderr.write(
-            f"{plan.left_alone:,} more users are sealed, for a last table, and on neither side "
-            "(--open-sealed)\n"
-        )
     try:
         with ended_by_signals():
             found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))

@@ -17,8 +17,8 @@ from flower_privsyn.comparison.teachers import teaching
 from flower_privsyn.data import Cut, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError
+from flower_privsyn.evaluation.classification import classify_run
 from flower_privsyn.evaluation.copies import copy_rates
-from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import (
     LEAST_TEXTS,
@@ -29,10 +29,9 @@ from flower_privsyn.evaluation.run import (
     tuned,
 )
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.privacy.ledger import stated_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.progress import ShownProgress
-from flower_privsyn.run.summary import run_costs
+from flower_privsyn.run.summary import RunSummary
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -141,7 +140,7 @@ class Measures:
         embedder = self.embedder(job.values)
         held_out, private = (
             run_samples(run.config, users, tokenizer=embedder.tokenizer)
-            for users in (self._plan.held_out, self._plan.private)
+            for users in (self._plan.people.held_out, self._plan.people.private)
         )
         (found,) = classify_run(
             run,
@@ -202,7 +201,7 @@ class Measures:
         """The figures of a language model on held-out text."""
         figures = measured(
             model,
-            self.samples(self._plan.held_out),
+            self.samples(self._plan.people.held_out),
             max_tokens=self._plan.training.max_tokens,
             progress=job.progress,
         )
@@ -217,10 +216,10 @@ class Measures:
         }
 
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
-        held_out = self.samples(self._plan.held_out).texts
+        held_out = self.samples(self._plan.people.held_out).texts
         if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
-        private = self.samples(self._plan.private).texts
+        private = self.samples(self._plan.people.private).texts
         found = compare_texts(
             texts,
             held_out,
@@ -256,27 +255,15 @@ class Measures:
         return self._embedders[key]
 
 
-def privacy(run: RunDirectory) -> dict[str, Any]:
-    """What a run's ledger says was spent."""
-    lines = [line for line in run.ledger_lines() if line.get("event") == "release"]
-    last = stated_costs(run.ledger_lines())
-    return {
-        "epsilon_release": last.get("epsilon_release"),
-        "epsilon_known_cohorts": last.get("epsilon_known_cohorts"),
-        "delta": last.get("delta"),
-        "spent": [[line.get("round"), line.get("epsilon_release")] for line in lines],
-    }
-
-
-def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
-    """What a run cost one of its users, and its server.
+def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
+    """What a run spent, as its ledger says, and what it cost one of its users, and its server.
 
     Args:
         run: a finished run.
         cpu_time: what its nodes wrote of their CPU time.
         users: that took part.
     """
-    counted = run_costs(run)
+    summary = RunSummary.of(run)
     # Answers alone: which run of a comparison finds the users' text already embedded, by the
     # one before it, says nothing about a method. Nodes that cannot write the file still answer.
     answered = [
@@ -285,14 +272,22 @@ def costs(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         if line["message"] != "query.prepare"
     ]
     times = [line["seconds_server"] for line in run.owner.times() if line.get("seconds_server")]
-    return {
-        "rounds": counted.rounds,
+    costs: dict[str, Any] = {
         # Charged or not, nothing was made of them: the method had fewer than another one.
-        "rounds_lost": len(run.rounds_without_release()),
-        # What a user may expect: nobody is in all rounds where users are drawn or take turns.
-        **{name: round(counted.expected[name]) for name in sorted(counted.expected)},
+        "rounds_lost": len(summary.rounds_lost),
         "client_cpu_seconds": sum(answered) / users if answered else None,
         "server_seconds": sum(times) if times else None,
+    }
+    if (counted := summary.costs) is not None:
+        costs["rounds"] = counted.rounds
+        # What a user may expect: nobody is in all rounds where users are drawn or take turns.
+        costs |= {name: round(counted.expected[name]) for name in sorted(counted.expected)}
+    return {
+        "epsilon_release": summary.epsilon_release,
+        "epsilon_known_cohorts": summary.epsilon_known_cohorts,
+        "delta": summary.delta,
+        "spent": [[line.get("round"), line.get("epsilon_release")] for line in summary.charged],
+        "costs": costs,
     }
 
 

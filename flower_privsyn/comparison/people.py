@@ -1,134 +1,157 @@
-"""Who takes part in a comparison, and whose text measures it: dealt by ids alone."""
+"""Who takes part in a comparison, and whose text measures it: dealt by ids alone.
+
+Whatever is chosen while looking at held-out users fits them better than others. So one user in ten,
+by a hash of the id, is sealed: in no private set, no held-out set and no tuning, whatever the order
+of a file, until the choices are made and one last table is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Users, load_configured
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.evaluation.sealed import only_sealed, without_sealed
+
+#: Stands in whatever was measured on sealed users.
+OPENED: Final = "sealed users opened"
 
 #: Where the users of a comparison are dealt to private and held-out: nobody's seed.
 _SPLIT: Final = b"privsyn split"
 
+_SEALED: Final = b"privsyn-sealed:"
+_BELOW: Final = 26
+
+
+def sealed(user_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which users are sealed: those whose SHA-256 of "privsyn-sealed:" and id begins below 26.
+
+    Args:
+        user_ids: (u,).
+
+    Returns:
+        (u,), true for about 26 in 256; who they are does not depend on a data set.
+    """
+    return np.array(
+        [hashlib.sha256(_SEALED + _bytes(user)).digest()[0] < _BELOW for user in user_ids],
+        dtype=np.bool_,
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class People:
-    """Everybody in the data, and how they are dealt.
+    """Who takes part and who is held out.
 
     Attributes:
         source: what the data is called in the report.
+        private: users that take part.
+        held_out: users that never do; all figures are about them.
         newer_than: only text dated after this day is read, or "".
-        every: of the data but the sealed ones.
-        apart: of another file, who are held out; None to hold out some of `every`.
-        aside: how many of `every` are.
-        sealed: those that are held out in place of others; None to leave them alone.
-        left_alone: sealed users of the data that are on neither side.
+        opened: whether the held-out users are sealed ones.
     """
 
     source: str
-    newer_than: str
-    every: Users
-    apart: Users | None
-    aside: int
-    sealed: Users | None
-    left_alone: int = 0
+    private: Users
+    held_out: Users
+    newer_than: str = ""
+    opened: bool = False
 
     @classmethod
     def read(
         cls,
-        data: Sequence[str],
+        data: str,
         held_out: str | None = None,
         *,
+        users: int = 0,
         held_out_users: int | None = None,
         newer_than: str = "",
         columns: Mapping[str, str] | None = None,
-        open_sealed: bool = False,
         sealed_users: int = 0,
     ) -> Self:
-        """Read files of users.
+        """Read users and draw both sides by a hash of their ids.
+
+        The same people are held out whatever the order of the file and the seed of a run.
 
         Args:
-            data: files, folders or data set names, each as `load_users` takes it.
-            held_out: file of users that do not take part, in place of `held_out_users`.
+            data: a file, folder or data set name, as `load_users` takes it.
+            held_out: the same of users that do not take part, in place of `held_out_users`.
+            users: how many take part; 0 for all.
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
             newer_than: only text dated after this day; "" for all.
             columns: their names, by the keys of a run (`load_configured`).
-            open_sealed: hold out sealed users and no others; the same users take part.
-            sealed_users: how many of them, drawn by a hash of their ids; 0 for all.
+            sealed_users: hold out as many sealed users and no others; the same users take part as
+                with 0.
 
         Raises:
             ConfigError: options that contradict each other, or users on both sides.
-            DataError: a file cannot be read, or only sealed users are in it.
+            DataError: a file cannot be read, or has too few users.
         """
         check_whole("--sealed-users", sealed_users, ge=0)
-        if sealed_users and not open_sealed:
-            raise ConfigError("--sealed-users says how many --open-sealed holds out: give both")
+        check_whole("--users", users, ge=0)
         if held_out is not None and held_out_users is not None:
             raise ConfigError("give either --held-out or --held-out-users, not both")
-        read = partial(_read, newer_than=newer_than, columns=columns or {})
-        every = joined([read(source) for source in data])
-        apart = None if held_out is None else read(held_out)
-        closed = None
-        if open_sealed:
-            name = "--data" if apart is None else "--held-out"
-            closed = only_sealed(every if apart is None else apart, what=name)
-            if len(closed) < sealed_users:
-                raise DataError(
-                    f"{name} has {len(closed)} sealed users, fewer than the {sealed_users} of "
-                    "--sealed-users"
-                )
-            closed = _select(closed, _order(closed)[: sealed_users or len(closed)])
-        everybody = len(every)
-        every = without_sealed(every, what="--data")
-        opened = 0 if closed is None or apart is not None else len(closed)
-        if apart is not None:
-            apart = apart if open_sealed else without_sealed(apart, what="--held-out")
-            if both := set(apart.user_ids) & set(every.user_ids):
-                raise ConfigError(
-                    f"{len(both)} users of --held-out are in --data as well: held-out users must "
-                    "not take part"
-                )
-        if held_out_users is None:
-            held_out_users = 500 if len(every) >= 2500 else max(1, len(every) // 5)
+        every = _read(data, newer_than=newer_than, columns=columns or {})
+        others = every
+        if held_out is not None:
+            others = _read(held_out, newer_than=newer_than, columns=columns or {})
+        closed = sealed(others.user_ids)
+        kept = others.select(closed)
+        if len(kept) < sealed_users:
+            raise DataError(
+                f"there are {len(kept)} sealed users, fewer than the {sealed_users} of "
+                "--sealed-users"
+            )
+        private, others = every.select(~sealed(every.user_ids)), others.select(~closed)
+        if held_out is None:
+            aside = held_out_users
+            if aside is None:
+                aside = 500 if len(private) >= 2500 else max(1, len(private) // 5)
+            check_whole("--held-out-users", aside, ge=1)
+            chosen = _first(private, aside)
+            others, private = private.select(chosen), private.select(~chosen)
+        elif both := set(others.user_ids) & set(private.user_ids):
+            raise ConfigError(
+                f"{len(both)} users of --held-out are in --data as well: held-out users must "
+                "not take part"
+            )
+        if len(private) < max(users, 2):
+            raise DataError(
+                f"the data has {len(private)} users that are neither held out nor sealed, fewer "
+                f"than the {max(users, 2)} that take part"
+            )
+        others = kept.select(_first(kept, sealed_users)) if sealed_users else others
+        if not len(others):
+            raise DataError("all users of --held-out are sealed: --sealed-users opens them")
         return cls(
-            source=", ".join(Path(source).name for source in data),
+            source=Path(data).name,
+            private=replace(private.select(_first(private, users or len(private))), dates=None),
+            held_out=replace(others, dates=None),
             newer_than=newer_than,
-            every=every,
-            apart=apart,
-            aside=held_out_users,
-            sealed=closed,
-            left_alone=everybody - len(every) - opened,
+            opened=bool(sealed_users),
         )
 
-    def groups(self, users: int) -> tuple[Users, Users]:
-        """Users that take part, and users that never do.
+    def fingerprint(self) -> str:
+        """What the figures of every cell depend on besides its own settings."""
+        digest = hashlib.blake2b(digest_size=16)
+        for users in (self.private, self.held_out):
+            for part in (users.user_ids, users.texts, users.owners.tolist(), users.labels or ()):
+                for item in part:
+                    encoded = _bytes(str(item))
+                    digest.update(len(encoded).to_bytes(8, "big") + encoded)
+            digest.update(b"|")
+        return digest.hexdigest()
 
-        Args:
-            users: how many take part; 0 for all.
 
-        Raises:
-            ConfigError: numbers that cannot be.
-            DataError: there are too few.
-        """
-        if self.apart is None:
-            private, others = split_users(self.every, private=users, held_out=self.aside)
-        else:
-            others, private = self.apart, self.every
-            if users and users != len(self.every):
-                private, _ = split_users(self.every, private=users, held_out=1)
-        if len(private) < 2:
-            raise DataError(f"{len(private)} users take part, at least 2 are needed")
-        return private, others if self.sealed is None else self.sealed
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
@@ -137,74 +160,14 @@ def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
     return found.newer_than(newer_than) if newer_than else found
 
 
-def split_users(users: Users, *, private: int, held_out: int) -> tuple[Users, Users]:
-    """Draw users that take part and users that never do, by a hash of their ids.
-
-    The same people are held out whatever the order of the file and the seed of a run.
-
-    Args:
-        users: all there are but the sealed ones.
-        private: how many take part; 0 for all that are not held out.
-        held_out: how many do not, >= 1.
-
-    Raises:
-        DataError: There are fewer.
-    """
-    if held_out < 1 or private < 0:
-        raise ConfigError(
-            f"held-out users must be at least 1 and private users at least 0, got {held_out} and "
-            f"{private}"
-        )
-    if len(users) < held_out + max(private, 1):
-        raise DataError(
-            f"the data has {len(users)} users that are not sealed, fewer than the {held_out} to "
-            f"hold out and the {max(private, 1)} to take part"
-        )
-
-    order, last = _order(users), held_out + private if private else len(users)
-    return _select(users, order[held_out:last]), _select(users, order[:held_out])
-
-
-def _order(users: Users) -> list[int]:
-    """Their places by a hash of their ids: the same order in whatever file they stand."""
-
-    def place(index: int) -> bytes:
-        user = users.user_ids[index].encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(user, digest_size=16, key=_SPLIT).digest()
-
-    return sorted(range(len(users)), key=place)
-
-
-def _select(users: Users, chosen: Sequence[int]) -> Users:
-    mask = np.zeros(len(users), dtype=np.bool_)
-    mask[list(chosen)] = True
-    return users.select(mask)
-
-
-def joined(parts: Sequence[Users]) -> Users:
-    """Users of several files; people who are in more than one of them are one user each.
-
-    Documents of a file without dates, or labels, have none, as where a run reads a folder of both.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    ids = list(dict.fromkeys(user for part in parts for user in part.user_ids))
-    number = {user: place for place, user in enumerate(ids)}
-    rows = [
-        (
-            number[part.user_ids[owner]],
-            text,
-            None if part.dates is None else part.dates[place],
-            None if part.labels is None else part.labels[place],
-        )
-        for part in parts
-        for place, (owner, text) in enumerate(zip(part.owners.tolist(), part.texts, strict=True))
-    ]
-    rows.sort(key=lambda row: row[0])
-    return Users(
-        user_ids=tuple(ids),
-        texts=[text for _, text, _, _ in rows],
-        owners=np.array([owner for owner, _, _, _ in rows], dtype=np.int64),
-        dates=[day for _, _, day, _ in rows] if any(part.dates for part in parts) else None,
-        labels=[label for *_, label in rows] if any(part.labels for part in parts) else None,
+def _first(users: Users, count: int) -> npt.NDArray[np.bool_]:
+    """So many users, (u,), by a hash of their ids: the same in whatever file they stand."""
+    places = sorted(
+        range(len(users)),
+        key=lambda place: hashlib.blake2b(
+            _bytes(users.user_ids[place]), digest_size=16, key=_SPLIT
+        ).digest(),
     )
+    mask = np.zeros(len(users), dtype=np.bool_)
+    mask[places[:count]] = True
+    return mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.comparison.people import People
-from flower_privsyn.data import Cut, Users
+from flower_privsyn.comparison.people import OPENED, People
+from flower_privsyn.data import Cut
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import ModelIndex, Report, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
@@ -20,7 +19,6 @@ from flower_privsyn.dry_run.people import people_of
 from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.evaluation.sealed import OPENED
 from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
     App,
@@ -63,24 +61,6 @@ _UNTAUGHT: Final = ("public-only", "random-public", "distill-public")
 #: `synthesis` of a method that has a generator write after what its release chose.
 _WRITTEN: Final = "written"
 
-#: Begins an `initial-model` that is the student of another method of the comparison.
-_STUDENT_OF: Final = "cell:"
-
-#: Settings that a comparison gives every method, by the options of the command that say them.
-_OPTIONS: Final[Mapping[str, str]] = {
-    "data": "--data",
-    "num-users": "--users",
-    "newer-than": "--newer-than",
-    "epsilon": "--epsilon",
-    "noise-multiplier": "--epsilon",
-    "delta": "--delta",
-    "seed": "--first-seed, with --seeds,",
-    "model": "--downstream",
-    "student-batch-size": "--batch-size",
-    "student-learning-rate": "--learning-rate",
-    "student-steps": "--steps",
-}
-
 #: Far enough below 2^32, where the seeds of numpy end.
 _LARGEST_FIRST_SEED: Final = 2**31
 
@@ -117,9 +97,7 @@ class Plan:
         app: what is run for every cell that asks users.
         configs: folders of settings in the app's `conf/`; of a method that is in several, the first
             counts.
-        private: users that take part.
-        held_out: users that never do; all figures are about them.
-        source: what the data is called in the report.
+        people: who takes part, and who is held out.
         methods: in the order of the table.
         epsilons: budgets, ascending.
         seeds: of the repetitions.
@@ -127,17 +105,12 @@ class Plan:
         downstream: causal language model that every method is to make better.
         training: how it is fine-tuned, the same for every method that fine-tunes.
         settings: `key=value` or `method.key=value`.
-        newer_than: only text dated after this day takes part, or "".
-        opened: whether the held-out users are sealed ones.
         distil: whether a second student learns from every text, taught by its writer as well.
-        left_alone: sealed users of the data, who are on neither side.
     """
 
     app: App
     configs: tuple[str, ...]
-    private: Users
-    held_out: Users
-    source: str
+    people: People
     methods: tuple[ComparedMethod, ...]
     epsilons: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -145,15 +118,12 @@ class Plan:
     downstream: str
     training: CausalTraining
     settings: tuple[str, ...] = ()
-    newer_than: str = ""
-    opened: bool = False
     distil: bool = False
-    left_alone: int = 0
 
     @property
     def stamp(self) -> str:
         """What every figure of the comparison carries."""
-        return f"{STAMP}; {OPENED}" if self.opened else STAMP
+        return f"{STAMP}; {OPENED}" if self.people.opened else STAMP
 
     def cells(self) -> list[Cell]:
         """All cells, in the order in which they are run: a whole table per seed.
@@ -231,28 +201,6 @@ class Plan:
         has_text = not (method.trains_student or method.name in _UNTAUGHT)
         return self.distil and has_text
 
-    def begins_with(self, cell: Cell) -> Cell | None:
-        """The cell whose student a cell's training on the nodes begins with; None for none.
-
-        Its `initial-model` then is "cell:" and the name of a method that sees no private text.
-
-        Raises:
-            ConfigError: there is no such method in this comparison, or it trains no student on
-                public text.
-        """
-        named = str(self.values(cell, Path()).get("initial-model", ""))
-        if not named.startswith(_STUDENT_OF):
-            return None
-        wanted = named.removeprefix(_STUDENT_OF)
-        found = {one.name: one for one in self.methods if one.kind == "public text" and one.seeded}
-        if wanted not in found:
-            raise ConfigError(
-                f'initial-model = "{named}" of {cell.method}: "{wanted}" must be a method of this '
-                "comparison that trains a student on public text, which are "
-                f"{', '.join(found) or 'none'}; --methods names them"
-            )
-        return Cell(method=wanted, epsilon=0.0, seed=cell.seed)
-
     def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
 
@@ -281,7 +229,7 @@ class Plan:
             "text-column": "text",
             "date-column": "date",
             **({"label-column": "label"} if "label-column" in self.app.defaults else {}),
-            "num-users": len(self.private),
+            "num-users": len(self.people.private),
             "held-out-fraction": 0.0,
             "newer-than": "",  # older text is not in the file
             "epsilon": float(cell.epsilon or 1.0),
@@ -317,20 +265,16 @@ class Plan:
         trained = {method.name: self._trained(method).keys() for method in self.methods}
         everywhere = decided.union(*trained.values())
         for setting in self.settings:
-            key = setting.partition("=")[0].strip()
-            owner, dot, rest = key.partition(".")
+            owner, dot, rest = (key := setting.partition("=")[0].strip()).partition(".")
             if dot and owner not in names:
                 raise ConfigError(
                     f"--set {setting}: {owner!r} is none of the methods compared, which are "
                     f"{', '.join(sorted(names))}"
                 )
-            ours = decided | trained[owner] if dot else everywhere
-            if (rest if dot else key) in ours:
-                name = rest if dot else key
-                option = _OPTIONS.get(name)
+            if (rest if dot else key) in (decided | trained[owner] if dot else everywhere):
                 raise ConfigError(
-                    f"--set {setting}: {name} is the same for every method of a comparison"
-                    + (f": {option} says what it is" if option else " and decided by it")
+                    f"--set {setting}: this is the same for every method of a comparison, and said "
+                    "by an option of the command or by nobody"
                 )
         report = Report()
         with report.refusals("figures"):
@@ -354,20 +298,12 @@ class Plan:
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
-            if self.method(cell).trains_student and values.get("synthesis") == _WRITTEN:
-                raise ConfigError(
-                    f"--set synthesis=written: what is measured of {cell.method} is its student, "
-                    "and nobody would read what is written; a file of settings that says so is "
-                    "measured by its texts (as joint-sketch-written of --config ask-once)"
-                )
             if self.method(cell).asks_users:
-                if self.begins_with(cell) is not None:
-                    values["initial-model"] = self.downstream  # which the student is made from
                 for settings, strategy in strategies_of(self.app, values):
                     if settings.class_names:
-                        check_labels([self.held_out], settings.class_names)
+                        check_labels([self.people.held_out], settings.class_names)
                     people = people_of(
-                        [self.private],
+                        [self.people.private],
                         cut=Cut.of(settings.to_dict()),
                         nodes_read=settings.num_nodes,
                         nodes=settings.num_nodes,
@@ -397,18 +333,7 @@ class Plan:
 
     @cached_property
     def _written(self) -> frozenset[int]:
-        return fingerprints([self.private, self.held_out])
-
-    def fingerprint(self) -> str:
-        """What the figures of every cell depend on besides its own settings."""
-        digest = hashlib.blake2b(digest_size=16)
-        for users in (self.private, self.held_out):
-            for part in (users.user_ids, users.texts, users.owners.tolist(), users.labels or ()):
-                for item in part:
-                    encoded = str(item).encode("utf-8", "surrogatepass")
-                    digest.update(len(encoded).to_bytes(8, "big") + encoded)
-            digest.update(b"|")
-        return digest.hexdigest()
+        return fingerprints([self.people.private, self.people.held_out])
 
 
 def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
@@ -472,7 +397,6 @@ def make_plan(
     seeds: int = 3,
     first_seed: int = 0,
     configs: Sequence[str] = ("cpu",),
-    users: int = 0,
     delta: float | None = None,
     downstream: str = "privsyn-tiny",
     training: CausalTraining | None = None,
@@ -489,7 +413,6 @@ def make_plan(
         seeds: repetitions, >= 1.
         first_seed: of the repetitions, between 0 and 2^31; the others follow it.
         configs: see `Plan`.
-        users: how many take part; 0 for all.
         delta: None for 1 / (n ln n) of the n users that take part.
         downstream: causal language model.
         training: how it is fine-tuned.
@@ -498,37 +421,7 @@ def make_plan(
 
     Raises:
         ConfigError: Something asked for is not possible; the sentence names it.
-        DataError: There are too few users.
     """
-    budgets = _budgets(epsilons)
-    check_whole("--seeds", seeds, ge=1)
-    check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
-    chosen = _chosen(app, configs, methods)
-    private, others = people.groups(users)
-    size = len(private)
-    plan = Plan(
-        app=app,
-        configs=tuple(configs),
-        private=replace(private, dates=None),
-        held_out=replace(others, dates=None),
-        source=people.source,
-        methods=chosen,
-        epsilons=budgets,
-        seeds=tuple(range(first_seed, first_seed + seeds)),
-        delta=1.0 / (size * math.log(size)) if delta is None else delta,
-        downstream=downstream,
-        training=training or CausalTraining(learn_ends=False),
-        settings=tuple(settings),
-        newer_than=people.newer_than,
-        opened=people.sealed is not None,
-        distil=distil,
-        left_alone=people.left_alone,
-    )
-    plan.check(ModelIndex())
-    return plan
-
-
-def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
     budgets = tuple(sorted({float(epsilon) for epsilon in epsilons}))
     if not budgets or not all(math.isfinite(value) and value > 0 for value in budgets):
         raise ConfigError(
@@ -536,7 +429,25 @@ def _budgets(epsilons: Sequence[float]) -> tuple[float, ...]:
             "floor (epsilon 0) and the ceiling (infinity) are the methods public-only and "
             "finetune-private"
         )
-    return budgets
+    check_whole("--seeds", seeds, ge=1)
+    check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
+    chosen = _chosen(app, configs, methods)
+    size = len(people.private)
+    plan = Plan(
+        app=app,
+        configs=tuple(configs),
+        people=people,
+        methods=chosen,
+        epsilons=budgets,
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        delta=1.0 / (size * math.log(size)) if delta is None else delta,
+        downstream=downstream,
+        training=training or CausalTraining(learn_ends=False),
+        settings=tuple(settings),
+        distil=distil,
+    )
+    plan.check(ModelIndex())
+    return plan
 
 
 def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[ComparedMethod, ...]:

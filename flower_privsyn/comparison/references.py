@@ -12,7 +12,7 @@ from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Plan
 from flower_privsyn.comparison.teachers import able, check_here, teaching
 from flower_privsyn.evaluation.run import random_public_text
-from flower_privsyn.files import located, read_json_lines
+from flower_privsyn.files import located
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -38,7 +38,7 @@ def floor(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
-    own = measures.samples(plan.private).texts
+    own = measures.samples(plan.people.private).texts
     return {
         "quality": measures.tuned(job, own),
         "distilled": measures.distilled(job, own),
@@ -72,7 +72,7 @@ def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]
     """
     generator = str(job.values["generator"])
     check_here(generator)
-    own = measures.samples(plan.private).texts
+    own = measures.samples(plan.people.private).texts
     texts = _expanded(job, own, source="private")
     found = measures.of_text(job, texts, {}, writer=able(generator, plan.downstream))
     # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
@@ -103,19 +103,17 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     Raises:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
-    from flower_privsyn.comparison.paraphrase import Paraphraser, paraphrase_file
+    from flower_privsyn.comparison.paraphrase import Paraphraser
     from flower_privsyn.data import public_texts
     from flower_privsyn.embedding import load_tokenizer
+    from flower_privsyn.privacy.randomness import SecureRandom
     from flower_privsyn.privacy.token_choice import TokenChoice
 
     values = job.values
-    samples = measures.samples(plan.private, max_tokens=int(values["max-tokens"]))
+    samples = measures.samples(plan.people.private, max_tokens=int(values["max-tokens"]))
     random = np.random.default_rng([job.cell.seed, 4])
     wanted = min(int(values["expand-samples"]), len(samples))
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
-    documents = [
-        (plan.private.user_ids[samples.owners[place]], samples.texts[place]) for place in drawn
-    ]
     begun = time.process_time()
     paraphraser = Paraphraser(
         located(str(values["generator"])),
@@ -130,20 +128,20 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         temperature=float(values["temperature"]),
         vocabulary=paraphraser.vocabulary,
     )
-    output = job.folder / "paraphrased.jsonl"  # for its owner's eyes, as its ledger is
+    epsilon = paraphraser.epsilon(choice)
+    chosen, texts = [samples.texts[place] for place in drawn], []
     with job.progress.stage("Tell the users' text in other words", wanted) as stage:
-        stage.update(sum(1 for _ in read_json_lines(output)))
-        told = paraphrase_file(
-            documents, output, paraphraser=paraphraser, choice=choice, progress=stage.update
-        )
-    texts = [str(record["text"]) for record in read_json_lines(output)]
+        for batch in paraphraser.paraphrase(chosen, choice, random=SecureRandom()):
+            texts += batch
+            stage.update(len(batch))
     costs = {
         **_NO_COSTS,
         # A message of the text itself; of those whose text was not drawn, none.
-        "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.private)),
-        "client_cpu_seconds": (time.process_time() - begun) / len(plan.private),
+        "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.people.private)),
+        "client_cpu_seconds": (time.process_time() - begun) / len(plan.people.private),
     }
-    local = {"sample": told.epsilon_per_document, "user": told.epsilon_per_user}
+    most = int(np.bincount(samples.owners[drawn]).max(initial=0))
+    local = {"sample": epsilon, "user": most * epsilon}
     writer = able(str(values["generator"]), plan.downstream)
     found = measures.of_text(job, [text for text in texts if text], costs, writer=writer)
     return {**found, "local_epsilon": local}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import environment
-from flower_privsyn.comparison.measures import MAX_TEXTS, STUDENT, Job, Measures, costs, privacy
+from flower_privsyn.comparison.measures import MAX_TEXTS, Job, Measures, spent
 from flower_privsyn.comparison.plan import Cell, Plan, settings_of
 from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.comparison.summary import document_of
@@ -44,6 +44,7 @@ from flower_privsyn.files import (
     replacing,
     write_json,
 )
+from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import resume_run, run_app
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report import write_comparison_page
@@ -86,7 +87,7 @@ class Comparison:
                 f"The folder {self.folder} cannot be written: {error.strerror or error}."
             ) from error
         self._fixed = {
-            "users": plan.fingerprint(),
+            "users": plan.people.fingerprint(),
             "downstream": plan.downstream,
             "training": dict(vars(plan.training)),
             "max_texts": MAX_TEXTS,
@@ -184,7 +185,10 @@ class Comparison:
         """Both groups of users as files; the private one is what the nodes read."""
         folder = self.folder / "data"
         folder.mkdir(mode=0o700, exist_ok=True)
-        for name, users in (("private", self.plan.private), ("held_out", self.plan.held_out)):
+        for name, users in (
+            ("private", self.plan.people.private),
+            ("held_out", self.plan.people.held_out),
+        ):
             file = folder / f"{name}.jsonl"
             # What a kill before the first cell left may be of other users.
             if not (self.document_file.exists() and file.exists()):
@@ -193,13 +197,10 @@ class Comparison:
         return folder / "private.jsonl"
 
     def _refuse_changed(self, cell: Cell, data: Path) -> None:
-        """Refuse to put a cell of other settings, or of another student, beside the new ones."""
-        found = self._result(cell)
-        before, begins = found.get("settings"), self.plan.begins_with(cell)
+        """Refuse to put a cell of other settings beside the new ones."""
+        before = self._result(cell).get("settings")
         if before is None:
             return
-        if begins is not None and self._result(begins).get("status") == "finished":
-            self._keep_to_student(cell, begins)
         asked = json.loads(json.dumps(settings_of(self.plan.values(cell, data))))
         for key in sorted(asked.keys() | before.keys()):
             if asked.get(key) != before.get(key):
@@ -232,17 +233,14 @@ class Comparison:
             write_json(folder / "cell.json", record)
         begun = time.monotonic()
         found, error = self._tried(cell, data, follower)
+        # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
+        seconds = None if before else time.monotonic() - begun
+        status = "finished" if error is None else "failed"
+        record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
+        if before and not self.plan.method(cell).asks_users and record.get("costs"):
+            record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
         if error is not None and finished:
             record = {**before, "error": error}  # what is there stays
-        else:
-            status = "finished" if error is None else "failed"
-            # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
-            seconds = None if before else time.monotonic() - begun
-            record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
-            if before and not self.plan.method(cell).asks_users:
-                for key in ("server_seconds", "client_cpu_seconds"):
-                    if (record.get("costs") or {}).get(key):
-                        record["costs"][key] = None
         write_json(folder / "cell.json", record)
         if error is not None:
             return f"failed: {error}"
@@ -268,9 +266,6 @@ class Comparison:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if self.plan.method(cell).asks_users:
-            if (before := self.plan.begins_with(cell)) is not None:
-                values["initial-model"] = str(self._student_of(before))
-                self._keep_to_student(cell, before)
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
@@ -279,39 +274,12 @@ class Comparison:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)
 
-    def _student_of(self, cell: Cell) -> Path:
-        """The model that another cell has fine-tuned."""
-        found = self._cell_folder(cell) / STUDENT
-        if not (found / "config.json").is_file():
-            raise ConfigError(
-                f"the model that it begins with is that of {self._called(cell)}, which has not "
-                "finished: the same command tries again"
-            )
-        return found
-
-    def _keep_to_student(self, cell: Cell, before: Cell) -> None:
-        """Note with which student a cell begins, and refuse to go on with another one.
-
-        Raises:
-            ConfigError: the other cell has been run anew since.
-        """
-        noted = self._cell_folder(cell) / "begun_with.json"
-        found = json.loads(json.dumps(weight_files(str(self._student_of(before)))))
-        known = read_json(noted)
-        if known and known["files"] != found:
-            raise ConfigError(
-                f"{self._cell_folder(cell)} began with another model of {before.name} than there "
-                "is now: delete that folder to run the cell anew"
-            )
-        if not known:
-            write_json(noted, {"files": found})
-
     def _run(self, folder: Path, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
         path = folder / "run"
         if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":
             return RunDirectory.open(path)
-        with _with_variable(environment.CPU_TIME, str(folder / "cpu_time.jsonl")):
+        with variables({environment.CPU_TIME: str(folder / "cpu_time.jsonl")}):
             # What an attempt left that never came to a run is started from again.
             if (path / "config.json").is_file() or OwnerFolder(path).own_file.is_file():
                 outcome = resume_run(path, app=self.plan.app, values=values, follow=follow)
@@ -324,16 +292,16 @@ class Comparison:
 
     def _released(self, job: Job, run: RunDirectory) -> dict[str, Any]:
         """What a finished run gave, spent and cost."""
-        cost = costs(run, job.folder / "cpu_time.jsonl", len(self.plan.private))
-        found = {"run": str(run.path.relative_to(self.folder)), **privacy(run)}
+        found = spent(run, job.folder / "cpu_time.jsonl", len(self.plan.people.private))
+        found["run"] = str(run.path.relative_to(self.folder))
         if self.plan.method(job.cell).trains_student:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
-            return {**found, "quality": quality, "texts": None, "costs": cost, "samples": []}
+            return {**found, "quality": quality, "texts": None, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
         writer: str | Path = ""
         if self.plan.teaches(self.plan.method(job.cell)):
             writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
-        figures = self._measures.of_text(job, texts, cost, writer=writer)
+        figures = self._measures.of_text(job, texts, found["costs"], writer=writer)
         shutil.rmtree(job.folder / "writer", ignore_errors=True)
         return {**found, **figures, "labels": self._measures.labels(job, run)}
 
@@ -373,16 +341,3 @@ def _rows(users: Users) -> Iterator[dict[str, str]]:
     for owner, text, label in zip(users.owners.tolist(), users.texts, labels, strict=True):
         row = {"client_id": users.user_ids[owner], "text": text}
         yield row if label is None else {**row, "label": label}
-
-
-@contextlib.contextmanager
-def _with_variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -21,7 +21,7 @@ from flower_privsyn.data.cut import class_names
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.evaluation.classification import Classification
+from flower_privsyn.evaluation.classification import Classification, classify_run
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
@@ -34,7 +34,6 @@ from flower_privsyn.evaluation.distribution import (
     precision_recall,
 )
 from flower_privsyn.evaluation.diversity import Diversity, diversity
-from flower_privsyn.evaluation.labels import classify_run
 from flower_privsyn.evaluation.language_model import (
     LanguageModelEvaluation,
     evaluate_language_model,

@@ -64,7 +64,7 @@ def _model(figures: LanguageModelEvaluation | None) -> str:
 
 
 def _classified(found: Classification) -> list[tuple[str, str]]:
-    tested = f"{sum(found.test_texts.values()):,} texts of {found.test_users:,} users"
+    tested = f"{found.test_texts:,} texts of {found.test_users:,} users"
     rows = [
         ("classes", f"{len(found.classes)}; {found.classifier}, tested on {tested}"),
         ("accuracy, synthetic text", _accuracy(found.synthetic)),
@@ -78,8 +78,8 @@ def _classified(found: Classification) -> list[tuple[str, str]]:
 
 
 def _accuracy(score: Score) -> str:
-    texts = sum(score.training_texts.values())
-    return f"{_share(score.accuracy)}, macro F1 {score.macro_f1:.3f}, from {texts:,} texts"
+    learned = f"from {score.training_texts:,} texts"
+    return f"{_share(score.accuracy)}, macro F1 {score.macro_f1:.3f}, {learned}"
 
 
 def _share(found: Share) -> str:

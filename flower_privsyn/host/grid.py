@@ -175,7 +175,7 @@ class LocalGrid(Grid):
         spawning = multiprocessing.get_context("spawn")
         ours, theirs = spawning.Pipe()
         process = spawning.Process(target=_answer, args=(theirs, *self._loads))
-        with self._starting, _environment(_ALONE):
+        with self._starting, variables(_ALONE):
             if self._closed:
                 return None
             process.start()
@@ -233,10 +233,10 @@ def _error(code: int, reason: str, message: Message) -> Message:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def variables(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for what is started in this block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.figures import Points, chart
-from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, number, time_text
+from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, time_text
 
 #: Columns: heading, and the text of a row's field.
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
@@ -144,11 +144,6 @@ def failures(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [cell for cell in document["cells"] if cell.get("error")]
 
 
-def of_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
-    """The cells that have a status."""
-    return [cell for cell in document["cells"] if cell["status"] == status]
-
-
 def caption(document: Mapping[str, Any]) -> str:
     """What the table is of, in words."""
     data = document["data"]
@@ -178,35 +173,10 @@ def caption(document: Mapping[str, Any]) -> str:
     return (
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
-        f"mean ± standard error over {seeds} seed{'s' if seeds != 1 else ''}. Gap closed: from the "
-        "public model (0) to fine-tuning on the private text itself (100)"
-        f"{_missing_ends(rows)}.{_above_ceiling(document)}{_lost_rounds(document)}{taught}{classes}"
-        f"{copies} Traffic and CPU time are of one user in the whole run."
-    )
-
-
-def _missing_ends(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which ends of the gap a table lacks, whose shares are then unknown."""
-    measured = {row["method"] for row in rows if row.get("next_token_accuracy")}
-    lacking = [end for end in ("public-only", "finetune-private") if end not in measured]
-    return f'; unknown ("-") without {" and ".join(lacking)}' if lacking else ""
-
-
-def _above_ceiling(document: Mapping[str, Any]) -> str:
-    """Whose gap is closed by more than all of it, and what that may come from."""
-    found = {
-        (row["method"], row["epsilon"]): figure["mean"]
-        for row in document["summary"]
-        if (figure := row.get("next_token_accuracy"))
-    }
-    ceiling = found.get(("finetune-private", None), math.inf)
-    above = dict.fromkeys(method for (method, _), mean in found.items() if mean > ceiling)
-    if not above:
-        return ""
-    return (
-        " Above fine-tuning on the private text itself: "
-        f"{', '.join(document['titles'][method] for method in above)}; the ceiling may have learnt "
-        "little (--steps)."
+        f"mean ± standard error over {counted(seeds, 'seed')}. Gap closed: from the "
+        "public model (0) to fine-tuning on the private text itself (100), where both are "
+        f"measured.{_lost_rounds(document)}{taught}{classes}{copies} Traffic and CPU time are of "
+        "one user in the whole run."
     )
 
 
@@ -214,7 +184,7 @@ def _lost_rounds(document: Mapping[str, Any]) -> str:
     """Which cells had fewer releases than was planned, and would give more without that."""
     found = [
         f"{_called(document, cell)} ({lost})"
-        for cell in of_status(document, "finished")
+        for cell in document["cells"]
         if (lost := (cell.get("costs") or {}).get("rounds_lost"))
     ]
     if not found:
@@ -232,7 +202,7 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print the table to standard output, in two parts where the terminal is narrow."""
+    """Print the table to standard output: quality, then what it costs."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -240,9 +210,8 @@ def show(document: Mapping[str, Any]) -> None:
     console = Console()
     console.print(f"[{document['stamp']}]", markup=False, highlight=False)
     every = _columns(document)
-    whole, quality = console.width >= 150 and len(every) < 12, len(every) - len(_COSTS)
-    parts = [every] if whole else [every[:quality], every[:1] + every[quality:]]
-    for columns in parts:
+    quality = len(every) - len(_COSTS)
+    for columns in (every[:quality], every[:1] + every[quality:]):
         table = Table(pad_edge=False)
         table.add_column("method", overflow="fold")
         for heading, _ in columns:
@@ -282,31 +251,29 @@ def filled(document: Mapping[str, Any]) -> dict[str, Any]:
     stamp = stamp if STAMP in stamp else "; ".join(filter(None, (STAMP, stamp)))
     columns, data = _columns(document), document["data"]
     seeds = document["seeds"]
+    finished = [cell for cell in document["cells"] if cell["status"] == "finished"]
     with_text = [row for row in rows if row.get("frechet")]
     return {
         "stamp": stamp,
         "digest": None,
         "heading": f"{counted(len(document['methods']), 'method')} on {data['name']}",
         "subtitle": [
-            f"{len(of_status(document, 'finished'))} of {len(document['cells'])} cells finished",
+            f"{len(finished)} of {len(document['cells'])} cells finished",
             counted(len(seeds), "seed"),
             f"begun {time_text(document['created'])}",
         ],
         "caption": caption(document),
         "columns": ["method", *(heading for heading, _ in columns)],
         "rows": _lines(document, rows, columns),
-        "failed": [(_called(document, cell), str(cell["error"])) for cell in failures(document)],
-        "waiting": [
-            (_called(document, cell), cell["status"])
+        "missing": [
+            (_called(document, cell), cell["status"], str(cell.get("error") or "-"))
             for cell in document["cells"]
-            if cell["status"] not in ("finished", "failed")
+            if cell["status"] != "finished" or cell.get("error")
         ],
         "by_epsilon": _by_epsilon(document, stamp),
-        "by_bytes": _by_bytes(document, stamp),
         "text_columns": ["method", "ε", *(heading for heading, _ in _TEXTS)],
         "text_rows": _lines(document, with_text, (_QUALITY[0], *_TEXTS)),
-        "samples_": _samples(document),
-        "cells": [_cell(document, cell) for cell in document["cells"]],
+        "samples_": _samples(document, finished),
         "command": document.get("command"),
         "facts_": [
             *((name, str(found)) for name, found in (document.get("versions") or {}).items()),
@@ -324,75 +291,43 @@ def _lines(
     ]
 
 
-def _accuracy(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """In percent, with its standard error over seeds."""
-    figure = row["next_token_accuracy"]
-    error = figure["standard_error"]
-    return 100 * figure["mean"], None if error is None else 100 * error
+def _by_epsilon(document: Mapping[str, Any], stamp: str) -> Any:
+    """Accuracy against epsilon, by method; None where no private cell has any."""
 
+    def accuracy(row: Mapping[str, Any]) -> tuple[float, float | None]:
+        """In percent, with its standard error over seeds."""
+        figure = row["next_token_accuracy"]
+        error = figure["standard_error"]
+        return 100 * figure["mean"], None if error is None else 100 * error
 
-def _levels(document: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
-    """What has no place on an axis of epsilon: what asks nobody, and the private text itself."""
-    return {
-        document["titles"][row["method"]]: _accuracy(row)
-        for row in document["summary"]
-        if not row["epsilon"] and row.get("next_token_accuracy")
-    }
-
-
-def _chart(
-    document: Mapping[str, Any],
-    stamp: str,
-    *,
-    against: Callable[[Mapping[str, Any]], float | None],
-    title: str,
-    x: str,
-    words: Callable[[float], str],
-) -> Any:
-    """Accuracy against something, by method; None where no private cell has both."""
     series: dict[str, Points] = {}
+    levels = {}
     for row in document["summary"]:
-        if row["epsilon"] and row.get("next_token_accuracy") and (place := against(row)):
-            name = document["titles"][row["method"]]
-            series[name] = [*series.get(name, ()), (place, *_accuracy(row))]
+        title = document["titles"][row["method"]]
+        if not row.get("next_token_accuracy"):
+            continue
+        if row["epsilon"]:
+            series[title] = [*series.get(title, ()), (float(row["epsilon"]), *accuracy(row))]
+        else:  # what asks nobody, and the private text itself, have no place on the axis
+            levels[title] = accuracy(row)
     if not series:
         return None
     return chart(
-        f"{title} ({stamp})",
+        f"Accuracy against epsilon ({stamp})",
         series,
-        x=x,
-        y="next-token accuracy, %",
-        levels=_levels(document),
-        log=words,
-    )
-
-
-def _by_epsilon(document: Mapping[str, Any], stamp: str) -> Any:
-    return _chart(
-        document,
-        stamp,
-        against=lambda row: float(row["epsilon"]),
-        title="Accuracy against epsilon",
         x="ε of what is released",
-        words=epsilon_text,
+        y="next-token accuracy, %",
+        levels=levels,
+        log=epsilon_text,
     )
 
 
-def _by_bytes(document: Mapping[str, Any], stamp: str) -> Any:
-    return _chart(
-        document,
-        stamp,
-        against=lambda row: row.get("bytes_up"),
-        title="Accuracy against bytes uploaded",
-        x="what one user uploads in the whole run",
-        words=bytes_text,
-    )
-
-
-def _samples(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _samples(
+    document: Mapping[str, Any], finished: Sequence[Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
     """Texts of the first seed that finished, by budget: the private ones first, largest before."""
     groups: dict[float, dict[str, dict[str, Any]]] = {}
-    for cell in of_status(document, "finished"):
+    for cell in finished:
         budget = math.inf if cell["epsilon"] is None else cell["epsilon"]
         group = groups.setdefault(budget, {})
         if cell.get("samples") and cell["method"] not in group:
@@ -408,18 +343,3 @@ def _samples(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         for budget in order
         if groups[budget]
     }
-
-
-def _cell(document: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, ...]:
-    """One cell with its figures."""
-    quality = cell.get("quality") or {}
-    return (
-        _called(document, cell),
-        str(cell["status"]),
-        *(
-            number(quality.get(name))
-            for name in ("next_token_accuracy", "user_next_token_accuracy", "cross_entropy")
-        ),
-        *(number(cell.get(name)) for name in ("epsilon_release", "epsilon_known_cohorts", "delta")),
-        str(cell.get("run") or "-"),
-    )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import chart
+from flower_privsyn.report.figures import Points, chart
 from flower_privsyn.report.numbers import (
     bytes_text,
     counted,
@@ -79,7 +79,6 @@ def filled(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> dict[s
         "rounds": _rounds(summary),
         "distances": _distances(summary),
         "norms": _norms(summary),
-        "training": _training(summary),
         "said": _said(summary),
         "ranking": [
             (
@@ -163,34 +162,25 @@ def _mechanism(summary: RunSummary) -> Facts:
     ]
 
 
-def _spending(summary: RunSummary) -> dict[str, Any] | None:
-    """Both epsilons by round, as a chart and as rows; None of fewer than two releases."""
-    names = {"epsilon_release": "ε release", "epsilon_known_cohorts": "ε known cohorts"}
-    series = {
-        name: [
-            (line["round"], line[key], None)
-            for line in summary.charged
-            if line.get(key) is not None
-        ]
-        for key, name in names.items()
-    }
+def _spending(summary: RunSummary) -> Any:
+    """Both epsilons by round; None of fewer than two releases."""
+    names = {"ε release": "epsilon_release", "ε known cohorts": "epsilon_known_cohorts"}
+    series = {name: _points(summary.charged, key) for name, key in names.items()}
     if len(series["ε release"]) < 2:
         return None
     budget = summary.epsilon_budget
-    return {
-        "chart": chart(
-            "ε spent by each round",
-            {name: points for name, points in series.items() if points},
-            x="Round",
-            y="ε, all rounds until then",
-            levels={} if budget is None else {"budget": (budget, None)},
-            steps=True,
-        ),
-        "rows": [
-            (str(line["round"]), *(number(line.get(key)) for key in names))
-            for line in summary.charged
-        ],
-    }
+    return chart(
+        "ε spent by each round",
+        {name: points for name, points in series.items() if points},
+        x="Round",
+        y="ε, all rounds until then",
+        levels={} if budget is None else {"budget": (budget, None)},
+        steps=True,
+    )
+
+
+def _points(lines: Iterable[Mapping[str, Any]], key: str) -> Points:
+    return [(line["round"], line[key], None) for line in lines if line.get(key) is not None]
 
 
 # ---------------------------------------------------------------------- rounds
@@ -231,59 +221,30 @@ def _rounds(summary: RunSummary) -> Rows:
     ]
 
 
-def _distances(summary: RunSummary) -> dict[str, Any] | None:
+def _distances(summary: RunSummary) -> Any:
     """Squared distance of each round's text to what was released, where the run looked."""
     found = summary.figures.get("fred") or {}
     points = sorted((int(n), float(value)) for n, value in found.items() if value is not None)
     if not points:
         return None
-    refined = "Round of refinement" if "refine" in summary.settings else "Round"
-    return {
-        "chart": chart(
-            "Squared distance to the released mean and covariance",
-            {"distance": [(n, value, None) for n, value in points]},
-            x=refined,
-            y="squared distance (Fréchet)",
-        ),
-        "rows": [(str(n), number(value)) for n, value in points],
-    }
+    return chart(
+        "Squared distance to the released mean and covariance",
+        {"distance": [(n, value, None) for n, value in points]},
+        x="Round of refinement" if "refine" in summary.settings else "Round",
+        y="squared distance (Fréchet)",
+    )
 
 
-def _norms(summary: RunSummary) -> dict[str, Any] | None:
+def _norms(summary: RunSummary) -> Any:
     """The released update of each round beside the noise in it, of training on the nodes."""
-    found = [
-        (line["round"], line["server"])
-        for line in summary.rounds
-        if line["server"].get("average_update_norm") is not None
-        and line["server"].get("average_noise_norm") is not None
-    ]
-    if not found:
+    names = {"released update": "average_update_norm", "noise in it": "average_noise_norm"}
+    lines = [{**line["server"], "round": line["round"]} for line in summary.rounds]
+    series = {name: _points(lines, key) for name, key in names.items()}
+    if not all(series.values()):
         return None
-    names = {"average_update_norm": "released update", "average_noise_norm": "noise in it"}
-    return {
-        "chart": chart(
-            "Released updates beside their noise",
-            {name: [(n, one[key], None) for n, one in found] for key, name in names.items()},
-            x="Round",
-            y="norm of the average over users",
-        ),
-        "rows": [
-            (str(n), *(number(one.get(key)) for key in (*names, "clip_norm"))) for n, one in found
-        ],
-    }
-
-
-def _training(summary: RunSummary) -> Rows:
-    """Round, pairs, steps, loss, margin and accuracy of training the generator."""
-    return [
-        (
-            str(line["round"]),
-            *(whole(line["training"].get(key)) for key in ("pairs", "steps")),
-            *(number(line["training"].get(key)) for key in ("loss", "margin", "accuracy")),
-        )
-        for line in summary.rounds
-        if line["training"]
-    ]
+    return chart(
+        "Released updates beside their noise", series, x="Round", y="norm of the average over users"
+    )
 
 
 # ---------------------------------------------------------------------- texts

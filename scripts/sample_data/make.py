@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.comparison.people import sealed
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARE_ALIKE = {

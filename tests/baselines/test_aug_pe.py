@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import Cut, load_users
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation.sealed import sealed
 from flower_privsyn.host.app import check_settings, load_app, resolve_config
 from flower_privsyn.strategies import CLIENT_KEYS, AugPEConfig
 

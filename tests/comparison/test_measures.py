@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.comparison import APP, Cell, Plan, measures
+from flower_privsyn.comparison import APP, Cell, People, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import DataError
@@ -34,9 +34,7 @@ def plan_of(private: Users, held_out: Users) -> Plan:
     return Plan(
         app=load_app(APP),
         configs=("cpu",),
-        private=private,
-        held_out=held_out,
-        source="users.jsonl",
+        people=People(source="users.jsonl", private=private, held_out=held_out),
         methods=(compared()["pre-text"],),
         epsilons=(1.0,),
         seeds=(0,),
@@ -106,9 +104,7 @@ def test_labels_are_worth_what_a_classifier_learns_of_them(
     plan = Plan(
         app=load_app(APP),
         configs=("cpu",),
-        private=private,
-        held_out=held_out,
-        source="users.jsonl",
+        people=People(source="users.jsonl", private=private, held_out=held_out),
         methods=(compared()["aug-pe"],),
         epsilons=(1.0,),
         seeds=(0,),

@@ -6,7 +6,7 @@ import pytest
 
 from flower_privsyn.comparison.summary import summarise
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.comparison import markdown, show
+from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies.catalogue import compared
 
 METHODS = [compared()[name] for name in ("public-only", "popri", "finetune-private")]
@@ -57,22 +57,6 @@ class TestSummary:
         cells += [cell("popri", 1.0, 1, 0.26, rounds_lost=0)]
         assert "gave nothing: POPri, ε = 1, seed 0 (2)." in table_of(cells)
         assert "gave nothing" not in table_of(CELLS)
-
-    def test_the_end_of_the_gap_that_is_missing_is_named(self) -> None:
-        assert "unknown" not in table_of(CELLS[:3])
-        assert '(100); unknown ("-") without finetune-private.' in table_of(CELLS[:1] + CELLS[3:])
-        neither = '; unknown ("-") without public-only and finetune-private.'
-        assert neither in table_of(CELLS[3:])
-
-    def test_what_is_above_the_ceiling_is_named(self) -> None:
-        """A share of far more than the whole says nothing of a method."""
-        assert "Above fine-tuning" not in table_of(CELLS)
-        cells = [CELLS[0], cell("finetune-private", None, 0, 0.21), *CELLS[3:]]
-        said = "Above fine-tuning on the private text itself: POPri; the ceiling may have learnt"
-        assert f"(100). {said} little (--steps). Traffic" in table_of(cells)
-        cells[1] = cell("finetune-private", None, 0, 0.19)  # no gap at all
-        assert "text itself: public model, POPri; the ceiling" in table_of(cells)
-        assert "Above fine-tuning" not in table_of([CELLS[0], *CELLS[3:]])
 
     def test_mean_standard_error_and_gap(self) -> None:
         floor, row, _, ceiling = summarise(CELLS, METHODS)
@@ -187,19 +171,6 @@ class TestTable:
         assert "- POPri, ε = 7, seed 0: it broke | here" in lines
         columns = {line.count("|") for line in lines if line.startswith("|")}
         assert len(columns) == 1
-
-    def test_a_narrow_terminal_loses_no_letter(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "80")
-        show(document_of(CELLS))
-        printed = capsys.readouterr().out
-        # Lines of one heading stand below one another.
-        lines = [line.split("┃")[1:-1] for line in printed.splitlines() if line.startswith("┃")]
-        second = [line for line in lines if len(line) == 9]
-        headings = {"".join("".join(pieces).split()) for pieces in zip(*second, strict=True)}
-        assert {"Fréchet²", "copies,%", "downperuser", "CPUsperuser"} <= headings
-        assert "…" not in printed
 
     def test_copies_and_those_of_held_out_text(self) -> None:
         texts = {"copies": 0.002, "copies_held_out": 0.0125}

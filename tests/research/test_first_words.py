@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.comparison.people import sealed
 
 ROOT = Path(__file__).parents[2]
 

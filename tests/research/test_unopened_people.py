@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.evaluation.sealed import sealed
+from flower_privsyn.comparison.people import sealed
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.training.causal import fine_tune
 from flower_privsyn.training.causal_settings import CausalTraining

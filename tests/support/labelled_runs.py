@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.evaluation.classification import LabelledTexts
+from flower_privsyn.data import Samples
 from flower_privsyn.testing import HashEmbedder
 
 WORDS = {
@@ -19,14 +19,20 @@ WORDS = {
 NAMES = tuple(WORDS)
 
 
-def texts_of(count: int, seed: int, *, wrong: float = 0.0) -> LabelledTexts:
+def texts_of(count: int, seed: int, *, wrong: float = 0.0) -> Samples:
     """Texts whose words say the class, some of them labelled wrongly; three of a user."""
     random = np.random.default_rng(seed)
     classes = random.integers(3, size=count)
     texts = [" ".join(random.choice(WORDS[NAMES[place]], 6)) for place in classes]
     lying = random.random(count) < wrong
     labelled = np.where(lying, (classes + 1) % 3, classes)
-    return LabelledTexts(texts=texts, classes=labelled, owners=np.arange(count) // 3)
+    owners = np.arange(count) // 3
+    return Samples(texts=texts, owners=owners, num_users=count // 3, labels=labelled)
+
+
+def _labels(samples: Samples) -> list[int]:
+    assert samples.labels is not None
+    return [int(place) for place in samples.labels]
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +51,12 @@ def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     private, public = texts_of(120, 8), texts_of(90, 9, wrong=0.5)
     lines = [
         {"client_id": f"u{n // 3}", "text": text, "label": NAMES[place]}
-        for n, (text, place) in enumerate(zip(private.texts, private.classes, strict=True))
+        for n, (text, place) in enumerate(zip(private.texts, _labels(private), strict=True))
     ]
     (folder / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     lines = [
         {"text": f"{text} p{n}", "label": NAMES[place]}
-        for n, (text, place) in enumerate(zip(public.texts, public.classes, strict=True))
+        for n, (text, place) in enumerate(zip(public.texts, _labels(public), strict=True))
     ]
     (folder / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     config = AugPEConfig(
