@@ -24,13 +24,12 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_batch_invariance
-from flower_privsyn.host.grid import flower_identity
+from flower_privsyn.host.grid import GridWithoutLink, flower_identity
 from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
@@ -51,7 +50,7 @@ __all__ = [
 RUN_ID = 1
 
 
-class LoopbackGrid(Grid):
+class LoopbackGrid(GridWithoutLink):
     """Flower's Grid that calls a ClientApp in this process.
 
     Args:
@@ -86,16 +85,7 @@ class LoopbackGrid(Grid):
             {"partition-id": index, "num-partitions": num_nodes} for index in range(num_nodes)
         ]
         self._client_app = client_app
-        self._contexts = {
-            index + 1: Context(
-                run_id=run_id,
-                node_id=index + 1,
-                node_config=dict(config),
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
-            for index, config in enumerate(configs)
-        }
+        super().__init__(configs, run_id=run_id, run_config=run_config or {})
         self._tamper = tamper
         self._simulated = is_simulation
         self.requests: list[Message] = []
@@ -103,26 +93,6 @@ class LoopbackGrid(Grid):
         self.most_under_way = 0
         self._under_way: set[str] = set()
         self._arrived: dict[str, list[Message]] = {}
-
-    def set_run(self, run: Any) -> None:
-        """Accept any run."""
-
-    @property
-    def run(self) -> Any:
-        """There is no run record."""
-        return None
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse the deprecated way to build a message."""
-        raise NotImplementedError("build flwr.app.Message directly")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Refuse: node records need a running SuperLink."""
-        raise NotImplementedError("use get_node_ids")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Run the ClientApp on every message and keep the replies until they are pulled.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,7 +25,6 @@ _SAMPLES: Final = 5
 _LITTLE_TRUST: Final = 0.2
 
 if TYPE_CHECKING:
-    from flower_privsyn.host.app import App
     from flower_privsyn.host.launch import Outcome
 
 
@@ -99,27 +98,9 @@ def resume(
     from flower_privsyn.host.app import load_app
 
     path, loaded = Path(run_dir), None if app is None else load_app(app)
-    if settings or loaded:
-        _check_changes(path, settings or (), loaded)
     with _following(path) as follow:
         outcome = launch.resume_run(path, app=loaded, settings=settings or (), follow=follow)
     return show_outcome(outcome)
-
-
-def _check_changes(path: Path, settings: Sequence[str], app: App | None) -> None:
-    """Refuse before Flower starts what a run may not go on with, and leave the run as it was."""
-    from flower_privsyn.host import launch
-    from flower_privsyn.host.app import strategies_of
-    from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.changes import changes_of_run
-
-    app, values = launch.resumed_settings(path, settings, app=app)
-    if not (path / "config.json").is_file():
-        return
-    run = RunDirectory.open(path)
-    for config, strategy in strategies_of(app, values):
-        if strategy.__name__ == run.document.get("strategy"):
-            changes_of_run(run, config, strategy=strategy.__name__)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,55 @@ def flower_identity(node_id: int = 1, *, run_id: int = 1) -> Iterator[None]:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 
 
-class LocalGrid(Grid):
+class GridWithoutLink(Grid):
+    """Flower's Grid before nodes that no SuperLink knows.
+
+    Args:
+        node_configs: of the nodes, which are numbered from 1.
+        run_id: of every node's Context.
+        run_config: what the nodes see as the run's configuration.
+    """
+
+    def __init__(
+        self,
+        node_configs: Sequence[Mapping[str, Any]],
+        *,
+        run_id: int,
+        run_config: Mapping[str, Any],
+    ) -> None:
+        self._contexts = {
+            node: Context(
+                run_id=run_id,
+                node_id=node,
+                node_config=dict(config),
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for node, config in enumerate(node_configs, start=1)
+        }
+
+    def set_run(self, run: Any) -> None:
+        """Accept any run."""
+
+    @property
+    def run(self) -> Any:
+        """There is no record of the run."""
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse the deprecated way to build a message."""
+        raise NotImplementedError("build flwr.app.Message directly")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Refuse: node records need a running SuperLink."""
+        raise NotImplementedError("use get_node_ids")
+
+
+class LocalGrid(GridWithoutLink):
     """Flower's Grid before nodes of this machine, for which processes of it answer.
 
     A process that ends answers the one message it had with Flower's error for it; another one takes
@@ -82,16 +130,8 @@ class LocalGrid(Grid):
         processes: int,
     ) -> None:
         self._loads = (str(app), client_app, run_id)
-        self._contexts = {
-            node: Context(
-                run_id=run_id,
-                node_id=node,
-                node_config={"partition-id": node - 1, "num-partitions": num_nodes},
-                state=RecordDict(),
-                run_config=dict(run_config),
-            )
-            for node in range(1, num_nodes + 1)
-        }
+        configs = [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)]
+        super().__init__(configs, run_id=run_id, run_config=run_config)
         self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._arrived: dict[str, Message] = {}
         self._starting = threading.Lock()
@@ -100,26 +140,6 @@ class LocalGrid(Grid):
         # Here and not in the threads: what this process loads next must not find `_ALONE`.
         for pipe in [self._process() for _ in range(processes)]:
             threading.Thread(target=self._serve, args=(pipe,), daemon=True).start()
-
-    def set_run(self, run: Any) -> None:
-        """Accept any run."""
-
-    @property
-    def run(self) -> Any:
-        """There is no record of the run."""
-        return None
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse the deprecated way to build a message."""
-        raise NotImplementedError("build flwr.app.Message directly")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Refuse: node records need a running SuperLink."""
-        raise NotImplementedError("use get_node_ids")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the next free processes; returns at once, with the id of each."""
@@ -165,8 +185,10 @@ class LocalGrid(Grid):
             try:
                 pipe.send((message, self._contexts[node]))
                 reply, self._contexts[node] = pipe.recv()
-            except (EOFError, OSError):
-                reply = _error(_CRASHED, "the process that answered has ended", message)
+            except Exception as error:  # it has ended, or what it was sent or sent cannot be read
+                said = "" if isinstance(error, EOFError | OSError) else f": {type(error).__name__}"
+                reply = _error(_CRASHED, f"the process that answered has ended{said}", message)
+                pipe.close()  # one that has not ended does so now
                 pipe = self._process()
             self._arrived[message.metadata.message_id] = reply
 

@@ -38,7 +38,6 @@ from flower_privsyn.files import (
     is_disk_full,
     quoted,
     refuse_other_than_utf8,
-    says_disk_full,
     user_path,
 )
 from flower_privsyn.host.app import (
@@ -68,8 +67,6 @@ Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 
 _RESUME_WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-#: Of the end of the log, in which is looked for a full disk.
-_LOG_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,22 +165,10 @@ def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -
         path = default_run_directory(app.name)
     else:
         path = new_run_path(Path("runs"), app.name)
-    refuse_odd_places(path)
+    refuse_other_than_utf8("The run directory", path)
+    refuse_other_than_utf8("The folder that the command was typed in", Path.cwd())
     RunDirectory(path).refuse_existing()
     return path
-
-
-def refuse_odd_places(run_path: Path) -> None:
-    """Refuse folders that Flower and the files of a run cannot be told of.
-
-    Args:
-        run_path: the run directory, absolute.
-
-    Raises:
-        ConfigError: the name of one of them is no UTF-8.
-    """
-    refuse_other_than_utf8("The run directory", run_path)
-    refuse_other_than_utf8("The folder that the command was typed in", Path.cwd())
 
 
 def resume_run(
@@ -220,23 +205,6 @@ def resume_run(
     run_path = expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings, app, values)
     return _launch(app, run_path, launch, resume=begun, follow=follow)
-
-
-def resumed_settings(
-    run_path: Path, settings: Sequence[str], *, app: App | None = None
-) -> tuple[App, Mapping[str, ConfigValue]]:
-    """The app of a run and the settings that `resume_run` would go on with.
-
-    Args:
-        run_path: the run directory.
-        settings: as for `resume_run`.
-        app: the same.
-
-    Raises:
-        PrivsynError: as `resume_run`.
-    """
-    app, launch, _ = _resumption(expanded(run_path).absolute(), settings, app)
-    return app, launch["run-config"]
 
 
 def how_to_go_on(run: RunDirectory) -> str | None:
@@ -320,7 +288,6 @@ def _launch(
     follow: Follower | None,
 ) -> Outcome:
     require_simulation(ray=bool(launch.get("ray")))
-    refuse_odd_places(run_path)
     num_nodes(launch["run-config"])
     owner = OwnerFolder(run_path)
     try:
@@ -364,9 +331,8 @@ def _follow(
         run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
     ):
         run = RunDirectory(run_path)
-        kept = launch
+        kept, before = launch, dict(run.state)
         if resume:
-            run.clear_failure()
             # Settings that are changed stand there once the run goes on with them.
             kept = {**(run.owner.own.get("launch") or launch), "app": launch["app"]}
         else:
@@ -383,9 +349,7 @@ def _follow(
         loading["finished"] = loading["finished"] or bool(stages)
         follow([loading, *stages])
 
-    log = run.owner.log_file
-    log.touch(mode=0o600)  # what an app prints is its owner's business
-    log_start = log.stat().st_size
+    run.owner.log_file.touch(mode=0o600)  # what an app prints is its owner's business
     try:
         ended = _to_its_end(app, run, launch, show, resume=resume)
     except BaseException as error:
@@ -394,7 +358,7 @@ def _follow(
     # Nothing was said where it ended before it had anything to report.
     loading |= {"failed": not loading["finished"], "finished": True}
     show()
-    return _judge(app, run_path, ended, full=_full_disk(run_path, log, log_start))
+    return _judge(app, run_path, ended, before)
 
 
 def _to_its_end(
@@ -545,17 +509,8 @@ def _record_failure(run_path: Path, error: str | BaseException) -> None:
                 run.mark_failed(error)
 
 
-def _full_disk(run_path: Path, log: Path, log_start: int) -> str | None:
-    """That a disk is full, where it is or where the log of this start says so; else None."""
-    full = full_disk([run_path, log.parent, default_cache_directory()])
-    with log.open("rb") as file:
-        file.seek(max(log_start, log.stat().st_size - _LOG_BYTES))
-        said = file.read().decode("utf-8", "replace")
-    return f"{disk_full_sentence(full)}." if full is not None or says_disk_full(said) else None
-
-
 def _judge(
-    app: App, run_path: Path, ended: Mapping[str, Any], *, full: str | None = None
+    app: App, run_path: Path, ended: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Outcome:
     """Decide how a run ended, by its own files and by what became of the app.
 
@@ -563,10 +518,10 @@ def _judge(
         app: that was run.
         run_path: where.
         ended: what `_to_its_end` returns.
-        full: the sentence that a disk is full; None where none is.
+        before: the run's state before this start, which stays where the app refuses to go on.
     """
     run = RunDirectory.open(run_path) if (run_path / "config.json").is_file() else None
-    if run is not None and run.status == "failed":
+    if run is not None and run.status == "failed" and run.state != before:
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     finished = run is not None and run.status == "finished"
     how = ended.get("how", "was killed" if ended["status"] < 0 else "ended early")
@@ -575,8 +530,9 @@ def _judge(
     if finished and how:
         sentence = f"The run has finished, and after it the app {how}"
         return Outcome(path=run_path, error=sentence, unexpected=True)
+    full = full_disk([run_path, OwnerFolder(run_path).path, default_cache_directory()])
     if full is not None:
-        sentence, unexpected = full, False
+        sentence, unexpected = f"{disk_full_sentence(full)}.", False
     elif how == "was killed":
         sentence, unexpected = "The ServerApp was killed before the run was finished.", True
     elif ended.get("sentence"):
@@ -584,5 +540,6 @@ def _judge(
     else:
         sentence = "The ServerApp ended early, without an exception and without a result."
         unexpected = True
-    _record_failure(run_path, sentence)
+    if run is not None and run.state != before:
+        _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -771,10 +771,6 @@ class RunDirectory:
             }
         )
 
-    def clear_failure(self) -> None:
-        """Forget why the run stopped, before it is started again."""
-        self._write_state({**self.state, "status": "running", "error": None})
-
     def mark_failed(self, error: str | BaseException) -> None:
         """Record that the run ended without a result.
 

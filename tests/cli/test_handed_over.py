@@ -191,8 +191,8 @@ def test_nobody_elses_app_is_run(
     assert f"privsyn resume {handed} --app APP" in said
     assert str(tmp_path / "evil") not in said
     mine = load_app(write_app(tmp_path / "mine"))
-    app, values = launch.resumed_settings(handed, (), app=mine)
-    assert (app, values) == (mine, dict(mine.defaults))
+    app, asked, _ = launch._resumption(handed, (), mine)
+    assert (app, asked["run-config"]) == (mine, dict(mine.defaults))
     # So of this package's own: a setting that differs is refused, and none is taken over.
     change(handed, {"generator": f"{server.url}#tiny"}, strategy="PrivateEvolution")
     bundled = Path(flower_privsyn.__file__).parents[1] / "baselines" / "pre-text"

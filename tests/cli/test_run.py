@@ -12,12 +12,10 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import launch
-from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
-from tests.support.launched import launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -141,22 +139,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("privsyn: ")
     assert sentence in last
-
-
-def test_what_a_run_cannot_go_on_with_is_named_before_flower_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = load_app(EXAMPLES.parent / "baselines" / "joint-sketch")
-    values = resolve_config(app, settings=["epsilon=1"])
-    ((settings, strategy),) = strategies_of(app, values)
-    run = RunDirectory.create(tmp_path / "r", config=settings.to_dict(), strategy=strategy.__name__)
-    run.mark_running()
-    run.unlock()
-    launched(run, app.path, values)
-    state, standing = run.state, run.standing
-    assert main(["resume", str(run.path), "--set", "epsilon=3"]) == 2
-    assert "epsilon = 3.0 differs from the 1.0" in capsys.readouterr().err
-    assert (run.state, run.standing) == (state, standing)
 
 
 def test_what_a_run_leaves_out_of_its_data_is_counted(

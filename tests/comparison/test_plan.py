@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from flower_privsyn.comparison import APP, Cell, People, make_plan, methods_of
+from flower_privsyn.comparison import APP, Cell, People, Plan, make_plan, methods_of
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.run import _rows
 from flower_privsyn.comparison.summary import document_of
@@ -53,12 +54,18 @@ def data(write: Write) -> str:
 
 
 #: Of `People.read`.
-ABOUT_PEOPLE = ("held_out_users", "columns", "sealed_users")
+ABOUT_PEOPLE = ("held_out", "held_out_users", "columns", "sealed_users")
 
 
 def plan_of(data: str, **changes):
+    """A plan, as it is before its runs are checked."""
+    with mock.patch.object(Plan, "check"):
+        return checked(data, **changes)
+
+
+def checked(data: str, **changes):
     dealt = {key: changes.pop(key) for key in ABOUT_PEOPLE if key in changes}
-    people = People.read(data, **dealt)
+    people = People.read(data, dealt.pop("held_out", None), **dealt)
     return make_plan(**{"app": load_app(APP), "people": people, "epsilons": [1.0], **changes})
 
 
@@ -102,7 +109,7 @@ class TestApp:
         values = mine.values(mine.cells()[0], Path("users.jsonl"))
         assert values["student-learning-rate"] == 0.01
         with pytest.raises(ConfigError, match="this is the same for every method"):
-            plan_of(
+            checked(
                 data,
                 configs=["mid-training"],
                 methods=["dp-ftrl"],
@@ -110,7 +117,7 @@ class TestApp:
             )
 
     def test_every_method_has_valid_settings(self, data: str) -> None:
-        plan = plan_of(data)
+        plan = checked(data)
         assert [method.name for method in plan.methods] == METHODS
         asked = [cell for cell in plan.cells() if cell.seed == 0 and cell.epsilon == 1.0]
         assert len(asked) == 9
@@ -188,7 +195,7 @@ class TestApp:
             ConfigError,
             match=r"no settings 'huge'; it has ask-once, cpu, ctcl, from-distilled, gem",
         ):
-            plan_of(data, configs=["huge"])
+            checked(data, configs=["huge"])
 
 
 class TestUsers:
@@ -268,7 +275,7 @@ class TestUsers:
         asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=c;d"], "held_out_users": 2}
         for named in (columns, {}):
             with pytest.raises(ConfigError, match="no document is of any class of this run"):
-                plan_of(str(path), columns=named, **asked)
+                checked(str(path), columns=named, **asked)
 
 
 class TestCells:
@@ -291,7 +298,7 @@ class TestCells:
             ("popri", 4),
         ]
         with pytest.raises(ConfigError, match="^--first-seed must be a whole number"):
-            plan_of(data, methods=methods, first_seed=-1)
+            checked(data, methods=methods, first_seed=-1)
 
     def test_names_are_folders(self) -> None:
         assert Cell(method="popri", epsilon=1.29, seed=3).name == "popri-eps-1.29-seed-3"
@@ -320,7 +327,7 @@ class TestSettings:
             assert cells["dp-ftrl"]["model"] == "privsyn-lstm"
         for setting in ("model=privsyn-tiny", "dp-ftrl.model=privsyn-tiny"):
             with pytest.raises(ConfigError, match="model=privsyn-tiny: this is the same"):
-                plan_of(data, settings=[setting], **both)
+                checked(data, settings=[setting], **both)
 
     @pytest.mark.parametrize(
         ("setting", "sentence"),
@@ -336,12 +343,12 @@ class TestSettings:
         self, data: str, setting: str, sentence: str
     ) -> None:
         with pytest.raises(ConfigError, match=sentence):
-            plan_of(data, settings=[setting])
+            checked(data, settings=[setting], methods=["pre-text", "popri"])
 
     @pytest.mark.parametrize("epsilons", [[], [0.0], [-1.0], [float("inf")]])
     def test_a_wrong_epsilon_is_named(self, data: str, epsilons: list[float]) -> None:
         with pytest.raises(ConfigError, match="--epsilon must be numbers > 0"):
-            plan_of(data, epsilons=epsilons)
+            checked(data, epsilons=epsilons)
 
     def test_what_a_method_has_for_itself_is_said(self, data: str) -> None:
         public = Path(data).with_name("public.jsonl")
@@ -358,9 +365,9 @@ class TestSettings:
 
     def test_an_unknown_method_is_named(self, data: str) -> None:
         with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):
-            plan_of(data, methods=["gpt"])
+            checked(data, methods=["gpt"])
         with pytest.raises(ConfigError, match="'without-pairs': --config cpu ask-once has it; "):
-            plan_of(data, methods=["without-pairs"])
+            checked(data, methods=["without-pairs"])
 
 
 class TestCheckedBeforeTheFirstCell:
@@ -371,13 +378,13 @@ class TestCheckedBeforeTheFirstCell:
     ) -> None:
         monkeypatch.setattr(libraries, "is_installed", lambda name: name != "peft")
         with pytest.raises(ConfigError) as caught:
-            plan_of(data)
+            checked(data)
         said = str(caught.value).split("; ")
         missing = "peft is not installed: pip install 'flower-privsyn[training]'"
         assert f"dp-fedavg: {missing}" in said
         assert f"popri: {missing}" in said
         assert not any(sentence.startswith("pre-text") for sentence in said)
-        assert len(plan_of(data, methods=["pre-text"]).methods) == 1
+        assert len(checked(data, methods=["pre-text"]).methods) == 1
 
     @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
     def test_a_library_of_the_figures(
@@ -385,11 +392,11 @@ class TestCheckedBeforeTheFirstCell:
     ) -> None:
         monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
         with pytest.raises(ConfigError, match=rf"figures: {library} is .*-privsyn\[evaluation\]"):
-            plan_of(data, methods=["public-only"])
+            checked(data, methods=["public-only"])
 
     def test_a_model_that_is_not_there(self, data: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            plan_of(data, settings=["generator=privsyn-ml", "distill-public.teacher=./no"])
+            checked(data, settings=["generator=privsyn-ml", "distill-public.teacher=./no"])
         said = str(caught.value).split("; ")
         assert len(said) == len({sentence.partition(":")[0] for sentence in said}) > 4
         assert said[0].startswith("expand-only: generator: model 'privsyn-ml' does not exist")
@@ -398,7 +405,7 @@ class TestCheckedBeforeTheFirstCell:
     def test_a_server_that_private_text_would_go_to(self, data: str) -> None:
         remote = "generator=http://127.0.0.1:9/v1#m"
         with pytest.raises(ConfigError, match="expand-private: generator = .* is another machine"):
-            plan_of(data, methods=["expand-private"], settings=[remote])
+            checked(data, methods=["expand-private"], settings=[remote])
 
     @pytest.mark.parametrize(
         ("changes", "sentence"),
@@ -413,9 +420,9 @@ class TestCheckedBeforeTheFirstCell:
         changes = {**changes, "methods": ["public-only", "pre-text", "random-public"]}
         if "downstream" in changes:
             changes["downstream"] = str(llama)  # of other tokens
-        assert plan_of(data, **changes)
+        assert checked(data, **changes)
         with pytest.raises(ConfigError, match=sentence):
-            plan_of(data, distil=True, **changes)
+            checked(data, distil=True, **changes)
 
     def test_held_out_text_without_the_labels_that_are_asked_about(
         self, tmp_path: Path, data: str
@@ -432,13 +439,13 @@ class TestCheckedBeforeTheFirstCell:
         )
         asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b"]}
         columns = {"label-column": "kind"}
-        assert plan_of(str(path), columns=columns, held_out_users=2, **asked)
+        assert checked(str(path), columns=columns, held_out_users=2, **asked)
         with pytest.raises(ConfigError, match="no document is of any class of this run"):
-            plan_of(str(path), columns=columns, held_out=str(other), **asked)
+            checked(str(path), columns=columns, held_out=str(other), **asked)
 
     def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
         with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": .*cannot be'):
-            plan_of(data, settings=["pre-text.public-text=no.jsonl"])
+            checked(data, settings=["pre-text.public-text=no.jsonl"])
 
     @pytest.mark.parametrize("key", ["public-text", "random-public.public-text"])
     def test_text_of_the_users_is_not_public(self, tmp_path: Path, key: str) -> None:
@@ -449,7 +456,7 @@ class TestCheckedBeforeTheFirstCell:
         with pytest.raises(
             ConfigError, match=r"holds (\d+) of the users' \1 longer texts and lines"
         ):
-            plan_of(str(file), settings=[f"{key}={file}"])
+            checked(str(file), settings=[f"{key}={file}"])
 
 
 FILES = sorted((APP / "conf").glob("*/*.toml"))

@@ -23,6 +23,10 @@ from flower_privsyn.client_apps.guard import in_simulation
 app = ClientApp()
 
 
+class Own:
+    pass  # the server has no such module
+
+
 @app.query()
 def answer(message, context):
     does = message.content["asked"]["does"]
@@ -30,6 +34,8 @@ def answer(message, context):
         raise ValueError("what somebody wrote")
     if does == "end":
         os.kill(os.getpid(), signal.SIGKILL)
+    if does == "keep":
+        context.run_config["own"] = Own()
     known = context.state.setdefault("known", ConfigRecord({"times": 0}))
     known["times"] += 1
     told = {
@@ -93,10 +99,10 @@ def test_every_node_answers_by_its_own_context(ask: Asked) -> None:
 
 
 def test_a_node_that_fails_costs_its_answer_alone(ask: Asked) -> None:
-    raised, ended, told = ask("raise", "end", "tell")
+    raised, ended, unread = ask("raise", "end", "keep")
     assert (raised.error.code, raised.error.reason) == (2, "ValueError")
     assert ended.error.code == 8
-    assert told.has_content()
+    assert (unread.error.code, unread.error.reason.split()[-1]) == (8, "ModuleNotFoundError")
     # Another process has taken the place of the one that ended.
     assert all(reply.has_content() for reply in ask("tell", "tell", "tell"))
 

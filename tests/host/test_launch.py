@@ -135,39 +135,25 @@ FAILED = {**ENDED, "how": "failed: no such bucket", "sentence": "No such bucket.
 KILLED = {"status": -signal.SIGKILL}
 
 
-@pytest.mark.parametrize("known_by", ["the disk", "the log"])
+def no_room(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_full_disk_is_the_cause_whatever_the_app_says(
-    stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch, known_by: str
+    stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped.clear_failure()
-
-    def no_room(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    log = stopped.owner.log_file
-    log.write_text("an earlier start\n")
-    if known_by == "the disk":
-        monkeypatch.setattr(launch, "full_disk", lambda folders: folders[0])
-        monkeypatch.setattr(RunDirectory, "mark_failed", no_room)
-        where = f"The disk of {stopped.path}"
-    else:
-        log.write_text("an earlier start\nsqlite3.OperationalError: database or disk is full\n")
-        where = "A disk"
-    full = launch._full_disk(stopped.path, log, len("an earlier start\n"))
-    outcome = launch._judge(app, stopped.path, KILLED, full=full)
-    assert outcome.error == (
-        f"{where} is full: make room, and go on, with a run by `privsyn resume`, with all else by "
-        "the same command."
-    )
+    stopped.mark_running()
+    monkeypatch.setattr(launch, "full_disk", lambda folders: folders[0])
+    monkeypatch.setattr(RunDirectory, "mark_failed", no_room)
+    outcome = launch._judge(app, stopped.path, KILLED, {})
+    assert outcome.error is not None
+    assert outcome.error.startswith(f"The disk of {stopped.path} is full: make room, and go on")
     assert outcome.says_all
 
 
 def test_nothing_is_left_of_a_start_without_room(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(RunDirectoryError, match="disk is full: make room"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
@@ -177,11 +163,11 @@ def test_nothing_is_left_of_a_start_without_room(
 def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     run.mark_failed("The users file is missing.")
-    assert launch._judge(app, run.path, ENDED).error == "The users file is missing."
+    assert launch._judge(app, run.path, ENDED, {}).error == "The users file is missing."
     run.mark_finished()
-    assert launch._judge(app, run.path, ENDED).error is None
+    assert launch._judge(app, run.path, ENDED, {}).error is None
     for ended in (FAILED, {"status": 0}, KILLED):
-        outcome = launch._judge(app, run.path, ended)
+        outcome = launch._judge(app, run.path, ended, {})
         assert outcome.error is not None
         assert outcome.unexpected
         assert run.status == "finished"
@@ -189,20 +175,30 @@ def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
 
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
-    outcome = launch._judge(app, run.path, KILLED)
+    outcome = launch._judge(app, run.path, KILLED, {})
     assert outcome.error == "The ServerApp was killed before the run was finished."
     assert run.error == outcome.error
-    run.clear_failure()
-    outcome = launch._judge(app, run.path, ENDED)
+    run.mark_running()
+    outcome = launch._judge(app, run.path, ENDED, {})
     assert outcome.error is not None
     assert outcome.error.startswith("The ServerApp ended early")
+
+
+def test_a_run_that_its_app_does_not_go_on_with_stays_as_it_was(
+    stopped: RunDirectory, app: App
+) -> None:
+    before = stopped.state
+    refused = {**FAILED, "sentence": "epsilon = 3.0 differs from the 1.0 of the run"}
+    outcome = launch._judge(app, stopped.path, refused, before)
+    assert (outcome.error, outcome.unexpected) == (refused["sentence"], False)
+    assert stopped.state == before
 
 
 def test_without_a_run_directory_the_app_decides(tmp_path: Path) -> None:
     plain = load_app(write_app(tmp_path / "app", run_directory=False))
     assert not plain.uses_run_directory
-    assert launch._judge(plain, tmp_path, ENDED).error is None
-    failed = launch._judge(plain, tmp_path, FAILED)
+    assert launch._judge(plain, tmp_path, ENDED, {}).error is None
+    failed = launch._judge(plain, tmp_path, FAILED, {})
     assert (failed.error, failed.unexpected) == ("No such bucket.", False)
 
 
@@ -308,43 +304,22 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     assert len({entry.stat().st_mtime for entry in [path, *path.rglob("*")]}) == 1
 
 
-def test_ctrl_c_ends_at_once_where_nothing_was_begun(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    path = tmp_path / "run"
-    command = _privsyn("run", app, "--run-dir", path, cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not (below := psutil.Process(command.pid).children(recursive=True)):
-        assert command.poll() is None, command.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    started = {one.pid: started_at(one.pid) for one in below}
-    command.send_signal(signal.SIGINT)
-    errors = command.communicate(timeout=60)[1]
-    assert command.returncode == 130
-    assert errors.endswith("privsyn: interrupted\n")
-    assert not path.exists()
-    _wait_until_gone(started, seconds=5)
-
-
 def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    path = tmp_path / "run"
-    command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=hang", cwd=tmp_path)
-    _wait_for_stage(path, "hang", command)
-    started = _started_by(path)
-    command.send_signal(signal.SIGINT)
-    stop = RunDirectory(path).owner.stop_file
-    deadline = time.monotonic() + 20
-    while not stop.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert command.poll() is None
-    command.send_signal(signal.SIGINT)
-    errors = command.communicate(timeout=60)[1]
-    assert command.returncode == 130
-    assert f"Continue with: privsyn resume {path}" in errors
-    _wait_until_gone(started, seconds=5)
-    assert RunDirectory(path).status == "failed"
+    """So does once where no run has begun: nothing was spent."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    run = RunDirectory(tmp_path / "run")
+    try:
+        with pytest.raises(KeyboardInterrupt), launch._asked_to_stop(run):
+            signal.raise_signal(signal.SIGINT)
+        run = RunDirectory.create(run.path, config={})
+        with launch._asked_to_stop(run) as stopping:
+            signal.raise_signal(signal.SIGINT)
+            assert stopping.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:

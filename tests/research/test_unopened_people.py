@@ -80,9 +80,9 @@ def comparison(tmp_path: Path) -> Path:
 
 def test_people_are_sealed_and_were_not_opened(data: Path, comparison: Path) -> None:
     left = len(IDS) - 4
-    every = unopened([str(data)], [comparison], people=left)
+    every = unopened(str(data), [comparison], people=left)
     assert set(every.user_ids) == set(IDS[4:])
-    some = unopened([str(data)], [comparison], people=3)
+    some = unopened(str(data), [comparison], people=3)
     assert len(some) == 3
     assert set(some.user_ids) < set(every.user_ids)
 
