@@ -94,6 +94,10 @@ class LoopbackGrid(GridWithoutLink):
         self._under_way: set[str] = set()
         self._arrived: dict[str, list[Message]] = {}
 
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Run the ClientApp on every message and keep the replies until they are pulled.
 

@@ -28,29 +28,6 @@ _COSTS = (
     "server_seconds",
 )
 
-#: Of a cell in the document.
-_CELL = (
-    "method",
-    "epsilon",
-    "seed",
-    "status",
-    "error",
-    "run",
-    "epsilon_release",
-    "epsilon_known_cohorts",
-    "delta",
-    "local_epsilon",
-    "quality",
-    "distilled",
-    "labels",
-    "texts",
-    "costs",
-    "wall_seconds",
-    "own_settings",
-    "spent",
-    "samples",
-)
-
 
 def document_of(
     plan: Plan,
@@ -69,15 +46,19 @@ def document_of(
         created: when it was begun; None for this moment.
         fixed: what continuing it must not change.
     """
-    results = [{key: cell.get(key) for key in _CELL} for cell in cells]
+    results = [
+        {key: cell[key] for key in cell if key not in ("settings", "stamp")} for cell in cells
+    ]
+    versions = library_versions("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     complete = all(cell["status"] in ("finished", "failed") for cell in results)
     return {
         "stamp": plan.stamp,
         "created": created or files.now(),
         "finished": files.now() if complete else None,
         "command": command,
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": {name: version for name, version in versions.items() if version},
+        "machine": f"{platform.machine()}, {cores} cores, Python {platform.python_version()}",
         "data": {
             "name": plan.people.source,
             "private_users": len(plan.people.private),
@@ -190,13 +171,3 @@ def _gap(
     if floor is None or ceiling is None or ceiling <= floor:
         return None
     return _mean([(value - floor) / (ceiling - floor) for value in values])
-
-
-def _versions() -> dict[str, str]:
-    found = library_versions("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft")
-    return {name: version for name, version in found.items() if version}
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}"

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.neighbors import library
 from flower_privsyn.evaluation.result import NotPrivate
@@ -45,12 +44,9 @@ class CopyRates(NotPrivate):
 
     Attributes:
         exact: share of synthetic texts whose words are all the words of a private text, in order.
-        windows: share that has a window of `window_words` words in common with a private text.
-        near: share whose set of `shingle_words`-word shingles has a Jaccard similarity of at least
-            `threshold` with that of a private text; exact copies are among them.
-        window_words: length of a window.
-        shingle_words: length of a shingle.
-        threshold: least similarity of a near copy.
+        windows: share that has a window of 13 words in common with a private text.
+        near: share whose set of three-word shingles has a Jaccard similarity of at least one half
+            with that of a private text; exact copies are among them.
         copied: indices of the synthetic texts that are exact, window or near copies, ascending.
         synthetic_texts: how many there are.
         private_texts: how many they were compared with.
@@ -59,9 +55,6 @@ class CopyRates(NotPrivate):
     exact: float
     windows: float
     near: float
-    window_words: int
-    shingle_words: int
-    threshold: float
     copied: tuple[int, ...]
     synthetic_texts: int
     private_texts: int
@@ -91,14 +84,11 @@ def copy_rates(
             copy with up to four words, apart from one another, exchanged.
 
     Raises:
-        ConfigError: A list is empty or an argument out of range.
+        ConfigError: A list is empty.
     """
     for name, texts in (("synthetic", synthetic), ("private", private)):
         if not texts:
             raise ConfigError(f"there must be at least one {name} text")
-    for name, value in (("window_words", window_words), ("shingle_words", shingle_words)):
-        check_whole(name, value, ge=1)
-    check_number("threshold", threshold, gt=0, le=1)
     vocabulary: dict[str, int] = {}
     rows = [_words(text, vocabulary) for text in synthetic]
     others = [_words(text, vocabulary) for text in private]
@@ -109,9 +99,6 @@ def copy_rates(
         exact=float(exact.mean()),
         windows=float(windows.mean()),
         near=float(near.mean()),
-        window_words=window_words,
-        shingle_words=shingle_words,
-        threshold=threshold,
         copied=tuple(np.flatnonzero(exact | windows | near).tolist()),
         synthetic_texts=len(rows),
         private_texts=len(others),

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.neighbors import (
     Float64Array,
@@ -43,6 +42,12 @@ _ROUNDING = 1e-12
 
 #: Sample sizes, as shares of all texts, through which the distance is extrapolated.
 _SHARES = (0.5, 0.6, 0.75, 1.0)
+
+#: Neighbour to which a ball of precision and recall reaches.
+_NEIGHBORS = 3
+
+#: c in exp(-c KL) of MAUVE, as in the papers.
+_SCALING = 5.0
 
 #: Share of the variance that MAUVE's projection keeps.
 _VARIANCE_KEPT = 0.9
@@ -67,16 +72,12 @@ class FrechetDistance(NotPrivate):
         rank_deficient: one set has no more texts than dimensions. The plain estimate is still
             exact for the two samples, but the bias is then no longer a straight line, and
             `extrapolated` keeps part of it.
-        synthetic_texts: rows of the first matrix.
-        private_texts: rows of the second.
     """
 
     squared: float
     mean_part: float
     extrapolated: float
     rank_deficient: bool
-    synthetic_texts: int
-    private_texts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +88,10 @@ class PrecisionRecall(NotPrivate):
         precision: share of synthetic texts inside a ball around a private text, in [0, 1]:
             fidelity.
         recall: share of private texts inside a ball around a synthetic text, in [0, 1]: coverage.
-        neighbors: k; each ball reaches to its centre's k-th neighbour in its own set.
-        synthetic_texts: rows of the first matrix.
-        private_texts: rows of the second.
     """
 
     precision: float
     recall: float
-    neighbors: int
-    synthetic_texts: int
-    private_texts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +103,11 @@ class MeanDiscrepancy(NotPrivate):
         standard_error: of `squared`, by the jackknife over texts of both sets. Texts of one user
             are not independent: with many texts a user it is too small.
         bandwidth: b of exp(-distance^2 / (2 b^2)), in units of the embeddings.
-        synthetic_texts: rows of the first matrix.
-        private_texts: rows of the second.
     """
 
     squared: float
     standard_error: float
     bandwidth: float
-    synthetic_texts: int
-    private_texts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +122,10 @@ class Mauve(NotPrivate):
         score: MAUVE as first defined (2021).
         smoothed: MAUVE* (2023): half a text is added to every cluster of both sets, which removes
             most of the dependence on the number of texts.
-        features: what the features are, such as the name of an embedding model.
-        clusters: of the quantisation.
-        scaling: c in exp(-c KL).
-        synthetic_texts: rows of the first matrix.
-        private_texts: rows of the second.
     """
 
     score: float
     smoothed: float
-    features: str
-    clusters: int
-    scaling: float
-    synthetic_texts: int
-    private_texts: int
 
 
 def gaussian_frechet(
@@ -213,19 +194,17 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
         mean_part=float(difference @ difference),
         extrapolated=float(intercept),
         rank_deficient=min(len(first), len(second)) <= first.shape[1],
-        synthetic_texts=len(first),
-        private_texts=len(second),
     )
 
 
-def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) -> PrecisionRecall:
-    """Improved precision and recall.
+def precision_recall(synthetic: Matrix, private: Matrix) -> PrecisionRecall:
+    """Improved precision and recall: balls reach to the third neighbour, as in the paper.
+
+    Both figures grow with the number of texts on the side of the balls.
 
     Args:
-        synthetic: (n, d), n > neighbors.
-        private: (m, d), m > neighbors.
-        neighbors: k >= 1; 3 in the paper. Few neighbours make small balls: both figures grow with
-            k, and with the number of texts on the side of the balls.
+        synthetic: (n, d), n > 3.
+        private: (m, d), m > 3.
 
     Raises:
         ConfigError: A matrix is too small, not finite, or of another width.
@@ -233,14 +212,9 @@ def precision_recall(synthetic: Matrix, private: Matrix, *, neighbors: int = 3) 
     References:
         Kynkäänniemi et al. 2019, equations 1 and 2.
     """
-    check_whole("neighbors", neighbors, ge=1)
-    first, second = _checked(synthetic, private, least=neighbors + 1)
+    first, second = _checked(synthetic, private, least=_NEIGHBORS + 1)
     return PrecisionRecall(
-        precision=_share_inside(first, second, neighbors),
-        recall=_share_inside(second, first, neighbors),
-        neighbors=neighbors,
-        synthetic_texts=len(first),
-        private_texts=len(second),
+        precision=_share_inside(first, second), recall=_share_inside(second, first)
     )
 
 
@@ -256,8 +230,7 @@ def mean_discrepancy(
             for every method that is compared with them.
 
     Raises:
-        ConfigError: A matrix is too small, not finite, or of another width, or the bandwidth is
-            not positive.
+        ConfigError: A matrix is too small, not finite, or of another width.
 
     References:
         Gretton et al. 2012, equation 3 (the estimator); Arvesen, "Jackknifing U-statistics" (1969)
@@ -269,7 +242,6 @@ def mean_discrepancy(
             bandwidth = median_bandwidth(second)
         except ValueError as error:
             raise ConfigError(f"give a bandwidth: {error}") from None
-    check_number("bandwidth", bandwidth, gt=0)
     n, m = len(first), len(second)
     within_first = _kernel_sums(first, first, bandwidth)[0] - 1.0  # (n,), without the text itself
     within_second = _kernel_sums(second, second, bandwidth)[0] - 1.0  # (m,)
@@ -295,32 +267,20 @@ def mean_discrepancy(
         squared=float(squared),
         standard_error=float(np.sqrt(variance)),
         bandwidth=float(bandwidth),
-        synthetic_texts=n,
-        private_texts=m,
     )
 
 
-def mauve(
-    synthetic: Matrix,
-    private: Matrix,
-    *,
-    features: str,
-    clusters: int | None = None,
-    scaling: float = 5.0,
-    seed: int = 0,
-) -> Mauve:
+def mauve(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Mauve:
     """MAUVE of two sets of features, our implementation of the published definition.
 
     Features are scaled to unit length, projected on the principal components that hold 90 % of the
-    variance of both sets together, and quantised by k-means over both sets (5 starts); the curve
-    has 25 points, as in the authors' package.
+    variance of both sets together, and quantised by k-means over both sets (5 starts) into a tenth
+    as many clusters as the smaller set has texts; the curve has 25 points and c = 5, as in the
+    authors' package.
 
     Args:
         synthetic: (n, d).
         private: (m, d).
-        features: what the features are, for the record.
-        clusters: of k-means, >= 2; None for a tenth of the smaller set, the authors' rule.
-        scaling: c > 0; 5 in the papers.
         seed: of k-means.
 
     Raises:
@@ -331,35 +291,24 @@ def mauve(
         Pillutla et al. 2021, section 2 and appendix; 2023, section 4 for the smoothing.
     """
     first, second = _checked(synthetic, private, least=2)
-    least = min(len(first), len(second))
-    clusters = max(2, round(least / 10)) if clusters is None else clusters
-    check_whole("clusters", clusters, ge=2, le=len(first) + len(second))
-    check_number("scaling", scaling, gt=0)
+    clusters = max(2, round(min(len(first), len(second)) / 10))
     labels = _quantise(np.concatenate([first, second]), clusters, seed)
     counts = [
         np.bincount(part, minlength=clusters).astype(np.float64)
         for part in (labels[: len(first)], labels[len(first) :])
     ]
     return Mauve(
-        score=divergence_area(*(part / part.sum() for part in counts), scaling=scaling),
-        smoothed=divergence_area(
-            *((part + 0.5) / (part + 0.5).sum() for part in counts), scaling=scaling
-        ),
-        features=features,
-        clusters=clusters,
-        scaling=scaling,
-        synthetic_texts=len(first),
-        private_texts=len(second),
+        score=divergence_area(*(part / part.sum() for part in counts)),
+        smoothed=divergence_area(*((part + 0.5) / (part + 0.5).sum() for part in counts)),
     )
 
 
-def divergence_area(p: Matrix, q: Matrix, *, scaling: float = 5.0, points: int = 25) -> float:
+def divergence_area(p: Matrix, q: Matrix, *, points: int = 25) -> float:
     """Area under the curve (exp(-c KL(q | r)), exp(-c KL(p | r))) over mixtures r of p and q.
 
     Args:
         p: (k,) probabilities.
         q: (k,) probabilities.
-        scaling: c.
         points: mixtures on the curve; its two ends, on the axes, are added.
 
     Returns:
@@ -367,8 +316,8 @@ def divergence_area(p: Matrix, q: Matrix, *, scaling: float = 5.0, points: int =
     """
     share = np.linspace(1e-6, 1.0 - 1e-6, points)[:, None]  # (points, 1)
     mixtures = share * p + (1.0 - share) * q  # (points, k)
-    x = np.concatenate([[1.0], np.exp(-scaling * _divergence(q, mixtures)), [0.0]])
-    y = np.concatenate([[0.0], np.exp(-scaling * _divergence(p, mixtures)), [1.0]])
+    x = np.concatenate([[1.0], np.exp(-_SCALING * _divergence(q, mixtures)), [0.0]])
+    y = np.concatenate([[0.0], np.exp(-_SCALING * _divergence(p, mixtures)), [1.0]])
     return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum() / 2.0)
 
 
@@ -416,9 +365,9 @@ def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> F
     return rows[generator.permutation(len(rows))[: max(2, round(share * len(rows)))]]
 
 
-def _share_inside(points: Float64Array, centres: Float64Array, neighbors: int) -> float:
+def _share_inside(points: Float64Array, centres: Float64Array) -> float:
     """Share of the points inside the ball of a centre, which reaches to its k-th neighbour."""
-    radii = neighbor_distances(centres, neighbors, metric="sqeuclidean")
+    radii = neighbor_distances(centres, _NEIGHBORS, metric="sqeuclidean")
     largest = max(np.abs(points).max(), np.abs(centres).max())
     slack = _ROUNDING * max(1.0, points.shape[1] * largest**2)
     inside = sum(

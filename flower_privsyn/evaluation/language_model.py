@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
@@ -47,7 +47,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelEvaluation(NotPrivate):
-    """Next-token prediction on held-out text.
+    """Next-token prediction on held-out text, with 95 % intervals by the bootstrap over users.
 
     Two weightings are given. By token, every token counts the same, so people who write much count
     more. By user, figures are taken for each user and averaged, so every person counts the same.
@@ -63,7 +63,6 @@ class LanguageModelEvaluation(NotPrivate):
             compared by. None if a tokenizer loses text, as one with an unknown token may.
         user_next_token_accuracy: the mean of the users' shares.
         user_cross_entropy: the mean of the users' nats per token.
-        confidence: level of the intervals, by the percentile bootstrap over users.
         tokens: scored; every token of every text, exactly once.
         unknown_tokens: how many of them stand for text the tokenizer does not know.
         bytes: of all texts in UTF-8.
@@ -79,7 +78,6 @@ class LanguageModelEvaluation(NotPrivate):
     bits_per_byte: Interval | None
     user_next_token_accuracy: Interval
     user_cross_entropy: Interval
-    confidence: float
     tokens: int
     unknown_tokens: int
     bytes: int
@@ -116,7 +114,6 @@ def evaluate_language_model(
     batch_size: int = 32,
     device: str | None = None,
     precision: str = "float32",
-    confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -138,7 +135,6 @@ def evaluate_language_model(
             memory.
         device: as PyTorch names it; None chooses.
         precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
-        confidence: level of the intervals, in (0, 1).
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
         progress: called with the number of texts just done.
@@ -151,9 +147,7 @@ def evaluate_language_model(
     References:
         Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13.
     """
-    check_number("confidence", confidence, gt=0, lt=1)
     check_whole("max_tokens", max_tokens, ge=1)
-    check_whole("resamples", resamples, ge=1)
     texts = list(texts)
     users = _user_numbers(owners, len(texts))
     from flower_privsyn.models.pretrained import load_pretrained
@@ -176,10 +170,9 @@ def evaluate_language_model(
         scores.correct - scores.correct_unknown,
     )
     unknown = int(scores.unknown.sum())
-    figures = _figures(table, confidence=confidence, resamples=resamples, seed=seed)
+    figures = _figures(table, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
         **figures | ({"bits_per_byte": None} if unknown else {}),
-        confidence=confidence,
         tokens=int(scores.tokens.sum()),
         unknown_tokens=unknown,
         bytes=int(table[:, 3].sum()),
@@ -199,15 +192,12 @@ def _by_user(users: IntArray, *columns: npt.NDArray[Any]) -> Float64Array:
     return table[table[:, 0] > 0]
 
 
-def _figures(
-    table: Float64Array, *, confidence: float, resamples: int, seed: int
-) -> dict[str, Any]:
+def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any]:
     """The figures of a model with their intervals, by name.
 
     Args:
         table: (users, 6): tokens, correct ones, nats, bytes; tokens that are known, and of them
             the correct ones.
-        confidence: level of the intervals.
         resamples: of the bootstrap over users.
         seed: of the bootstrap.
     """
@@ -222,8 +212,7 @@ def _figures(
     )
 
     def interval(value: float, draws: Float64Array) -> Interval:
-        tail = 50.0 * (1.0 - confidence)
-        low, high = np.percentile(draws, [tail, 100.0 - tail])
+        low, high = np.percentile(draws, [2.5, 97.5])
         return Interval(value=float(value), low=float(low), high=float(high))
 
     entropy = interval(nats.sum() / tokens.sum(), resampled[:, 2] / resampled[:, 0])

@@ -70,6 +70,7 @@ class TextComparison(NotPrivate):
 
     Attributes:
         embedding_model: whose embeddings the distances are of.
+        texts: of both sides, that were embedded.
         max_tokens: to which private text was cut, in that model's tokens.
         frechet: squared Fréchet distance.
         precision_recall: fidelity and coverage.
@@ -84,6 +85,7 @@ class TextComparison(NotPrivate):
     """
 
     embedding_model: str
+    texts: tuple[int, int]
     max_tokens: int
     frechet: FrechetDistance
     precision_recall: PrecisionRecall
@@ -420,13 +422,14 @@ def compare_texts(
         stage.update()
         discrepancy = mean_discrepancy(*vectors)
         stage.update()
-        quantised = mauve(*vectors, features=embedding_model, seed=seed)
+        quantised = mauve(*vectors, seed=seed)
         stage.update()
     with shown.stage("Looking for copies"):
         held_out_copies = copy_rates(synthetic, held_out)
         private_copies = copy_rates(synthetic, private) if private else None
     return TextComparison(
         embedding_model=embedding_model,
+        texts=(len(some), len(others)),
         max_tokens=max_tokens,
         frechet=frechet,
         precision_recall=support,

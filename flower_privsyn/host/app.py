@@ -108,23 +108,6 @@ def refuse_what_flower_refuses(app: App) -> None:
         ) from error
 
 
-def check_settings(app: App, values: Mapping[str, ConfigValue]) -> None:
-    """Check the settings of a strategy of this library before Flower is started.
-
-    Args:
-        app: The app.
-        values: Settings from `resolve_config`.
-
-    Raises:
-        ConfigError: A value is out of range or contradicts another one.
-        MissingExtraError: The library of the tracker is not installed.
-    """
-    from flower_privsyn.run.trackers import require_tracker
-
-    for settings, _ in strategies_of(app, values):
-        require_tracker(settings.tracker)
-
-
 def strategies_of(
     app: App, values: Mapping[str, ConfigValue]
 ) -> list[tuple[PrivateSumConfig, type[PrivateSumStrategy]]]:

@@ -92,10 +92,6 @@ class GridWithoutLink(Grid):
         """Refuse the deprecated way to build a message."""
         raise NotImplementedError("build flwr.app.Message directly")
 
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
     def get_nodes(self) -> Iterable[Any]:
         """Refuse: node records need a running SuperLink."""
         raise NotImplementedError("use get_node_ids")
@@ -140,6 +136,10 @@ class LocalGrid(GridWithoutLink):
         # Here and not in the threads: what this process loads next must not find `_ALONE`.
         for pipe in [self._process() for _ in range(processes)]:
             threading.Thread(target=self._serve, args=(pipe,), daemon=True).start()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the next free processes; returns at once, with the id of each."""

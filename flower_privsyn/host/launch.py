@@ -44,7 +44,6 @@ from flower_privsyn.host.app import (
     App,
     ConfigValue,
     check_setting,
-    check_settings,
     load_app,
     num_nodes,
     read_settings,
@@ -271,7 +270,6 @@ def _resumption(
                 f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
             )
         values |= new
-        check_settings(app, values)
     if begun and app.uses_run_directory and "resume" not in values:
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."

@@ -14,7 +14,7 @@ from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import Cut, load_users
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.strategies import CLIENT_KEYS, AugPEConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
@@ -25,7 +25,7 @@ DATA = ("pubmed", "openreview", "yelp")
 
 def settings(name: str | None = None) -> AugPEConfig:
     values = resolve_config(load_app(APP), config_name=name)
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     return AugPEConfig.from_run_config(values)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.generation.topics import load_topics
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.run.plan import plan_of
 from flower_privsyn.strategies import CLIENT_KEYS, CTCL, CTCLConfig, configuration_of
 
@@ -43,7 +43,7 @@ def settings(name: str | None = None, *changes: str) -> Any:
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     assert set(values) - CLIENT_KEYS - {"strategy"} == CTCLConfig.keys()
     # What the app declares is what the library does by itself.
     assert settings() == CTCLConfig(epsilon=4.0, num_users=1250)

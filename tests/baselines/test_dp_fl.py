@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.host.launch import run_app
 from flower_privsyn.privacy import Correlation, release_epsilon
 from flower_privsyn.privacy.accounting import Release
@@ -37,7 +37,7 @@ def settings(name: str | None = None, *changes: str) -> Any:
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     keys = DPFedAvgConfig.keys() | DPFTRLConfig.keys()
     assert set(values) - CLIENT_KEYS - {"strategy"} == keys
     # What the app declares is what the library does by itself.
@@ -189,7 +189,7 @@ def test_bad_settings_stop_before_flower_starts(changes: list[str], sentence: st
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu", settings=changes)
     with pytest.raises(ConfigError, match=sentence):
-        check_settings(app, values)
+        strategies_of(app, values)
 
 
 @pytest.mark.slow

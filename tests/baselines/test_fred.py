@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.environment import WORKING_DIRECTORY
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
@@ -25,7 +25,7 @@ def settings(name: str) -> FreDConfig:
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     assert set(values) - CLIENT_KEYS == FreDConfig.keys()
     # What the app declares is what the library does by itself.
     assert FreDConfig.from_run_config(values) == FreDConfig(epsilon=1.0)

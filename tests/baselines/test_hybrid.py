@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.comparison import APP as COMPARE
-from flower_privsyn.host.app import check_settings, load_app, resolve_config, strategies_of
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.strategies import CLIENT_KEYS, Hybrid, HybridConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "hybrid"
@@ -16,7 +16,7 @@ APP = Path(__file__).parents[2] / "baselines" / "hybrid"
 def test_settings_are_complete_and_accepted() -> None:
     app = load_app(APP)
     values = resolve_config(app)
-    check_settings(app, values)
+    strategies_of(app, values)
     assert set(values) - CLIENT_KEYS == HybridConfig.keys()
     # What the app declares is what the library does by itself.
     assert HybridConfig.from_run_config(values) == HybridConfig(epsilon=1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import check_settings, load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.host.launch import run_app
 from flower_privsyn.strategies import CLIENT_KEYS, POPriConfig
 
@@ -23,7 +23,7 @@ def popri_config(values: dict[str, Any]) -> POPriConfig:
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     assert set(values) - CLIENT_KEYS - {"strategy"} == POPriConfig.keys()
     config = popri_config(values)
     assert config == POPriConfig.popri(epsilon=1.0, num_users=72000)
@@ -93,7 +93,7 @@ def test_bad_settings_stop_before_flower_starts() -> None:
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu", settings=["rejected-rank=7"])
     with pytest.raises(ConfigError, match="rejected-rank = 7"):
-        check_settings(app, values)
+        strategies_of(app, values)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.host.app import check_settings, load_app, resolve_config, strategies_of
+from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.privacy import Release, release_epsilon
 from flower_privsyn.strategies import CLIENT_KEYS, PublicMidTraining, PublicMidTrainingConfig
 from flower_privsyn.strategies.public_mid_training import TrainingInHalves
@@ -25,7 +25,7 @@ def settings(name: str | None = None, *changes: str) -> PublicMidTrainingConfig:
 
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
-    check_settings(load_app(APP), values)
+    strategies_of(load_app(APP), values)
     assert set(values) - CLIENT_KEYS == PublicMidTrainingConfig.keys()
     # What the app declares is what the library does by itself.
     assert settings() == PublicMidTrainingConfig(epsilon=1.0)

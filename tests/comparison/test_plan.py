@@ -276,6 +276,14 @@ class TestUsers:
         for named in (columns, {}):
             with pytest.raises(ConfigError, match="no document is of any class of this run"):
                 checked(str(path), columns=named, **asked)
+        # Those of other users are looked at as well.
+        other = tmp_path / "others.jsonl"
+        lines = [{"client_id": f"o{n}", "text": "a text", "kind": "c"} for n in range(9)]
+        other.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b"]}
+        assert checked(str(path), columns=columns, held_out_users=2, **asked)
+        with pytest.raises(ConfigError, match="no document is of any class of this run"):
+            checked(str(path), columns=columns, held_out=str(other), **asked)
 
 
 class TestCells:
@@ -386,14 +394,6 @@ class TestCheckedBeforeTheFirstCell:
         assert not any(sentence.startswith("pre-text") for sentence in said)
         assert len(checked(data, methods=["pre-text"]).methods) == 1
 
-    @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
-    def test_a_library_of_the_figures(
-        self, library: str, data: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
-        with pytest.raises(ConfigError, match=rf"figures: {library} is .*-privsyn\[evaluation\]"):
-            checked(data, methods=["public-only"])
-
     def test_a_model_that_is_not_there(self, data: str) -> None:
         with pytest.raises(ConfigError) as caught:
             checked(data, settings=["generator=privsyn-ml", "distill-public.teacher=./no"])
@@ -424,31 +424,7 @@ class TestCheckedBeforeTheFirstCell:
         with pytest.raises(ConfigError, match=sentence):
             checked(data, distil=True, **changes)
 
-    def test_held_out_text_without_the_labels_that_are_asked_about(
-        self, tmp_path: Path, data: str
-    ) -> None:
-        path = tmp_path / "labelled.jsonl"
-        rows = [{"client_id": f"m{n}", "text": f"text {n}", "kind": "ab"[n % 2]} for n in range(9)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        other = tmp_path / "others.jsonl"
-        other.write_text(
-            "".join(
-                json.dumps({"client_id": f"o{n}", "text": "a text", "kind": "c"}) + "\n"
-                for n in range(9)
-            )
-        )
-        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b"]}
-        columns = {"label-column": "kind"}
-        assert checked(str(path), columns=columns, held_out_users=2, **asked)
-        with pytest.raises(ConfigError, match="no document is of any class of this run"):
-            checked(str(path), columns=columns, held_out=str(other), **asked)
-
-    def test_a_file_of_public_text_that_is_not_there(self, data: str) -> None:
-        with pytest.raises(ConfigError, match='pre-text: public-text = "no.jsonl": .*cannot be'):
-            checked(data, settings=["pre-text.public-text=no.jsonl"])
-
-    @pytest.mark.parametrize("key", ["public-text", "random-public.public-text"])
-    def test_text_of_the_users_is_not_public(self, tmp_path: Path, key: str) -> None:
+    def test_text_of_the_users_is_not_public(self, tmp_path: Path) -> None:
         file = tmp_path / "users.jsonl"
         text = "a text of eight words and more, of user"
         rows = [{"client_id": f"user-{i}", "text": f"{text} {i}"} for i in range(40)]
@@ -456,7 +432,9 @@ class TestCheckedBeforeTheFirstCell:
         with pytest.raises(
             ConfigError, match=r"holds (\d+) of the users' \1 longer texts and lines"
         ):
-            checked(str(file), settings=[f"{key}={file}"])
+            checked(
+                str(file), settings=[f"public-text={file}"], methods=["random-public", "pre-text"]
+            )
 
 
 FILES = sorted((APP / "conf").glob("*/*.toml"))

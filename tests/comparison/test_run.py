@@ -1,7 +1,6 @@
 """A comparison through Flower: what finished stays, what failed says why, and both are written."""
 
 import contextlib
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from flower_privsyn.host.app import load_app
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.summary import run_costs
-from flower_privsyn.training.fingerprint import weight_files
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
@@ -84,7 +82,7 @@ def test_a_comparison(
     assert set(done["samples"]) <= set(written)
     # Its writer has taught a second student of the same texts.
     assert done["distilled"]["bits_per_byte"] != done["quality"]["bits_per_byte"]
-    assert floor["distilled"] is None
+    assert "distilled" not in floor
     taught = first["distill-public"]
     assert taught["status"] == "finished"
     assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
@@ -92,7 +90,8 @@ def test_a_comparison(
     # What owners told in other words has an epsilon of its own, and none of the others' kind.
     told = first["dp-prompt"]
     assert told["status"] == "finished"
-    assert (told["epsilon"], told["epsilon_release"], told["delta"]) == (None, None, None)
+    assert told["epsilon"] is None
+    assert not {"epsilon_release", "delta"} & told.keys()
     assert told["local_epsilon"]["user"] >= told["local_epsilon"]["sample"]
     table = (out / "comparison.md").read_text().splitlines()
     row = next(line for line in table if line.startswith("| DP-Prompt"))
@@ -138,7 +137,9 @@ class TestFolder:
             }
         )
 
-    def test_other_users_or_another_model_are_not_mixed_in(self, tmp_path: Path) -> None:
+    def test_other_users_or_another_model_are_not_mixed_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "compare.json").write_text(
             json.dumps({"fixed": Comparison(self.plan(), tmp_path / "other")._fixed})
         )
@@ -148,24 +149,14 @@ class TestFolder:
             Comparison(self.plan(users=25), tmp_path)
         with pytest.raises(ConfigError, match="another value of downstream"):
             Comparison(self.plan(downstream="privsyn-lm"), tmp_path)
+        monkeypatch.setattr(comparison_run, "weight_files", lambda model: {"other": "weights"})
+        with pytest.raises(ConfigError, match="another value of downstream_files"):
+            Comparison(self.plan(), tmp_path)
 
     def test_a_folder_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("mine")
         with pytest.raises(ConfigError, match="is not empty and holds no comparison"):
             Comparison(self.plan(), tmp_path)
-
-    def test_a_cell_of_other_settings_is_not_counted_as_this_one(self, tmp_path: Path) -> None:
-        plan = self.plan(methods=["popri"])
-        (cell,) = plan.cells()
-        comparison = Comparison(plan, tmp_path / "out")
-        folder = tmp_path / "out" / "cells" / cell.name
-        folder.mkdir(parents=True)
-        settings = {**plan.values(cell, Path("x")), "num-rounds": 99}
-        for key in ("data", "run-dir", "resume"):
-            del settings[key]
-        (folder / "cell.json").write_text(json.dumps({"status": "finished", "settings": settings}))
-        with pytest.raises(ConfigError, match="was run with num-rounds = 99, and 8 is asked for"):
-            comparison.run(follower=None, say=print)  # type: ignore[arg-type]
 
     def test_what_a_kill_left_is_not_continued_with_other_settings(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,36 +200,6 @@ class TestFolder:
         (cell,) = (json.loads(file.read_text()) for file in out.glob("cells/*/cell.json"))
         assert (cell["status"], cell["error"]) == ("pending", None)
 
-    def test_users_that_a_kill_left_before_the_first_cell_are_not_the_next_ones(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        out = tmp_path / "out"
-        Comparison(self.plan(users=30), out)._write_users()
-        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
-        Comparison(self.plan(users=24), out).run(**QUIET)
-        assert out.stat().st_mode & 0o777 == 0o700  # there are times in it
-        asked = {json.loads(line)["client_id"] for line in (out / "data/private.jsonl").open()}
-        assert len(asked) == document(out)["data"]["private_users"] == 24
-        # Cells without their comparison are nobody's to go on with.
-        (out / "compare.json").unlink()
-        with pytest.raises(ConfigError, match="is not empty and holds no comparison"):
-            Comparison(self.plan(users=30), out)
-
-    def test_other_weights_of_the_same_name_are_not_mixed_in(self, tmp_path: Path) -> None:
-        model = tmp_path / "model"
-        model.mkdir()
-        (model / "model.safetensors").write_bytes(b"one")
-        out = tmp_path / "out"
-        fixed = Comparison(self.plan(), tmp_path / "other")._fixed
-        fixed |= {"downstream": str(model), "downstream_files": weight_files(str(model))}
-        out.mkdir()
-        (out / "compare.json").write_text(json.dumps({"fixed": fixed}))
-        same = dataclasses.replace(self.plan(), downstream=str(model))
-        Comparison(same, out)
-        (model / "model.safetensors").write_bytes(b"two")
-        with pytest.raises(ConfigError, match="another value of downstream_files"):
-            Comparison(same, out)
-
     def test_a_second_student_that_fails_leaves_the_first_in_the_table(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -269,3 +230,4 @@ class TestFolder:
         with pytest.raises(ModelError, match="no-model"):
             comparison.run(follower=None, say=print)  # type: ignore[arg-type]
         assert not (tmp_path / "out" / "cells").exists()
+        assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700  # there are times in it

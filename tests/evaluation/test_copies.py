@@ -69,8 +69,7 @@ class TestWindows:
 
 
 class TestNear:
-    @pytest.mark.parametrize("threshold", [0.2, 0.3, 0.5, 0.8, 1.0])
-    @pytest.mark.parametrize("width", [1, 2, 3])
+    @pytest.mark.parametrize(("threshold", "width"), [(0.2, 1), (0.5, 3), (1.0, 2)])
     def test_equals_brute_force(self, threshold: float, width: int) -> None:
         generator = np.random.default_rng(3)
         private = [*make_texts(60, seed=4, length=12), "word1", "word1 word2", "word1 word2 word3"]

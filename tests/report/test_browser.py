@@ -74,13 +74,3 @@ def test_nothing_runs_off_the_screen_and_pictures_can_be_read(tmp_path: Path) ->
     for result in results:
         assert result["found"] == [], result["name"]
         assert result["pictures"] == 1
-
-
-def test_the_measure_can_fail(tmp_path: Path) -> None:
-    """A wide table out of its frame: the browser must say so."""
-    write_comparison_page(comparison(methods=["popri"], seeds=1), tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    wide = page.replace("overflow-x:auto", "overflow-x:visible")
-    (tmp_path / "wide.html").write_text(wide, encoding="utf-8")
-    too_wide, _ = measured(tmp_path, "wide.html")
-    assert any("the page is" in sentence for sentence in too_wide["found"])

@@ -37,9 +37,8 @@ def test_the_stamp_is_everywhere(page: Node) -> None:
         assert any(c.text.startswith(caption) and STAMP in c.text for c in page.all("caption"))
 
 
-@pytest.mark.parametrize("stamp", [None, "", "perfectly private"])
-def test_the_stamp_cannot_be_lost(stamp: str | None) -> None:
-    lost = check(comparison_page(small(stamp=stamp, summary=[])))
+def test_the_stamp_cannot_be_lost() -> None:
+    lost = check(comparison_page(small(stamp="perfectly private", summary=[])))
     assert STAMP in lost.all("title")[0].text
     assert STAMP in lost.with_class("banner")[0].text
 

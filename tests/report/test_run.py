@@ -58,7 +58,7 @@ def large(page: Node) -> dict[str, str]:
     return dict(zip(names, [value.text for value in shown.all("dd")], strict=True))
 
 
-NAMES = ("private-evolution poisson", "popri", "popri fred")
+NAMES = ("private-evolution poisson", "popri fred")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.comparison.references import REFERENCES
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, check_settings
+from flower_privsyn.host.app import App, strategies_of
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.strategies import (
     STRATEGIES,
@@ -91,7 +91,7 @@ def test_a_value_is_checked_before_flower_starts(tmp_path) -> None:
     values = {"strategy": "popri", "epsilon": 1.0, "rejected-rank": 99, "run-dir": ""}
     app = App(path=tmp_path, name="mine", defaults=values)
     with pytest.raises(ConfigError, match="rejected-rank"):
-        check_settings(app, values)
+        strategies_of(app, values)
 
 
 # ---------------------------------------------------------------------- the list

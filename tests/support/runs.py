@@ -59,10 +59,10 @@ class Runs:
         strategy.start(grid)
         return grid, strategy
 
-    def popri(self, answer_space: Any, centre: Any) -> tuple[LoopbackGrid, Any]:
+    def popri(self) -> tuple[LoopbackGrid, Any]:
         grid = self.federation(make_users(6), num_nodes=2)
         strategy = POPri(
-            POPriConfig(**self.settings(num_rounds=2, answer_space=answer_space, centre=centre)),
+            POPriConfig(**self.settings(num_rounds=2)),
             embedder=HashEmbedder(),
             generator=WordGenerator(WORDS),
             trainer=train_words,
@@ -70,7 +70,7 @@ class Runs:
         strategy.start(grid)
         return grid, strategy
 
-    def dp_fedavg(self, model: Path, adaptive: bool) -> tuple[LoopbackGrid, Any]:
+    def dp_fedavg(self, model: Path) -> tuple[LoopbackGrid, Any]:
         users = Users.from_rows([(f"user-{i}", "the river waits under the train") for i in "abcd"])
 
         def load(context: Context) -> Users:
@@ -87,7 +87,7 @@ class Runs:
                 noise_multiplier=0.1,
                 clip_norm=0.05,
                 max_tokens=32,
-                adaptive_clipping=adaptive,
+                adaptive_clipping=True,
                 run_dir=str(self.folder / "run"),
                 node_timeout=0.2,
                 accept_noise=True,
