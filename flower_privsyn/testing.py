@@ -302,7 +302,7 @@ def train_words(
             for word in text.split():
                 weights[word] = weights.get(word, 0.0) + step / len(pairs)
     if progress is not None:
-        progress(settings.epochs * len(pairs))
+        progress(settings.training_epochs * len(pairs))
     partial = output.with_name(output.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     for name in ("adapter_model.safetensors", "adapter_config.json"):

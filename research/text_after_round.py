@@ -18,7 +18,8 @@ from flower_privsyn.errors import PrivsynError
 from flower_privsyn.files import append_json_lines, read_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.strategies import POPriConfig
-from flower_privsyn.strategies.popri import PublicSide
+from flower_privsyn.strategies._embedder import embedder_of
+from flower_privsyn.strategies._responses import Responses
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -49,10 +50,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 )
             },
         )
-        public = PublicSide.load(config, check_training=False)
+        public = Responses.load(config, tokenizer=embedder_of(config, None).tokenizer)
         adapter = options.run / "rounds" / f"{options.round:04}" / "adapter"
-        result = public.expansion(config).run(
-            public.seeds,
+        result = public.expansion().run(
+            public.samples,
             num_samples=options.samples,
             seed=derive_seed(config.seed, "corpus", 0),
             adapter=adapter if options.round else None,

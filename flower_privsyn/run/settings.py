@@ -37,7 +37,7 @@ logger = logging.getLogger("flwr.privsyn")
 T = TypeVar("T")
 
 #: Settings of which every method may have another default: an app that runs several leaves it.
-_EMPTY_IS_DEFAULT = frozenset({"sampling", "selection"})
+_EMPTY_IS_DEFAULT = frozenset({"sampling"})
 
 #: Keys that nodes read from the run's configuration, and that a strategy leaves alone: they say who
 #: a user is and what they wrote, and a resumed run keeps them.
@@ -83,9 +83,8 @@ class PrivateSumConfig(Settings):
 
     In a run configuration the keys are hyphenated (`num-rounds`), a negative `epsilon` or
     `noise-multiplier` means "computed from the other one", a negative `min-users` half of the
-    users expected, and an empty `sampling` or `selection` the method's own: turns for `DPFTRL` and
-    everybody in every round for all others; the best rows for `JointSketch`, and candidates drawn
-    by their votes for `PrivateEvolution`.
+    users expected, and an empty `sampling` the method's own: turns for `DPFTRL`, everybody in every
+    round for all others.
     """
 
     #: Keys that the result alone is made by: once every round has been asked, a resumed run may

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
     from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
-    from flower_privsyn.strategies.catalogue import CatalogueEntry, Paper
+    from flower_privsyn.strategies.catalogue import CatalogueEntry
     from flower_privsyn.strategies.ctcl import CTCL, CTCLConfig
     from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.popri import (
         POPri,
         POPriConfig,
-        PreferenceConfig,
         PreferenceTrainer,
     )
     from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
@@ -76,8 +75,6 @@ _HOMES = {
     "MomentSketch": "strategies._moments",
     "POPri": "strategies.popri",
     "POPriConfig": "strategies.popri",
-    "Paper": "strategies.catalogue",
-    "PreferenceConfig": "strategies.popri",
     "PreferenceTrainer": "strategies.popri",
     "PrivateEvolution": "strategies.private_evolution",
     "PrivateEvolutionConfig": "strategies.private_evolution",
@@ -128,8 +125,6 @@ __all__ = [
     "Outline",
     "POPri",
     "POPriConfig",
-    "Paper",
-    "PreferenceConfig",
     "PreferenceTrainer",
     "PrivateEvolution",
     "PrivateEvolutionConfig",

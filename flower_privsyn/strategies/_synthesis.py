@@ -4,26 +4,82 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Gt, Le
 
+from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
-from flower_privsyn.files import append_json_lines, read_json_lines
-from flower_privsyn.generation import Expand
+from flower_privsyn.files import append_json_lines, located, read_json_lines
+from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.expand import Earlier
-from flower_privsyn.generation.generators import is_gguf
+from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
 from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import EXPANDED
 from flower_privsyn.run.progress import ProgressReporter
 
 if TYPE_CHECKING:
+    from flower_privsyn.generation import TextGenerator
     from flower_privsyn.models.bias import LogitBias
 
 
 logger = logging.getLogger("flwr.privsyn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpansionSettings(ExpandingSettings):
+    """How a generator writes more text after the texts of a run.
+
+    Raises:
+        ConfigError: a value is out of range, or the generator's name may hold a key.
+    """
+
+    prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
+    max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
+    temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "the nucleus."] = 1.0
+    opening_words: Annotated[
+        NonNegativeInt,
+        "words of a survivor that an expanded text begins with: a small model begins in the middle "
+        "of a sentence by itself. 0 in PrE-Text.",
+    ] = 0
+    whole_sentences: Annotated[bool, "end texts with a sentence."] = False
+    refuse_repetition: Annotated[
+        bool,
+        "drop an expanded text that says the same three words twice, as small models do; PrE-Text "
+        "keeps it.",
+    ] = False
+
+    def expansion(self, generator: TextGenerator | None = None) -> Expand:
+        """What writes so.
+
+        Args:
+            generator: in place of the one that is named.
+
+        Raises:
+            ConfigError: the interface is "chat", and the generator takes no messages.
+            PrivsynError: the generator or the prompt cannot be loaded.
+        """
+        prompt = load_prompt(located(self.prompt))
+        return Expand(
+            self.writer(prompt, generator),
+            prompt=prompt,
+            opening_words=self.opening_words,
+            whole_sentences=self.whole_sentences,
+            refuse_repetition=self.refuse_repetition,
+            sampling=SamplingParameters(
+                seed=0,
+                max_new_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+            ),
+        )
 
 
 def expand_resumably(
@@ -140,6 +196,38 @@ def refuse_nothing(
         len(records),
         why or "none",
     )
+
+
+def write_corpus(
+    expand: Expand,
+    seeds: Sequence[str],
+    *,
+    num_samples: int,
+    run: RunDirectory,
+    **how: Any,
+) -> dict[str, Any]:
+    """Write `synthetic.jsonl`, which a killed run may have begun.
+
+    Args:
+        expand: as of `expand_resumably`.
+        seeds: the same.
+        num_samples: the same.
+        run: the run directory.
+        how: the other arguments of `expand_resumably`.
+
+    Returns:
+        `synthetic_texts` and `dropped`, for the end of the run.
+
+    Raises:
+        GenerationError: the generator failed, or nothing that it wrote can be kept; a resumed run
+            goes on with what is there.
+    """
+    kept = run.path / EXPANDED
+    records, dropped = expand_resumably(expand, seeds, num_samples=num_samples, kept=kept, **how)
+    refuse_nothing(records, dropped, num_samples=num_samples, generator=expand.generator.name)
+    run.write_synthetic(records)
+    kept.unlink(missing_ok=True)
+    return {"synthetic_texts": len(records), "dropped": dropped}
 
 
 def biased_generator(

@@ -5,12 +5,12 @@ Papers:
     Private Synthetic Data via Foundation Model APIs 2: Text" (ICML 2024), algorithm Aug-PE.
 
 The algorithm, step by step:
-    the first texts, of every class, written by a model; L - 1 variations of each   `first`
-    a candidate's embedding: its own, or the mean of K variations            `Evolution._lookahead`
+    the first texts, of every class, written by a model; L - 1 variations of each  `_first`
+    a candidate's embedding: its own, or the mean of K variations            `Evolution._candidates`
     private texts vote for the nearest candidate of their class                 `LabelledHistogram`
     Gaussian noise                                                             `PrivateSumStrategy`
-    of every class the N / L candidates with most votes survive                              `Rank`
-    they and L - 1 variations of each are the next population                `Evolution.step`
+    of every class the N / L candidates with most votes survive                        `_survivors`
+    they and L - 1 variations of each are the next population                          `_following`
     the last survivors, with their labels, are the result                                  `finish`
 
 The paper is central and its unit is a text; here users vote, and a user is the unit.
@@ -24,26 +24,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Le
 
-from flower_privsyn.checks import IN_PYTHON, PositiveInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt, check_choice
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.method import Needs, RecordSource, RunContext, State, need
+from flower_privsyn.run.method import Needs, Question, ReleasedSum, State, need
 from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import (
-    Evolution,
-    EvolutionConfig,
-    Population,
-    SelectionName,
-    VariationName,
-    VariationPrompt,
-    prompting,
-    survivor_records,
-    survivors,
-)
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
+from flower_privsyn.strategies._population import Population, survivor_records, survivors
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -99,10 +93,40 @@ class AugPEConfig(EvolutionConfig):
     num_rounds: int = 10
     num_candidates: int = 14_000
     lookahead: int = 0
-    selection: SelectionName = "rank"
-    num_variations: int = 7
-    variation: VariationName = "prompt"
-    variation_prompt: VariationPrompt = "style"
+    num_variations: Annotated[
+        int,
+        Ge(2),
+        "texts of a population for each text that it is made of (L), of which there are so many "
+        "fewer: itself and L - 1 variations.",
+    ] = 7
+    selection: Annotated[
+        Literal["rank", "resample"],
+        'who survives: "rank", those with most votes, each once; or "resample", drawn with '
+        "replacement in proportion to the votes, which the paper compares it with.",
+        IN_PYTHON,
+    ] = "rank"
+    variation: Annotated[
+        Literal["mask-fill", "prompt"],
+        'how texts are varied: "mask-fill", by `variation_model` (PrE-Text); "prompt", by '
+        "`generator`, which is asked for it (Aug-PE).",
+    ] = "prompt"
+    variation_prompt: Annotated[
+        str,
+        'what it is asked, for "prompt": "paraphrase", "style", "fill-blanks", or a JSON file.',
+    ] = "style"
+    domain: Annotated[
+        str,
+        "what the texts are, in public words, for prompts that ask for them: "
+        '"reviews of restaurants".',
+    ] = "text"
+    blank_fraction: Annotated[
+        float, Ge(0), Le(1), 'share of the words that "fill-blanks" leaves out of a text.'
+    ] = 0.5
+    word_spread: Annotated[
+        NonNegativeFloat,
+        "standard deviation of the number of words that a prompt asks for, about that of the text "
+        "which is varied.",
+    ] = 0.0
     max_new_tokens: int = 448
     top_p: float = 0.9
     classes: Annotated[
@@ -124,8 +148,14 @@ class AugPEConfig(EvolutionConfig):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        if self.initial_text == "written" and not self.initial_prompt:
-            raise ConfigError('initial-text = "written" needs initial-prompt, got ""')
+        several, of = self.num_variations, f"num-variations = {self.num_variations}"
+        if self.class_names:
+            several *= len(self.class_names)
+            of += f" times the {len(self.class_names)} classes"
+        if self.num_candidates % several:
+            raise ConfigError(
+                f"num-candidates must be a multiple of {of}, got {self.num_candidates}"
+            )
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -133,9 +163,9 @@ class AugPEConfig(EvolutionConfig):
         return class_names(self.classes)
 
     @property
-    def num_seeds(self) -> int:
-        """How many texts the first population is made of, and how many survive a round."""
-        return self.num_candidates // self.num_variations
+    def of_each_class(self) -> int:
+        """How many texts of a class survive a round; of all texts where there are no classes."""
+        return self.num_candidates // (self.num_variations * max(1, len(self.class_names)))
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask: of which class each vote is, where there are classes."""
@@ -235,84 +265,103 @@ class AugPE(PrivateSumStrategy):
 
 
 class EvolutionByClass(Evolution):
-    """The server's half of `AugPE`: of every class a population, chosen by released votes.
-
-    Args:
-        config: the settings.
-        embedder: in place of `config.embedding_model`.
-        variation: in place of `config.variation`.
-        generator: in place of `config.generator`.
-    """
+    """The server's half of `AugPE`: of every class a population, chosen by released votes."""
 
     config: AugPEConfig
-
-    def __init__(
-        self,
-        config: AugPEConfig,
-        *,
-        embedder: Embedder | None = None,
-        variation: Variation | None = None,
-        generator: TextGenerator | None = None,
-    ) -> None:
-        super().__init__(config, embedder=embedder, variation=variation, generator=generator)
-        self._of_class: Mapping[str, Sequence[str]] = {}
-        self._writer: ByInstruction | None = None
+    _of_class: Mapping[str, Sequence[str]]
 
     @property
-    def writes(self) -> bool:
+    def _writes(self) -> bool:
         """Whether the generator writes the first texts."""
         return self.config.initial_text == "written"
 
-    def needs(self) -> Needs:
-        """What evolution needs, and the prompt for first texts in place of public text."""
-        needs = super().needs()
-        if not self.writes:
-            return replace(needs, reads=(self._read_classes,)) if self._classes else needs
-        needs = replace(needs, initial_prompt=self.config.initial_prompt)
-        return needs if self._reads_public_text else replace(needs, public_text="", reads=())
+    @property
+    def _asks_generator(self) -> bool:
+        prompts = self.config.variation == "prompt" and self._given_variation is None
+        return self._writes or prompts
+
+    @property
+    def _fills_masks(self) -> bool:
+        return self.config.variation == "mask-fill" and super()._fills_masks
 
     @property
     def _reads_public_text(self) -> bool:
-        config = self.config
-        return not self.writes or config.likelihood_quantile > 0
+        return not self._writes or self.config.likelihood_quantile > 0
 
-    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
-        """Load the models and the public text."""
-        self._writer = None  # and what it writes with, of an earlier start
-        return super().setup(place)
+    def needs(self) -> Needs:
+        """What evolution needs, and the prompt for first texts in place of public text."""
+        config, needs = self.config, super().needs()
+        if config.variation == "prompt":
+            needs = replace(needs, variation_prompt=config.variation_prompt)
+        if not self._writes:
+            return replace(needs, reads=(self._read_classes,)) if config.classes else needs
+        needs = replace(needs, initial_prompt=config.initial_prompt)
+        return needs if self._reads_public_text else replace(needs, public_text="", reads=())
+
+    # ------------------------------------------------------------------ before the first round
+
+    def _load_variation(self) -> Variation:
+        if self.config.variation == "mask-fill":
+            return super()._load_variation()
+        return self._asked(self.config.variation_prompt, "variation")
+
+    def _asked(self, prompt: str, purpose: Literal["variation", "beginning"]) -> ByInstruction:
+        """The generator, asked as the settings have it.
+
+        Args:
+            prompt: a bundled name, or a JSON file.
+            purpose: of the prompt.
+
+        Raises:
+            ConfigError: the prompt cannot be read, or is not for such models.
+        """
+        from flower_privsyn.generation import ByInstruction, SamplingParameters, load_instruction
+
+        config = self.config
+        return ByInstruction(
+            need(self._generator),
+            load_instruction(located(prompt), purpose=purpose),
+            domain=config.domain,
+            blank_fraction=config.blank_fraction,
+            word_spread=config.word_spread,
+            sampling=SamplingParameters(
+                seed=0,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            ),
+            chat=config.generator_interface == "chat",
+        )
 
     def _prepare_seeds(self) -> None:
-        """Read the public text where it is needed, by class where texts have classes."""
-        config = self.config
+        """Read the public text where it is needed."""
+        self._careful = self._variation
         if self._reads_public_text:
             super()._prepare_seeds()
-        else:
-            self._careful = self._variation
-        if self.writes:
-            self._writer = prompting(
-                config,
-                need(self._generator),
-                prompt=config.initial_prompt,
-                purpose="beginning",
-            )
-            return
-        self._of_class = self._parted(self._seeds, need(self._embedder).tokenizer)
+        if not self._writes:
+            self._of_class = self._read_classes(need(self._embedder).tokenizer)
 
     @property
     def _seeds_needed(self) -> int:
         """How many public texts the first texts of a class are drawn from at least."""
-        return 1 if self.writes else self.config.num_seeds // max(1, len(self._classes))
+        return 1 if self._writes else self.config.of_each_class
+
+    def _rehearse(self) -> None:
+        from flower_privsyn.generation import ByInstruction
+
+        classes = self.config.class_names or None
+        if isinstance(self._variation, ByInstruction):
+            self._variation.rehearse(classes)
+        if self._writes:
+            self._asked(self.config.initial_prompt, "beginning").rehearse(classes)
 
     def _read_classes(self, tokenizer: Any) -> Mapping[str, Sequence[str]]:
-        return self._parted(self._read_seeds(tokenizer), tokenizer)
-
-    def _parted(self, seeds: Sequence[str], tokenizer: Any) -> Mapping[str, Sequence[str]]:
         """The public texts of each class: its own, where the file says which these are."""
         from flower_privsyn.data import labels_of_public_texts
 
-        config, classes = self.config, self._classes or ("",)
-        labels = {}
-        if self._classes:
+        config, classes = self.config, self.config.class_names or ("",)
+        seeds, labels = self._seeds or self._read_seeds(tokenizer), {}
+        if config.classes:
             labels = labels_of_public_texts(
                 config.public_text,
                 tokenizer=tokenizer,
@@ -330,50 +379,55 @@ class EvolutionByClass(Evolution):
                 )
         return parted
 
-    def _rehearse(self) -> None:
-        super()._rehearse()
-        if self._writer is not None:
-            with self.progress.stage("Try the generator", total=None):
-                self._writer.rehearse(self._classes or None)
+    # ------------------------------------------------------------------ populations
 
-    # ------------------------------------------------------------------ the first population
-
-    def _drawn(self, number: int) -> Population:
-        """The first population: seeds of every class, and L - 1 variations of each."""
-        seeds = self._seeds_of_classes()
-        if self.config.num_variations == 1:
-            return replace(seeds, ids=tuple(f"{number}:{i}" for i in range(len(seeds))))
-        population = self._varied(seeds, number - 1, "Vary the first texts")
-        # What they are made from stands before them in the same population.
-        variations, each = len(population) - len(seeds), len(population) // len(seeds) - 1
-        parents = tuple((identifier,) for identifier in population.ids[: len(seeds)])
-        return replace(
-            population,
-            source=seeds.source + ("variation",) * variations,
-            parents=seeds.parents + parents * each,
-        )
-
-    def _seeds_of_classes(self) -> Population:
-        config = self.config
-        names = self._classes or ("",)
-        each = config.num_seeds // len(names)
-        labels = [name for name in names for _ in range(each)]
-        if self.writes:
+    def _first(self) -> Population:
+        """Texts of every class, and L - 1 variations of each."""
+        classes, each = self.config.class_names or ("",), self.config.of_each_class
+        labels = [name for name in classes for _ in range(each)]
+        if self._writes:
             texts, source = self._written(labels), "generated"
         else:
             texts, source = [], "public"
-            for place, name in enumerate(names):
+            for place, name in enumerate(classes):
                 own = self._of_class[name]
-                chooser = np.random.default_rng([config.seed, 1, place])
+                chooser = np.random.default_rng([self.config.seed, 1, place])
                 texts += [own[i] for i in chooser.choice(len(own), size=each, replace=False)]
-        # Ids that no round has: the texts stand again, under others, in the first population.
+        made_of = Population.create(
+            texts, round_number=1, source=source, labels=labels if self.config.classes else None
+        )
+        return self._grown(made_of, 0, source=source, own=made_of.parents)
+
+    def _following(self, survivors: Population, number: int) -> Population:
+        """The survivors, and L - 1 variations of each."""
+        own = [(identifier,) for identifier in survivors.ids]
+        return self._grown(survivors, number, source="survivor", own=own)
+
+    def _grown(
+        self, made_of: Population, number: int, *, source: str, own: Sequence[Sequence[str]]
+    ) -> Population:
+        """The population of round `number + 1`.
+
+        Args:
+            made_of: texts that stand in it, before their variations.
+            number: of the round before.
+            source: of these texts.
+            own: the parents of these texts.
+        """
+        more, n = self.config.num_variations - 1, len(made_of)
+        labels = None if made_of.labels is None else [*made_of.labels] * (1 + more)
+        varied = self._varied(made_of, number, f"Round {number}: vary texts", copies=more)
         return Population.create(
-            texts, round_number=0, source=source, labels=labels if self._classes else None
+            [*made_of.texts, *varied],
+            round_number=number + 1,
+            source=[source] * n + ["variation"] * (more * n),
+            parents=[*own, *[(identifier,) for identifier in made_of.ids] * more],
+            labels=labels,
         )
 
     def _written(self, labels: list[str]) -> list[str]:
         """One text of each of these classes; where nothing new comes, another of the class."""
-        config, writer = self.config, need(self._writer)
+        config, writer = self.config, self._asked(self.config.initial_prompt, "beginning")
         texts = [""] * len(labels)
         known: set[str] = set()
         with self.progress.stage("Write the first texts", len(labels)) as stage:
@@ -385,7 +439,7 @@ class EvolutionByClass(Evolution):
                     len(left),
                     words=config.initial_words,
                     seed=self._seed_of(0, 1, attempt),
-                    labels=[labels[place] for place in left] if self._classes else None,
+                    labels=[labels[place] for place in left] if config.classes else None,
                 )
                 for place, text in zip(left, found, strict=True):
                     if text and text not in known:
@@ -403,6 +457,36 @@ class EvolutionByClass(Evolution):
                 texts[place] = own[place % len(own)]
         return texts
 
+    # ------------------------------------------------------------------ a round
+
+    def ask(self, state: State, number: int) -> Question:
+        """Which of the candidates of a text's class are near."""
+        question = super().ask(state, number)
+        if not self.config.classes:
+            return question
+        classes = self._class_of(state["labels"])
+        return Question(self._query, {**question.broadcast, "classes": classes})
+
+    def _class_of(self, labels: Sequence[str]) -> npt.NDArray[np.int32]:
+        """(m,) which of the classes each candidate is of."""
+        return np.array([self.config.class_names.index(label) for label in labels], dtype=np.int32)
+
+    def _survivors(self, population: Population, release: ReleasedSum) -> IntArray:
+        """Of every class those with most votes; of equal ones the first."""
+        counts, labels = np.zeros(len(population), dtype=np.int64), population.labels
+        classes = np.zeros(len(population)) if labels is None else self._class_of(labels)
+        for place in np.unique(classes):
+            members = np.flatnonzero(classes == place)
+            votes, keep, drawn = release.values[members], self.config.of_each_class, None
+            if self.config.selection == "resample":
+                key = [self.config.seed, 2, release.round_number, int(place)]
+                drawn = resampled(votes, keep=keep, chooser=np.random.default_rng(key))
+            if drawn is None:
+                counts[members[np.argsort(-votes, kind="stable")[:keep]]] = 1
+            else:
+                counts[members] = drawn
+        return counts
+
     # ------------------------------------------------------------------ the result
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
@@ -413,6 +497,6 @@ class EvolutionByClass(Evolution):
         figures: dict[str, Any] = {"synthetic_texts": len(found), "survivors": len(found)}
         if found.labels is not None:
             figures["synthetic_texts_by_class"] = {
-                name: found.labels.count(name) for name in self._classes
+                name: list(found.labels).count(name) for name in self.config.class_names
             }
         return figures

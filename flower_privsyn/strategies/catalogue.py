@@ -57,28 +57,6 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper:
-    """Where a method was published.
-
-    Attributes:
-        authors: as a citation has them, "Hou et al.".
-        year: of publication.
-        venue: short name of the conference; "" for a preprint.
-        name: what the paper calls its method, where that is another name.
-    """
-
-    authors: str
-    year: int
-    venue: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        """As a table has it: "Hou et al., ICML 2025"."""
-        when = f", {self.venue} {self.year}" if self.venue else f" {self.year}"
-        return self.authors + when + (f" ({self.name})" if self.name else "")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparedMethod:
     """One way from users' text to a model, or the lack of one: a line of a comparison.
 
@@ -93,8 +71,6 @@ class ComparedMethod:
             its own, which no budget of a run compares with; "private text": uses the text itself,
             without privacy (epsilon infinity).
         seeded: whether its result depends on the seed.
-        settings_of: the strategy that it is settings of; "" for a strategy itself and for what
-            asks no user.
         by_default: whether a comparison that names no methods has it.
     """
 
@@ -102,7 +78,6 @@ class ComparedMethod:
     title: str
     kind: Kind
     seeded: bool = True
-    settings_of: str = ""
     by_default: bool = True
 
     def __post_init__(self) -> None:
@@ -134,12 +109,13 @@ class CatalogueEntry(ComparedMethod):
         strategy: reference to the strategy, a `PrivateSumStrategy`.
         queries: names of the queries it asks, the first in every run, unless settings have
             another one asked in its place.
-        papers: where it was published, the first above all; none for a method of this package.
+        papers: where it was published, as "Hou et al., ICML 2025", the first above all; none for
+            a method of this package.
     """
 
     strategy: str
     queries: tuple[str, ...]
-    papers: tuple[Paper, ...] = ()
+    papers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that settings cannot hold and references that name nothing."""
@@ -159,7 +135,7 @@ class CatalogueEntry(ComparedMethod):
         """Its papers in one line; where there is none, whose method it is."""
         home = re.split("[.:]", self.strategy)[0]
         whose = "of this package" if home == "flower_privsyn" else f"of {home}"
-        return "; ".join(map(str, self.papers)) or whose
+        return "; ".join(self.papers) or whose
 
     def classes(self) -> tuple[type[Any], type[Any]]:
         """Load its settings and its strategy."""
@@ -207,16 +183,12 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="synthetic text",
         strategy=f"{_STRATEGIES}.private_evolution:PrivateEvolution",
         queries=("nearest_neighbor_histogram",),
-        papers=(
-            Paper(authors="Hou et al.", venue="ICML", year=2024, name="PrE-Text"),
-            Paper(authors="Lin et al.", year=2023),
-        ),
+        papers=("Hou et al., ICML 2024 (PrE-Text)", "Lin et al. 2023"),
     ),
     ComparedMethod(
         name="pre-text",
         title="PrE-Text",
         kind="synthetic text",
-        settings_of="private-evolution",
     ),
     CatalogueEntry(
         name="aug-pe",
@@ -224,13 +196,12 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="synthetic text",
         strategy=f"{_STRATEGIES}.aug_pe:AugPE",
         queries=("nearest_neighbor_histogram", "labelled_histogram"),
-        papers=(Paper(authors="Xie et al.", venue="ICML", year=2024),),
+        papers=("Xie et al., ICML 2024",),
     ),
     ComparedMethod(
         name="pe-sft",
         title="PE + SFT",
         kind="synthetic text",
-        settings_of="popri",
     ),
     CatalogueEntry(
         name="popri",
@@ -238,7 +209,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="synthetic text",
         strategy=f"{_STRATEGIES}.popri:POPri",
         queries=("mean_similarity",),
-        papers=(Paper(authors="Hou et al.", venue="ICML", year=2025),),
+        papers=("Hou et al., ICML 2025",),
     ),
     CatalogueEntry(
         name="joint-sketch",
@@ -253,7 +224,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="synthetic text",
         strategy=f"{_STRATEGIES}.ctcl:CTCL",
         queries=("nearest_neighbor_histogram", "conditional_delta"),
-        papers=(Paper(authors="Tan et al.", year=2025),),
+        papers=("Tan et al. 2025",),
     ),
     CatalogueEntry(
         name="dp-fedavg",
@@ -261,10 +232,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="on-device training",
         strategy=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
         queries=("model_delta",),
-        papers=(
-            Paper(authors="McMahan et al.", venue="ICLR", year=2018),
-            Paper(authors="Andrew et al.", venue="NeurIPS", year=2021),
-        ),
+        papers=("McMahan et al., ICLR 2018", "Andrew et al., NeurIPS 2021"),
     ),
     CatalogueEntry(
         name="dp-ftrl",
@@ -272,10 +240,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="on-device training",
         strategy=f"{_STRATEGIES}.dp_ftrl:DPFTRL",
         queries=("model_delta",),
-        papers=(
-            Paper(authors="Kairouz et al.", venue="ICML", year=2021),
-            Paper(authors="Dvijotham et al.", year=2024),
-        ),
+        papers=("Kairouz et al., ICML 2021", "Dvijotham et al. 2024"),
     ),
     CatalogueEntry(
         name="hybrid",
@@ -290,7 +255,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="on-device training",
         strategy=f"{_STRATEGIES}.public_mid_training:PublicMidTraining",
         queries=("model_delta",),
-        papers=(Paper(authors="Wang et al.", venue="NAACL", year=2024),),
+        papers=("Wang et al., NAACL 2024",),
         by_default=False,
     ),
     CatalogueEntry(
@@ -299,7 +264,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         kind="distances",
         strategy=f"{_STRATEGIES}.fred:FreD",
         queries=("moments",),
-        papers=(Paper(authors="Hou et al.", year=2023),),
+        papers=("Hou et al. 2023",),
         by_default=False,
     ),
     ComparedMethod(

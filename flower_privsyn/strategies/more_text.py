@@ -7,18 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
-from annotated_types import Gt, Le
 
-from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import located, read_json, read_json_lines, write_json
+from flower_privsyn.files import read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
-from flower_privsyn.generation.generators import SERVER_SETTINGS, ExpandingSettings
+from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.models import has_model
 from flower_privsyn.run import RunDirectory, how_to_resume
@@ -26,7 +23,8 @@ from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
 from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
 from flower_privsyn.run.locks import lock_file
 from flower_privsyn.run.progress import ProgressReporter
-from flower_privsyn.strategies._evolution import survivors, votes_by_class
+from flower_privsyn.strategies._population import released_texts, survivors
+from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ _PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreText(ExpandingSettings):
+class MoreText(ExpansionSettings):
     """How more text is written; the settings of the run under the same names, unless others are.
 
     Raises:
@@ -56,13 +54,6 @@ class MoreText(ExpandingSettings):
     """
 
     generator: Annotated[str, "the language model; the run's own unless another is named."]
-    prompt: Annotated[str, "a bundled name or a JSON file."] = "pre-text"
-    max_new_tokens: Annotated[PositiveInt, "tokens per text."] = 85
-    temperature: Annotated[NonNegativeFloat, "of sampling."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "the nucleus."] = 1.0
-    opening_words: Annotated[NonNegativeInt, "words of a seed that a text begins with."] = 0
-    whole_sentences: Annotated[bool, "end texts with a sentence."] = False
-    refuse_repetition: Annotated[bool, "drop texts that repeat three words."] = False
 
     @classmethod
     def of(cls, run: RunDirectory, changed: Mapping[str, Any]) -> Self:
@@ -108,42 +99,6 @@ class MoreText(ExpandingSettings):
             if (name := key.replace("-", "_")) in values and name not in given:
                 values[name] = named(run, key, here=here, instead=f"name it with --set {key}=...")
         return cls(**values)
-
-    @classmethod
-    def like(cls, settings: object) -> Self:
-        """The same of settings that hold all of it under the same names."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
-
-    def expansion(self, generator: TextGenerator | None = None) -> Expand:
-        """What writes so.
-
-        Args:
-            generator: in place of the one that is named.
-
-        Raises:
-            ConfigError: the interface is "chat", and the generator takes no messages.
-            PrivsynError: the generator or the prompt cannot be loaded.
-        """
-        from flower_privsyn.generation import (
-            Expand,
-            SamplingParameters,
-            load_prompt,
-        )
-
-        prompt = load_prompt(located(self.prompt))
-        return Expand(
-            self.writer(prompt, generator),
-            prompt=prompt,
-            opening_words=self.opening_words,
-            whole_sentences=self.whole_sentences,
-            refuse_repetition=self.refuse_repetition,
-            sampling=SamplingParameters(
-                seed=0,
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-            ),
-        )
 
     def topic_writer(
         self,
@@ -214,9 +169,9 @@ class _Seeds:
         kind: what they are, in words.
     """
 
-    texts: tuple[str, ...]
-    ids: tuple[str, ...]
-    labels: tuple[str, ...] | None
+    texts: Sequence[str]
+    ids: Sequence[str]
+    labels: Sequence[str] | None
     shares: Mapping[str, float]
     kind: str
 
@@ -284,11 +239,11 @@ def write_more(
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         _refuse_other(path, note, used)
         # Whatever writes is loaded before the note says that something is written.
-        write: Callable[[], tuple[dict[str, int], dict[str, int]]]
         if topics is None:
-            write = partial(
-                _expanded,
-                settings.expansion(generator),
+            expand = settings.expansion(generator)
+            write_json(note, used)
+            by_class, dropped = _expanded(
+                expand,
                 seeds,
                 quotas=seeds.quotas(num_samples),
                 seed=seed,
@@ -298,9 +253,11 @@ def write_more(
             )
         else:
             writer = settings.topic_writer(run, topics, seed=seed, generator=generator)
-            write = partial(_by_topic, writer, topics, num_samples, kept=path, progress=progress)
-        write_json(note, used)
-        by_class, dropped = write()
+            write_json(note, used)
+            records, dropped = writer.write(
+                topics.weights, num_samples, kept=path, progress=progress
+            )
+            by_class = {"": len(records)}
     return Written(
         path=path,
         texts=sum(by_class.values()),
@@ -328,7 +285,6 @@ def _expanded(
         were dropped, by reason.
     """
     from flower_privsyn.generation.streams import derive_seed
-    from flower_privsyn.strategies._synthesis import expand_resumably
 
     by_class: dict[str, int] = {}
     dropped: Counter[str] = Counter()
@@ -364,19 +320,6 @@ def _used(run: RunDirectory, settings: MoreText, seeds: _Seeds, seed: int) -> di
     if seeds.labels is not None:
         used["shares"] = dict(seeds.shares)
     return used
-
-
-def _by_topic(
-    writer: TopicWriter,
-    topics: TopicsOfRun,
-    num_samples: int,
-    *,
-    kept: Path,
-    progress: ProgressReporter,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Write what is missing, topic after topic; the same figures as of `_expanded`."""
-    records, dropped = writer.write(topics.weights, num_samples, kept=kept, progress=progress)
-    return {"": len(records)}, dropped
 
 
 def _trained(run: RunDirectory) -> str:
@@ -429,8 +372,11 @@ def _shares(run: RunDirectory, labels: Sequence[str]) -> dict[str, float]:
     classes of which there is a text count.
     """
     names = list(dict.fromkeys(labels))
-    votes = votes_by_class(run)
-    positive = {name: max(0.0, votes.get(name, 0.0)) for name in names}
+    votes = dict.fromkeys(names, 0.0)
+    for _, row in released_texts(run):
+        if row.get("label") in votes:
+            votes[row["label"]] += row["votes"]
+    positive = {name: max(0.0, total) for name, total in votes.items()}
     total = sum(positive.values())
     return {name: positive[name] / total if total else 1 / len(names) for name in names}
 

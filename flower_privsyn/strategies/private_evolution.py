@@ -7,18 +7,18 @@ Papers:
     Model APIs 1: Images" (2023), Algorithm 1.
 
 Algorithm 1 of PrE-Text, line by line:
-    2      S_1 <- N_syn random public samples                          `Evolution.init`
+    2      S_1 <- N_syn random public samples                          `_first`
     6      Histogram: Algorithm 2
-    7, 8   draw N_syn survivors with replacement, P ~ histogram        `Resample`
-    9      S_{t+1} <- Variation(survivors)                             `Evolution.step`
+    7, 8   draw N_syn survivors with replacement, P ~ histogram        `_survivors`
+    9      S_{t+1} <- Variation(survivors)                             `_following`
     11     Expand(the union of the survivors of all rounds)            `finish`
 Algorithm 2:
     8-13   users vote for the nearest sample; the distance is to the
            mean embedding of K variations of it (section 3, lookahead) `NearestNeighborHistogram`,
-                                                                       `Evolution._lookahead`
+                                                                       `Evolution._candidates`
     14     Gaussian noise, here on the sum                             `PrivateSumStrategy`
     15, 16 votes are summed                                            `PrivateSumStrategy`
-    17     subtract the threshold H, cut at zero                       `Resample`
+    17     subtract the threshold H, cut at zero                       `_survivors`
 """
 
 from __future__ import annotations
@@ -26,28 +26,22 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, check_choice
-from flower_privsyn.errors import ConfigError
+import numpy as np
+
+from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt, check_choice
 from flower_privsyn.privacy import RandomSource
-from flower_privsyn.run.directory import EXPANDED
-from flower_privsyn.run.method import Needs, State, need
+from flower_privsyn.run.method import Needs, ReleasedSum, State, need
 from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import (
-    Evolution,
-    EvolutionConfig,
-    Population,
-    survivor_records,
-    survivors,
-)
-from flower_privsyn.strategies.more_text import MoreText
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
+from flower_privsyn.strategies._population import Population, survivor_records, survivors
+from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import Expand, TextGenerator, Variation
+    from flower_privsyn.generation import TextGenerator, Variation
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -56,7 +50,7 @@ PRE_TEXT_THRESHOLD_VOTES = 8 * 1.541 * math.sqrt(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateEvolutionConfig(EvolutionConfig):
+class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
     """Settings of `PrivateEvolution`; the defaults are PrE-Text with our corrections.
 
     References:
@@ -73,7 +67,6 @@ class PrivateEvolutionConfig(EvolutionConfig):
             "max-new-tokens",
             "opening-words",
             "refuse-repetition",
-            "output",
             "survivor-weights",
             "temperature",
             "top-p",
@@ -82,9 +75,16 @@ class PrivateEvolutionConfig(EvolutionConfig):
 
     num_rounds: int = 11
     delta: float = 3e-6
-    prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
+    threshold: Annotated[
+        NonNegativeFloat, "H, subtracted from the noisy votes; those above it are drawn from."
+    ] = 1.0
+    threshold_unit: Annotated[
+        Literal["noise-std", "votes"],
+        '"noise-std": H is `threshold` standard deviations of the noise; "votes": H is `threshold` '
+        "votes, as in PrE-Text.",
+    ] = "noise-std"
     expand_samples: Annotated[
-        NonNegativeInt, 'synthetic texts to write; 0 with `output = "survivors"` alone.'
+        NonNegativeInt, "synthetic texts to write; 0: the survivors are the result."
     ] = 2000
     survivor_weights: Annotated[
         Literal["distinct", "counted"],
@@ -92,29 +92,6 @@ class PrivateEvolutionConfig(EvolutionConfig):
         "seeds, as in the authors' code.",
         IN_PYTHON,
     ] = "distinct"
-    opening_words: Annotated[
-        NonNegativeInt,
-        "words of a survivor that an expanded text begins with: a small model begins in the middle "
-        "of a sentence by itself. 0 in PrE-Text.",
-    ] = 0
-    refuse_repetition: Annotated[
-        bool,
-        "drop an expanded text that says the same three words twice, as small models do; PrE-Text "
-        "keeps it.",
-    ] = False
-    output: Annotated[
-        Literal["expanded", "survivors", "both"],
-        'what `synthetic.jsonl` holds: "expanded" texts (PrE-Text), "survivors", or "both".',
-        IN_PYTHON,
-    ] = "expanded"
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        super().__post_init__()
-        if self.output != "survivors" and self.expand_samples == 0:
-            raise ConfigError(
-                f'expand-samples = 0 needs output = "survivors", got output = "{self.output}"'
-            )
 
     @classmethod
     def pre_text(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
@@ -170,7 +147,7 @@ class PrivateEvolution(PrivateSumStrategy):
     Args:
         config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of mask-filling with `config.variation_model`; a name is the setting.
+        variation: in place of mask-filling with `config.variation_model`.
         generator: in place of `config.generator`; a name is the setting.
         random: source of noise and coins; only tests pass one.
         settings: by the names of the fields of `PrivateEvolutionConfig`.
@@ -188,13 +165,11 @@ class PrivateEvolution(PrivateSumStrategy):
         config: PrivateEvolutionConfig | None = None,
         *,
         embedder: Embedder | None = None,
-        variation: Variation | str | None = None,
+        variation: Variation | None = None,
         generator: TextGenerator | str | None = None,
         random: RandomSource | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(variation, str):
-            settings, variation = {**settings, "variation": variation}, None
         if isinstance(generator, str):
             settings, generator = {**settings, "generator": generator}, None
         config = PrivateEvolutionConfig.given(config, settings, strategy="PrivateEvolution")
@@ -205,88 +180,75 @@ class PrivateEvolution(PrivateSumStrategy):
 
 
 class EvolutionByVotes(Evolution):
-    """The server's half of `PrivateEvolution`: a population of texts, chosen by released votes.
-
-    Args:
-        config: the settings.
-        embedder: in place of `config.embedding_model`.
-        variation: in place of mask-filling with `config.variation_model`.
-        generator: in place of `config.generator`.
-    """
+    """The server's half of `PrivateEvolution`: a population of texts, chosen by released votes."""
 
     config: PrivateEvolutionConfig
 
     @property
-    def writes(self) -> bool:
-        """Whether survivors are expanded."""
-        return self.config.output != "survivors"
+    def _asks_generator(self) -> bool:
+        return self.config.expand_samples > 0
 
     def needs(self) -> Needs:
         """Embedder, mask-filling model, public text; and what expands the survivors."""
         return replace(super().needs(), prompt=self.config.prompt)
 
     def _rehearse(self) -> None:
-        super()._rehearse()
-        if self.writes:
-            # The generator is needed after the last release: it must not be missing then.
-            with self.progress.stage("Try the generator", total=None):
-                self._expansion().rehearse(self._seeds)
+        self.config.expansion(need(self._generator)).rehearse(self._seeds)
 
-    # ------------------------------------------------------------------ the result
+    def _first(self) -> Population:
+        """Algorithm 1, line 2: random public samples, drawn without replacement."""
+        chooser = np.random.default_rng([self.config.seed, 1])
+        size = self.config.num_candidates
+        drawn = chooser.choice(len(self._seeds), size=size, replace=False)
+        return Population.create([self._seeds[i] for i in drawn], round_number=1, source="public")
+
+    def _survivors(
+        self,
+        population: Population,  # noqa: ARG002
+        release: ReleasedSum,
+    ) -> IntArray:
+        """Lines 7 and 8: draw as many as there are, in proportion to votes above the threshold.
+
+        When no candidate stands above it the histogram says nothing: the population survives as it
+        is, and the round counts.
+        """
+        config, number, m = self.config, release.round_number, len(release.values)
+        unit = release.noise_std if config.threshold_unit == "noise-std" else 1.0
+        chooser = np.random.default_rng([config.seed, 2, number])
+        above = release.values - config.threshold * unit
+        counts = resampled(above, keep=m, chooser=chooser)
+        if counts is None:
+            logger.warning(
+                "round %d: no candidate stands above the threshold; the population stays", number
+            )
+            return np.ones(m, dtype=np.int64)
+        return counts
+
+    def _following(self, survivors: Population, number: int) -> Population:
+        """Line 9: a variation of each survivor."""
+        return Population.create(
+            self._varied(survivors, number, f"Round {number}: vary survivors"),
+            round_number=number + 1,
+            source="variation",
+            parents=[(identifier,) for identifier in survivors.ids],
+        )
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
-        """Algorithm 1, line 11: expand the survivors of all rounds into the synthetic corpus.
-
-        Expanded texts are written down batch by batch, so that a generator that fails, or a run
-        that is killed, loses none; a resumed run writes the ones that are missing.
-        """
+        """Line 11: expand the survivors of all rounds into the synthetic corpus."""
         config = self.config
-        seeds = self._all_survivors()
-        records: list[dict[str, Any]] = []
-        if config.output in ("survivors", "both"):
-            records += survivor_records(seeds)
-        dropped: dict[str, int] = {}
-        if self.writes:
-            expanded, dropped = self._expand(seeds)
-            records += expanded
-        self.run.write_synthetic(records)
-        self._expanded_file.unlink(missing_ok=True)
-        return {
-            "synthetic_texts": len(records),
-            "survivors": len(set(seeds.texts)),
-            "dropped": dropped,
-        }
-
-    def _expand(self, seeds: Population) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """Expand until `expand_samples` texts are kept; what an earlier attempt kept counts."""
-        from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
-
-        config, expand = self.config, self._expansion()
-        records, dropped = expand_resumably(
-            expand,
+        seeds = survivors(self.run, counted=config.survivor_weights == "counted")
+        figures: dict[str, Any] = {"survivors": len(set(seeds.texts))}
+        if config.expand_samples == 0:
+            return {**figures, "synthetic_texts": self.run.write_synthetic(survivor_records(seeds))}
+        return figures | write_corpus(
+            config.expansion(need(self._generator)),
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.expand_samples,
-            kept=self._expanded_file,
             seed=self._seed_of(0, 2),
             round_number=config.num_rounds,
             source="expanded",
             stage="Expand survivors",
+            run=self.run,
             progress=self.progress,
         )
-        refuse_nothing(
-            records, dropped, num_samples=config.expand_samples, generator=expand.generator.name
-        )
-        return records, dropped
-
-    def _expansion(self) -> Expand:
-        return MoreText.like(self.config).expansion(need(self._generator))
-
-    @property
-    def _expanded_file(self) -> Path:
-        """Expanded texts kept so far; gone once `synthetic.jsonl` holds them."""
-        return self.run.path / EXPANDED
-
-    def _all_survivors(self) -> Population:
-        """The union of the survivors of all rounds."""
-        return survivors(self.run, counted=self.config.survivor_weights == "counted")

@@ -132,7 +132,7 @@ def train_preferences(
                 policy, tokenizer, options = _load(model, adapter, settings, seed)
                 rows, too_long = _rows(tokenizer, pairs, settings, context=context_of(policy))
                 if rows:
-                    watch = _Watch(len(rows), settings.batch_size, progress)
+                    watch = _Watch(len(rows), settings.training_batch_size, progress)
                     options["output_dir"] = str(partial)
                     trainer = _trainer(policy, tokenizer, rows, settings, options, watch)
                     steps = _run(trainer, settings, checkpoint)
@@ -241,22 +241,23 @@ def _options(
     settings: PreferenceTraining, *, seed: int, bfloat16: bool, on_cpu: bool
 ) -> dict[str, Any]:
     """What both trainers are told, in the words of `transformers.TrainingArguments`."""
+    batch = settings.training_batch_size
     micro = next(
         size
-        for size in range(min(settings.micro_batch_size, settings.batch_size), 0, -1)
-        if settings.batch_size % size == 0
+        for size in range(min(settings.training_micro_batch_size, batch), 0, -1)
+        if batch % size == 0
     )
     return {
         "max_length": None,  # too long pairs are left out by name, not cut
         "use_cpu": on_cpu,
         "bf16": bfloat16,
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": settings.batch_size // micro,
+        "gradient_accumulation_steps": batch // micro,
         "gradient_checkpointing": settings.gradient_checkpointing,
-        "num_train_epochs": settings.epochs,
+        "num_train_epochs": settings.training_epochs,
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": (
-            "cosine" if settings.schedule == "cosine" else "constant_with_warmup"
+            "cosine" if settings.learning_rate_schedule == "cosine" else "constant_with_warmup"
         ),
         "warmup_steps": settings.warmup_steps,
         "optim": "adamw_torch",
@@ -313,9 +314,9 @@ def _run(
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            "preference training needs more memory than the GPU has: lower micro_batch_size = "
-            f"{settings.micro_batch_size} or max_tokens = {settings.max_tokens}, or set "
-            "gradient_checkpointing"
+            "preference training needs more memory than the GPU has: lower "
+            f"training_micro_batch_size = {settings.training_micro_batch_size} or "
+            f"max_tokens = {settings.max_tokens}, or set gradient_checkpointing"
         ) from error
     check_weights(trainer.model)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -375,7 +376,7 @@ def _report(
     too_long: tuple[int, ...],
     settings: PreferenceTraining,
 ) -> TrainingReport:
-    last = steps[-(len(steps) // settings.epochs) :]
+    last = steps[-(len(steps) // settings.training_epochs) :]
 
     def mean(key: str) -> float | None:
         return sum(step[key] for step in last) / len(last) if last and key in last[0] else None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,8 @@ class PreferencePair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceTraining(Settings):
-    """How preference pairs become a LoRA adapter; the defaults are the paper's unless said.
-
-    Raises:
-        ConfigError: A value is out of range; the message names the key.
+class PreferenceSettings(Settings):
+    """How a method that prefers some of its own texts learns from them; the paper's unless said.
 
     References:
         Hou et al. 2025 (POPri), section 4 and appendix; "the code" is what its authors released.
@@ -52,32 +49,54 @@ class PreferenceTraining(Settings):
         "responses alone: the PE+SFT baseline.",
     ] = "dpo"
     beta: Annotated[
-        PositiveFloat, "DPO's beta and IPO's tau (the paper's tau); 0.01 in the authors' code."
+        PositiveFloat, "DPO's beta and IPO's tau (the paper's tau); 0.01 in the code.", IN_PYTHON
     ] = 0.1
     lora_rank: Annotated[
         PositiveInt, "Rank of the adapter on all linear layers but the output; 16 in the code."
     ] = 4
     lora_alpha: Annotated[
-        PositiveInt, "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."
+        PositiveInt, "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code.", IN_PYTHON
     ] = 8
     learning_rate: Annotated[
         PositiveFloat,
         "AdamW's peak rate; the paper searches 3e-7 to 8e-7 for an 8 B model. Small models need "
         "far more: 12 steps move `privsyn-lm` well at 1e-3, and hardly at 1e-4.",
     ] = 8e-7
-    schedule: Annotated[
+    learning_rate_schedule: Annotated[
         Literal["cosine", "constant"],
-        '"cosine" to zero, or "constant" as in the authors\' code.',
+        '"cosine" to zero, or "constant" as in the code.',
+        IN_PYTHON,
     ] = "cosine"
-    warmup_steps: Annotated[NonNegativeInt, "Steps of linear warm-up; 10 in the code."] = 0
-    epochs: Annotated[PositiveInt, "Passes over the pairs; 1 in the code."] = 2
-    batch_size: Annotated[PositiveInt, "Pairs per step."] = 24
-    micro_batch_size: Annotated[
+    warmup_steps: Annotated[
+        NonNegativeInt, "Steps of linear warm-up; 10 in the code.", IN_PYTHON
+    ] = 0
+    training_epochs: Annotated[PositiveInt, "Passes over the pairs; 1 in the code."] = 2
+    training_batch_size: Annotated[PositiveInt, "Pairs per step."] = 24
+    training_micro_batch_size: Annotated[
         PositiveInt,
         "At most this many pairs go through the model at a time (the largest divisor of "
-        "`batch_size` up to it). It changes the memory, and of the result only a pass's last step, "
-        "where that has fewer pairs.",
+        "`training_batch_size` up to it). It changes the memory, and of the result only a pass's "
+        "last step, where that has fewer pairs, so a resumed run may have another one.",
     ] = 8
+    reference: Annotated[
+        Literal["base", "previous"],
+        'What DPO and IPO measure against: "base", the public model (ours, so that rounds do not '
+        'drift), or "previous", the adapter the round began with.',
+        IN_PYTHON,
+    ] = "base"
+    gradient_checkpointing: Annotated[
+        bool, "Recompute activations in the backward pass: less memory, a third slower.", IN_PYTHON
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTraining(PreferenceSettings):
+    """How preference pairs become a LoRA adapter.
+
+    Raises:
+        ConfigError: A value is out of range; the message names the key.
+    """
+
     max_tokens: Annotated[
         int,
         Ge(2),
@@ -90,14 +109,6 @@ class PreferenceTraining(Settings):
         "The generator's limit, or None if unknown: a response that does not fit into it together "
         "with its end was cut by it, so its end is not taught.",
     ] = None
-    reference: Annotated[
-        Literal["base", "previous"],
-        'What DPO and IPO measure against: "base", the public model (ours, so that rounds do not '
-        'drift), or "previous", the adapter the round began with.',
-    ] = "base"
-    gradient_checkpointing: Annotated[
-        bool, "Recompute activations in the backward pass: less memory, a third slower."
-    ] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
     ] = "auto"

@@ -59,7 +59,7 @@ def test_rows_of_open_models_are_as_printed(data: Any, epsilon: Any) -> None:
 @pytest.mark.parametrize("data", DATA)
 def test_rows_of_gpt_fill_blanks_by_messages(data: str) -> None:
     found, base = settings(f"{data}-gpt-3.5-eps-2"), settings(f"{data}-eps-2")
-    assert (found.num_seeds, found.num_variations) == (base.num_seeds, 4)
+    assert (found.num_candidates // 4, found.num_variations) == (base.num_candidates // 7, 4)
     assert (found.variation_prompt, found.generator_interface) == ("fill-blanks", "chat")
     assert found.noise_multiplier == base.noise_multiplier
     # Their code draws the words about those of the text by the share of blanks times a scale.

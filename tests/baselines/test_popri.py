@@ -26,7 +26,7 @@ def test_settings_are_complete_and_accepted() -> None:
     strategies_of(load_app(APP), values)
     assert set(values) - CLIENT_KEYS - {"strategy"} == POPriConfig.keys()
     config = popri_config(values)
-    assert config == POPriConfig.popri(epsilon=1.0, num_users=72000)
+    assert config == POPriConfig(epsilon=1.0, num_users=72000)
 
 
 @pytest.mark.parametrize("name", NAMES)

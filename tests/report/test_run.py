@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from flower_privsyn.report.numbers import NOTHING, bytes_text
 from flower_privsyn.report.pages import run_page
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.run.summary import round_texts
-from flower_privsyn.strategies._evolution import Population
+from flower_privsyn.strategies._population import Population
 from tests.support import golden_runs
 from tests.support.data_cases import locked
 from tests.support.launched import launched
@@ -129,7 +130,7 @@ def test_rounds_without_a_release_are_counted(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     texts = Population.create([f"text {n}" for n in range(20)], round_number=1, source="public")
     for n in (1, 2):
-        texts.with_embeddings(vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
+        replace(texts, embeddings=vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
         run.finish_round(n, {"outcome": "discarded"})
     run.unlock()
     page = check(run_page(run))
@@ -210,7 +211,7 @@ def test_research_is_stamped_everywhere(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     texts = Population.create([f"text {n}" for n in range(20)], round_number=1, source="generated")
     for n in (1, 2):
-        texts.with_embeddings(vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
+        replace(texts, embeddings=vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
     run.mark_finished({"fred": {"1": 0.5, "2": 0.25}})
     run.unlock()
     page = check(run_page(run))

@@ -26,7 +26,9 @@ def test_each_round_writes_its_own(tmp_path: Path, capsys: Any) -> None:
         [pair] * 4,
         adapter=None,
         output=run / "rounds" / "0001" / "adapter",
-        settings=PreferenceTraining(learning_rate=0.05, batch_size=4, micro_batch_size=4),
+        settings=PreferenceTraining(
+            learning_rate=0.05, training_batch_size=4, training_micro_batch_size=4
+        ),
         seed=0,
     )
     found: list[list[str]] = []

@@ -160,7 +160,7 @@ class TestTriedBeforeTheFirstRound:
     def test_nothing_is_tried_that_the_run_does_not_use(
         self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
     ) -> None:
-        strategy = evolution(settings(output="survivors"), generator=remote(nowhere))
+        strategy = evolution(settings(expand_samples=0), generator=remote(nowhere))
         strategy.start(federation())
         assert strategy.run.status == "finished"
 

@@ -35,7 +35,7 @@ def test_what_is_said_of_generators(settings: Settings, gguf_llama: Path, tmp_pa
     assert [one["deterministic"] for one in said.values()] == [True, False, False]
     assert all(one["because"] for one in said.values())
     assert len(said[f"gguf:{gguf_llama}"]["sha256"]) == 64
-    record_generators(run, PrivateEvolution(settings(output="survivors")).method)
+    record_generators(run, PrivateEvolution(settings(expand_samples=0)).method)
     assert run.document["generators"] == said
     assert object_of_the_app(run) is None
     run.unlock()
@@ -59,7 +59,7 @@ def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
         assert (said[0], said[1]["run_by"]) == ("mine", "an object of the app")
         assert object_of_the_app(run) == "mine"
         (run.path / "config.json").write_text("{}")
-    record_generators(run, EvolutionByVotes(settings(output="survivors"), generator=Mine()))
+    record_generators(run, EvolutionByVotes(settings(expand_samples=0), generator=Mine()))
     assert "generators" not in run.document
     run.unlock()
 

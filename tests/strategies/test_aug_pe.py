@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from flower_privsyn.testing import (
     ShuffleWords,
     hash_embedder,
 )
+from tests.support.generation_server import Server
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -167,44 +167,6 @@ class TestLabels:
         for row in lines(more.path):
             assert set(row["text"].split()[:4]) <= set(WORDS[row["label"]])
 
-    def test_a_users_votes_in_all_classes_are_capped_together(
-        self, config: Builder, tmp_path: Path
-    ) -> None:
-        texts = [" ".join(WORDS[label]) for label in WORDS for _ in range(5)]
-        labels: list[str | None] = [label for label in WORDS for _ in range(5)]
-        users = Users(
-            user_ids=("all", "none"), texts=texts, owners=np.zeros(10, np.int64), labels=labels
-        )
-        for clip, total in (("count", 2.0), ("l2", 2.0)):
-            method = strategy(config(clip=clip, num_rounds=1, run_dir=str(tmp_path / clip)))
-            method.start(grid_of(users, tmp_path))
-            release = np.load(method.run.path / "rounds/0001/release.npy")
-            assert np.abs(release).sum() <= total + 1e-6
-            charged = releases(method.run.path)[0]
-            assert np.linalg.norm(release) <= charged["l2_sensitivity"]
-            assert charged["l2_sensitivity"] == {"count": 2.0, "l2": math.sqrt(2)}[clip]
-
-    @pytest.mark.parametrize("stored", [True, False])
-    def test_however_users_are_dealt_and_kept_the_sums_are_the_same(
-        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
-    ) -> None:
-        if not stored:
-            monkeypatch.setenv("PRIVSYN_RECORDS_GIB", "0")
-        users, sums = labelled_users(12), []
-        for nodes in (1, 2, 6):
-            folder = tmp_path / f"run-{nodes}"
-            method = strategy(config(num_nodes=nodes, run_dir=str(folder), clip="l2"))
-            for _ in range(2 if nodes == 1 else 1):  # the second time from the disk
-                method = strategy(config(num_nodes=nodes, run_dir=str(folder), clip="l2"))
-                method.start(grid_of(users, tmp_path, nodes=nodes))
-                folder = folder.with_name(folder.name + "-again")
-                sums.append(
-                    np.stack(
-                        [np.load(method.run.path / f"rounds/{r:04d}/release.npy") for r in (1, 2)]
-                    )
-                )
-        assert all(np.array_equal(sums[0], other) for other in sums[1:])
-
     def test_the_same_texts_under_other_labels_are_other_records(
         self, config: Builder, tmp_path: Path
     ) -> None:
@@ -251,6 +213,24 @@ class TestLabels:
 
 
 class TestTheAlgorithm:
+    def test_a_chat_model_writes_and_varies_by_messages(
+        self, config: Builder, tmp_path: Path, server: Server
+    ) -> None:
+        name = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
+        method = strategy(config(**name, num_rounds=1), generator=None)
+        method.start(grid_of(labelled_users(6), tmp_path))
+        assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
+        # First texts, their variations, and what was tried of both.
+        assert len(server.requests) > config().num_candidates
+
+    def test_survivors_may_be_drawn_by_their_votes(self, config: Builder, tmp_path: Path) -> None:
+        method = strategy(config(num_rounds=1, selection="resample"))
+        method.start(grid_of(labelled_users(30), tmp_path))
+        for label in WORDS:
+            rows = [row for row in population(method.run.path, 1) if row["label"] == label]
+            assert sum(row["survived"] for row in rows) == 4
+            assert all(row["votes"] > 0 for row in rows if row["survived"])
+
     def test_of_every_class_the_best_survive_and_are_varied(
         self, config: Builder, tmp_path: Path
     ) -> None:
@@ -338,7 +318,7 @@ class TestSettings:
         config = AugPEConfig.as_printed(data=data, epsilon=epsilon)
         assert (config.num_rounds, config.num_variations, config.lookahead) == (10, 7, 0)
         assert (config.selection, config.variation) == ("rank", "prompt")
-        assert config.num_seeds == {"yelp": 5000}.get(data, 2000)
+        assert config.of_each_class == {"yelp": 5000}.get(data, 2000)
         release = Release(
             noise_multiplier=config.noise_multiplier or 0.0, sampling=FullParticipation()
         )
@@ -351,7 +331,7 @@ class TestSettings:
         [
             ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),
             ({"classes": "law;law"}, "classes must be different names"),
-            ({"initial_prompt": ""}, "needs initial-prompt"),
+            ({"num_variations": 1}, "num-variations"),
             ({"initial_text": "found"}, "initial-text must be one of"),
         ],
     )

@@ -26,9 +26,9 @@ from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run import strategy as engine
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import Method, PrivateSumStrategy, Question, ReleasedSum, State
+from flower_privsyn.strategies import _responses as preference_rounds
 from flower_privsyn.strategies import _synthesis as synthesis
 from flower_privsyn.strategies import ctcl as topic_texts
-from flower_privsyn.strategies import popri as preference_rounds
 from flower_privsyn.training import causal
 from tests.support import golden_runs
 from tests.support.federation import silent

@@ -15,7 +15,7 @@ from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryErro
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.progress import NullProgress
-from flower_privsyn.strategies._evolution import Population, survivors, votes_by_class
+from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
@@ -257,7 +257,6 @@ class TestClasses:
     def test_texts_are_of_the_class_of_their_examples_as_often_as_users_vote_for_it(
         self, labelled: RunDirectory
     ) -> None:
-        assert votes_by_class(labelled) == {"law": 10.0, "river": 4.0, "sea": -3.0}
         writer = Labelled()
         written = write(labelled, 20, writer=writer)
         # 20 x 10 / 14 and 20 x 4 / 14 are 14.3 and 5.7.

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.data.sentences import is_whole
-from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
-from flower_privsyn.strategies._evolution import Likelihood, Population
-from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.strategies import PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.strategies._evolution import resampled
+from flower_privsyn.strategies._population import Population
+from flower_privsyn.strategies._variation import Likelihood
+from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
-from tests.support.generation_server import Server
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -53,13 +54,7 @@ class TestWholeRun:
             ]
         metrics = lines(run / "metrics.jsonl")
         assert [row["answers"] for row in metrics] == [2, 2, 2]
-
-    def test_parents_are_survivors_of_earlier_rounds(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        strategy = evolution(settings(output="both"))
-        strategy.start(federation())
-        run = strategy.run.path
+        # Parents are survivors of earlier rounds.
         survivors: set[str] = set()
         for number in (1, 2, 3):
             table = pq.read_table(
@@ -69,12 +64,10 @@ class TestWholeRun:
             if number > 1:
                 assert {parent for row in table for parent in row["parent"]} <= survivors
             survivors |= {row["id"] for row in table if row["survived"]}
-        synthetic = lines(run / "synthetic.jsonl")
-        assert {row["source"] for row in synthetic} == {"expanded", "survivor"}
         for row in synthetic:
-            if row["source"] == "expanded":
-                assert set(row["parent"]) <= survivors
-                assert 1 <= len(row["parent"]) <= 3
+            assert row["source"] == "expanded"
+            assert set(row["parent"]) <= survivors
+            assert 1 <= len(row["parent"]) <= 3
 
     def test_zero_noise_histogram_is_the_brute_force(
         self, federation: Builder, settings: Builder, evolution: Builder
@@ -136,10 +129,11 @@ class TestCarefulText:
             likelihood_model="privsyn-tiny",
             num_rounds=2,
             expand_samples=0,
-            output="survivors",
         )
         strategy = evolution(config)
         strategy.start(federation())
+        # Nothing is expanded: the survivors are the result.
+        assert {row["source"] for row in lines(strategy.run.synthetic_jsonl)} == {"survivor"}
         judge = Likelihood("privsyn-tiny")
         populations = [
             pq.read_table(strategy.run.path / "rounds" / f"{n:04d}" / "population.parquet")
@@ -155,36 +149,6 @@ class TestCarefulText:
 
 
 class TestExpansionThatFails:
-    def test_finished_texts_are_kept_and_the_rest_follows(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        from flower_privsyn.errors import GenerationError
-        from flower_privsyn.testing import EchoGenerator
-
-        class Failing(EchoGenerator):
-            calls = 0
-
-            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-                self.calls += not is_rehearsal(prompts)
-                if self.calls == 2:
-                    raise GenerationError("the server refused: 400")
-                return super().generate(prompts, **kwargs)
-
-        values = {"expand_samples": 100, "num_rounds": 1}
-        with pytest.raises(GenerationError, match="400"):
-            evolution(settings(**values), generator=Failing()).start(federation())
-        kept = lines(tmp_path / "run" / "expanded.jsonl")
-        assert 32 <= len(kept) <= 64
-        strategy = evolution(settings(**values, resume=True))
-        strategy.start(federation())
-        written = lines(tmp_path / "run" / "synthetic.jsonl")
-        assert len(written) == 100
-        first = [record["text"] for record in kept]
-        assert [record["text"] for record in written[: len(kept)]] == first
-        assert len({row["text"] for row in written}) == 100
-        assert not (tmp_path / "run" / "expanded.jsonl").exists()
-        assert len(releases(tmp_path / "run")) == 1
-
     def test_a_generator_that_falls_silent_ends_no_run(
         self,
         federation: Builder,
@@ -192,9 +156,6 @@ class TestExpansionThatFails:
         evolution: Builder,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        from flower_privsyn.errors import GenerationError
-        from flower_privsyn.testing import EchoGenerator
-
         class Silent(EchoGenerator):
             """Writes nothing but the text of one prompt."""
 
@@ -225,27 +186,28 @@ class TestExpansionThatFails:
 
 
 class TestSurvivors:
-    def strategy(self, evolution: Builder, settings: Builder, **changes: Any) -> PrivateEvolution:
-        return evolution(settings(**changes))
-
-    def release(self, values: list[float], std: float = 1.0) -> ReleasedSum:
-        return ReleasedSum(
-            round_number=1,
-            values=np.array(values),
-            noise_std=std,
-            num_users=3,
-            expected_users=3.0,
-            largest_clip_norm=1e6,
-        )
+    def test_are_drawn_in_proportion_to_the_votes_above_the_threshold(self) -> None:
+        votes = np.array([0.0, 8.0, 3.0, 8.0, -4.0])
+        counts = resampled(votes, keep=60_000, chooser=np.random.default_rng(0))
+        assert counts is not None
+        assert counts.sum() == 60_000
+        assert np.allclose(counts / 60_000, np.maximum(votes, 0) / 19, atol=0.01)
+        assert resampled(votes - 8.0, keep=4, chooser=np.random.default_rng(0)) is None
 
     @pytest.mark.parametrize("values", [[0.0] * 16, [-5.0] * 16, [1.0] * 16])
     def test_all_below_the_threshold_keeps_the_population(
         self, evolution: Builder, settings: Builder, values: list[float]
     ) -> None:
         population = Population.create(["a"] * 16, round_number=1, source="public")
-        method = self.strategy(evolution, settings).method
-        counts = method._survivors(population, self.release(values))
-        assert counts.tolist() == [1] * 16
+        release = ReleasedSum(
+            round_number=1,
+            values=np.array(values),
+            noise_std=1.0,
+            num_users=3,
+            expected_users=3.0,
+            largest_clip_norm=1e6,
+        )
+        assert evolution(settings()).method._survivors(population, release).tolist() == [1] * 16
 
     def test_a_run_of_silent_rounds_finishes(
         self, federation: Builder, settings: Builder, evolution: Builder
@@ -278,7 +240,6 @@ class TestBeforeSpending:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"epsilon": 1.0, "noise_multiplier": 2.0}, "epsilon.*noise-multiplier"),
             ({"noise_multiplier": 1e-9}, "noise-multiplier"),
             ({"sampling": "poisson", "sampling_rate": 0.5, "min_users": 3}, "min-users"),
             ({"sampling_rate": 0.5}, "sampling-rate"),
@@ -313,130 +274,29 @@ class TestBeforeSpending:
         )
         assert (config.epsilon, config.noise_multiplier) == (None, 2.0)
 
-    def test_fewer_users_than_planned(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(FederationError, match="12 users.*20 were planned.*nothing was spent"):
-            evolution(settings(num_users=20)).start(federation())
-        assert not (tmp_path / "run" / "ledger.jsonl").exists()
-        state = json.loads((tmp_path / "run" / "state.json").read_text())
-        assert state["status"] == "failed"
-        assert "20 were planned" in state["error"]
-
-    def test_fewer_nodes_than_planned(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(FederationError, match=r"2 nodes are connected.*3 were planned"):
-            evolution(settings(num_nodes=3)).start(federation(num_nodes=2))
-        assert not (tmp_path / "run" / "ledger.jsonl").exists()
-
-    def test_nodes_with_another_embedding_model(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        with pytest.raises(FederationError, match="another embedding model"):
-            evolution(settings(), embedder=HashEmbedder(dimension=64)).start(federation())
-
-    def test_more_candidates_than_public_texts(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        with pytest.raises(
-            ConfigError, match="num-candidates = 100 needs at least 100 different texts"
-        ):
-            evolution(settings(num_candidates=100)).start(federation())
-
-
-class TestModelsThatAreNotThere:
     @pytest.mark.parametrize(
-        ("changes", "named"),
+        ("changes", "parts", "named"),
         [
-            ({"variation_model": "/nowhere/mlm"}, "/nowhere/mlm"),
-            ({"generator": "/nowhere/lm"}, "/nowhere/lm"),
-            ({"embedding_model": "/nowhere/embedder"}, "/nowhere/embedder"),
-            ({"prompt": "no-such-prompt"}, "no-such-prompt"),
+            ({"num_users": 20}, {}, "12 users.*20 were planned.*nothing was spent"),
+            ({"num_nodes": 3}, {}, r"2 nodes are connected.*3 were planned"),
+            ({}, {"embedder": HashEmbedder(dimension=64)}, "another embedding model"),
+            ({"num_candidates": 100}, {}, "num-candidates = 100 needs at least 100 different"),
+            ({"variation_model": "/nowhere/mlm"}, {"variation": None}, "/nowhere/mlm"),
+            ({"embedding_model": "/nowhere/embedder"}, {"embedder": None}, "/nowhere/embedder"),
+            ({"prompt": "no-such-prompt"}, {}, "no-such-prompt"),
         ],
     )
-    def test_nothing_is_spent(
+    def test_what_the_run_cannot_do(
         self,
         federation: Builder,
         settings: Builder,
-        tmp_path: Path,
+        evolution: Builder,
         changes: dict[str, Any],
+        parts: dict[str, Any],
         named: str,
     ) -> None:
-        from flower_privsyn.errors import PrivsynError
-        from flower_privsyn.testing import ShuffleWords
-
-        parts: dict[str, Any] = {"embedder": HashEmbedder(), "variation": ShuffleWords()}
-        if "variation_model" in changes:
-            del parts["variation"]
-        if "embedding_model" in changes:
-            del parts["embedder"]
+        strategy = evolution(settings(**changes), **parts)
         with pytest.raises(PrivsynError, match=named):
-            PrivateEvolution(settings(**changes), **parts).start(federation())
-        assert not (tmp_path / "run" / "ledger.jsonl").exists()
-
-
-class TestRankAndPrompts:
-    """Settings of Aug-PE, with the same votes."""
-
-    def test_the_best_stay_and_each_has_variations(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        config = settings(
-            selection="rank", num_variations=4, num_rounds=2, lookahead=0, output="survivors"
-        )
-        strategy = evolution(config)
-        strategy.start(federation())
-        first, second = (
-            pq.read_table(strategy.run.path / f"rounds/{n:04d}/population.parquet").to_pylist()
-            for n in (1, 2)
-        )
-        kept = [row for row in first if row["survived"]]
-        assert len(kept) == 4
-        assert {row["survived"] for row in first} == {0, 1}
-        assert min(row["votes"] for row in kept) >= max(
-            row["votes"] for row in first if not row["survived"]
-        )
-        assert [row["text"] for row in second[:4]] == [row["text"] for row in kept]
-        assert [row["source"] for row in second] == ["survivor"] * 4 + ["variation"] * 12
-        assert [row["parent"] for row in second] == [[row["id"]] for row in kept] * 4
-        for place, row in enumerate(second[4:]):
-            assert sorted(row["text"].split()) == sorted(kept[place % 4]["text"].split())
-        assert len({row["text"] for row in second}) == 16
-
-    def test_a_chat_model_varies_and_expands_by_messages(
-        self, federation: Builder, settings: Builder, evolution: Builder, server: Server
-    ) -> None:
-        config = settings(
-            variation="prompt",
-            generator=f"{server.url}#tiny",
-            generator_interface="chat",
-            num_rounds=2,
-            output="both",
-            expand_samples=6,
-        )
-        strategy = evolution(config, variation=None, generator=None)
-        strategy.start(federation())
-        assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
-        told = {body["messages"][0]["content"] for _, body, _ in server.requests}
-        assert len(told) == 2  # one for variations, one for expansion
-        texts = lines(strategy.run.synthetic_jsonl)
-        assert sum(row["source"] == "expanded" for row in texts) == 6
-
-    def test_a_generator_varies_what_survives(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        config = settings(
-            variation="prompt", domain="letters", num_rounds=2, lookahead=0, output="survivors"
-        )
-        strategy = evolution(config, variation=None)
-        strategy.start(federation())
-        first, second = (
-            pq.read_table(strategy.run.path / f"rounds/{n:04d}/population.parquet").to_pylist()
-            for n in (1, 2)
-        )
-        texts = {row["id"]: row["text"] for row in first if row["survived"]}
-        for row in second:  # the echo's answers are words of its prompt
-            (parent,) = row["parent"]
-            assert set(row["text"].split()) & set(texts[parent].split())
-        assert any("letters" in row["text"] for row in second)
+            strategy.start(federation())
+        assert not (strategy.run.path / "ledger.jsonl").exists()
+        assert strategy.run.status == "failed"

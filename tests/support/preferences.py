@@ -66,9 +66,9 @@ def quick(**changes: object) -> PreferenceTraining:
     """Settings with which a tiny model learns in a few steps."""
     values: dict[str, object] = {
         "learning_rate": 3e-3,
-        "schedule": "constant",
-        "epochs": 2,
-        "batch_size": 4,
+        "learning_rate_schedule": "constant",
+        "training_epochs": 2,
+        "training_batch_size": 4,
         "device": "cpu",
         **changes,
     }

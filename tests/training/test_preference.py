@@ -61,7 +61,7 @@ class TestLosses:
             pairs,
             tmp_path / "a",
             adapter=first,
-            settings=quick(loss=loss, beta=beta, batch_size=6, epochs=1),
+            settings=quick(loss=loss, beta=beta, training_batch_size=6, training_epochs=1),
         )
         ratios = torch.from_numpy(scores(tiny, first, pairs) - scores(tiny, None, pairs))
         if loss == "dpo":
@@ -91,7 +91,10 @@ class TestLosses:
     def test_supervised_loss_is_the_mean_over_response_tokens(self, tiny: Path, tmp_path: Path):
         pairs = [replace(pair, rejected="", rejected_end="") for pair in pairs_of_topics(6)]
         report = train(
-            tiny, pairs, tmp_path / "a", settings=quick(loss="sft", batch_size=6, epochs=1)
+            tiny,
+            pairs,
+            tmp_path / "a",
+            settings=quick(loss="sft", training_batch_size=6, training_epochs=1),
         )
         generator = TransformersGenerator(tiny, device="cpu", dtype="float32")
         texts = [pair.chosen + pair.chosen_end for pair in pairs]
@@ -104,10 +107,12 @@ class TestLosses:
     @pytest.mark.parametrize("loss", ["dpo", "sft"])
     def test_memory_does_not_change_the_result(self, tiny: Path, tmp_path: Path, loss: Any):
         """Two steps of 4 pairs of different lengths, in pieces of 4 and of 1."""
-        settings = quick(loss=loss, micro_batch_size=4)
+        settings = quick(loss=loss, training_micro_batch_size=4)
         pairs = pairs_of_topics(8)
         whole = train(tiny, pairs, tmp_path / "a", settings=settings)
-        pieces = train(tiny, pairs, tmp_path / "b", settings=replace(settings, micro_batch_size=1))
+        pieces = train(
+            tiny, pairs, tmp_path / "b", settings=replace(settings, training_micro_batch_size=1)
+        )
         assert pieces.losses == pytest.approx(whole.losses, rel=1e-5)
         assert distance(tmp_path / "a", tmp_path / "b") < 1e-4
 
@@ -178,7 +183,7 @@ class TestLearning:
         pairs = pairs_of_topics(16)
         bare = [replace(pair, chosen_end="", rejected_end="") for pair in pairs]
         held_out = pairs_of_topics(8, first=600)
-        settings = quick(loss="sft", epochs=4)
+        settings = quick(loss="sft", training_epochs=4)
 
         def end_given_text(adapter: Path) -> float:
             prompts = [pair.prompt for pair in held_out]

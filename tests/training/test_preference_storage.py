@@ -120,7 +120,9 @@ class TestFailures:
         def run_out(_: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-        with pytest.raises(TrainingError, match="lower micro_batch_size = 8 or max_tokens = 512"):
+        with pytest.raises(
+            TrainingError, match="lower training_micro_batch_size = 8 or max_tokens = 512"
+        ):
             train(tiny, pairs_of_topics(4), tmp_path / "a", progress=run_out)
         assert not (tmp_path / "a").exists()
 
@@ -150,8 +152,8 @@ class TestResuming:
         "changes",
         [
             {},
-            {"loss": "sft", "schedule": "cosine"},
-            {"micro_batch_size": 2, "warmup_steps": 2},
+            {"loss": "sft", "learning_rate_schedule": "cosine"},
+            {"training_micro_batch_size": 2, "warmup_steps": 2},
             {"reference": "previous", "loss": "ipo"},
         ],
         ids=["dpo", "sft", "pieces", "previous"],

@@ -15,16 +15,11 @@ from hypothesis import strategies as st
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.method import RunContext, State
 from flower_privsyn.run.progress import NullProgress
-from flower_privsyn.run.rounds import keep_state
 from flower_privsyn.strategies import POPriConfig
-from flower_privsyn.strategies.popri import (
-    Candidates,
-    PreferenceRounds,
-    PublicSide,
-    best,
-    rank_pairs,
-)
+from flower_privsyn.strategies._responses import Responses, rank_pairs
+from flower_privsyn.strategies.popri import PreferencesByScores
 from flower_privsyn.testing import HashEmbedder, train_words
 from tests.support.generation_server import Server
 
@@ -39,17 +34,18 @@ class TestRankPairs:
         group = np.array([2, 7, 9, 7, 7, 5, 9, 7, 2, 9])
         scores = np.array([0.1, 3.0, 2.0, 1.0, 3.0, 8.0, 1.0, 1.0, 0.4, 0.5])
         texts = ["a", "b", "same", "c", "d", "e", "f", "g", "h", "same"]
-        ranked = rank_pairs(scores, group, texts, rejected_rank=3)
-        assert ranked.chosen.tolist() == [8, 1]
-        assert ranked.rejected.tolist() == [0, 3]
-        assert ranked.dropped == {"one-response": 1, "equal-text": 1}
+        assert rank_pairs(scores, group, texts, rejected_rank=3) == (
+            [8, 1],
+            [0, 3],
+            {"one-response": 1, "equal-text": 1},
+        )
 
     def test_a_text_written_twice_is_two_candidates(self) -> None:
         # The authors' code looks a score up by its text, so the copy would take rank 1 as well.
-        ranked = rank_pairs(
+        chosen, rejected, _ = rank_pairs(
             np.array([5.0, 4.0, 3.0]), np.zeros(3, np.int64), ["x", "y", "x"], rejected_rank=2
         )
-        assert (ranked.chosen.tolist(), ranked.rejected.tolist()) == ([0], [1])
+        assert (chosen, rejected) == ([0], [1])
 
     @given(
         st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=30),
@@ -65,23 +61,9 @@ class TestRankPairs:
             members.sort(key=lambda index: (-scores[index], index))
             if len(members) > 1:
                 expected.append((members[0], members[min(rank, len(members)) - 1]))
-        ranked = rank_pairs(scores, group, texts, rejected_rank=rank)
-        assert list(zip(ranked.chosen, ranked.rejected, strict=True)) == expected
-        assert ranked.dropped["one-response"] + len(expected) == len(set(group.tolist()))
-
-    @pytest.mark.parametrize(
-        ("scores", "group", "texts", "rank", "named"),
-        [
-            ([1.0], [0, 0], ["a", "b"], 2, "one number"),
-            ([1.0, np.nan], [0, 0], ["a", "b"], 2, "finite"),
-            ([1.0, 2.0], [0, 0], ["a", "b"], 1, "at least 2"),
-        ],
-    )
-    def test_refuses(
-        self, scores: list[float], group: list[int], texts: list[str], rank: int, named: str
-    ) -> None:
-        with pytest.raises(ValueError, match=named):
-            rank_pairs(np.array(scores), np.array(group), texts, rejected_rank=rank)
+        chosen, rejected, dropped = rank_pairs(scores, group, texts, rejected_rank=rank)
+        assert list(zip(chosen, rejected, strict=True)) == expected
+        assert dropped["one-response"] + len(expected) == len(set(group.tolist()))
 
 
 class Scripted:
@@ -114,9 +96,8 @@ class Scripted:
 SEEDS = tuple(f"public sample number {index}" for index in range(20))
 
 
-def rounds(
-    root: Path, writer: Any, *, seeds: tuple[str, ...] = SEEDS, **changes: Any
-) -> PreferenceRounds:
+def rounds(root: Path, writer: Any, **changes: Any) -> PreferencesByScores:
+    """The method, set up but for the models that it would load and try."""
     values: dict[str, Any] = {
         "epsilon": 1.0,
         "num_prompts": 3,
@@ -125,29 +106,28 @@ def rounds(
         "rejected_rank": 2,
         **changes,
     }
-    public = PublicSide(
-        embedder=HashEmbedder(),
-        generator=writer,
-        prompt=load_prompt("pre-text"),
-        seeds=seeds,
-    )
     path = root / "run"
     run = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, config={})
     run.unlock()
-    return PreferenceRounds(
-        POPriConfig(**values),
-        public,
-        run=run,
-        progress=NullProgress(),  # type: ignore[arg-type]
-        trainer=train_words,
+    config, embedder = POPriConfig(**values), HashEmbedder()
+    made = PreferencesByScores(config, embedder=embedder, trainer=train_words)
+    made.place = RunContext(run=run, progress=NullProgress(), released=lambda _: None)  # type: ignore[arg-type]
+    made._responses = Responses(
+        config=config,
+        generator=writer,
+        tokenizer=embedder.tokenizer,
+        prompt=load_prompt("pre-text"),
+        samples=SEEDS,
     )
+    return made
 
 
-def written(made: PreferenceRounds, number: int = 1, *, by: int = 0) -> Candidates:
-    """The candidates of a round, by the adapter of another."""
-    folder = made._run.round_dir(number) / "scratch"
+def written(made: PreferencesByScores, number: int = 1, *, by: int = 0) -> State:
+    """The state with the candidates of a round, by the adapter of another."""
+    folder = made.run.round_dir(number) / "scratch"
     folder.mkdir(exist_ok=True)
-    return made.candidates(number, by=by, scratch=folder)
+    state = {"adapter": by, "learned": [], "pairs": 0, "distances": {}}
+    return made._written(state, number, folder)
 
 
 class TestCandidates:
@@ -159,9 +139,9 @@ class TestCandidates:
             [" one two ", "\n \n", "one  two", "broken \ufffd word", "a b c d e f g", "three\nfour"]
         )
         candidates = written(rounds(tmp_path, generator))
-        assert candidates.population.texts[:3] == ("one two", "a b c d e", "three\nfour")
-        assert candidates.group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-        assert candidates.population.ids[3] == "1:3"
+        assert candidates["texts"][:3] == ["one two", "a b c d e", "three\nfour"]
+        assert candidates["group"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert candidates["ids"][3] == "1:3"
         assert "9 of 18 responses" in caplog.text
         for reason in ("3 empty", "3 duplicate", "3 broken-character"):
             assert reason in caplog.text
@@ -171,12 +151,12 @@ class TestCandidates:
         candidates = written(made)
         held = {
             int(group)
-            for group, text in zip(candidates.group, candidates.population.texts, strict=True)
+            for group, text in zip(candidates["group"], candidates["texts"], strict=True)
             if text == SEEDS[0]
         }
         with_it = {
             int(group)
-            for group, parents in zip(candidates.group, candidates.population.parents, strict=True)
+            for group, parents in zip(candidates["group"], candidates["parents"], strict=True)
             if "public:0" in parents
         }
         assert with_it
@@ -185,8 +165,8 @@ class TestCandidates:
     def test_the_end_of_a_cut_text_is_no_end(self, tmp_path: Path) -> None:
         generator = Scripted(["short text", "one two three four five six", "x"])
         candidates = written(rounds(tmp_path, generator, responses_per_prompt=3))
-        assert candidates.ends[:3] == (END, "", END)
-        assert candidates.prompts[0].endswith("\nOriginal Text Sample 4\n")
+        assert candidates["ends"][:3] == [END, "", END]
+        assert candidates["prompts"][0].endswith("\nOriginal Text Sample 4\n")
         # What was generated after the prompt is what the prompt would hold for a longer list.
         document = load_prompt("pre-text").render(["a", "b", "c", "short text"])
         shorter = load_prompt("pre-text").render(["a", "b", "c"])
@@ -197,7 +177,7 @@ class TestCandidates:
         made = rounds(tmp_path, generator, num_prompts=60, responses_per_prompt=2)
         candidates = written(made)
         assert len(set(generator.asked)) == 60
-        assert all(len(set(parents)) == 3 for parents in candidates.population.parents)
+        assert all(len(set(parents)) == 3 for parents in candidates["parents"])
         written(rounds(tmp_path / "other", again := Scripted(["x", "y"]), num_prompts=60), 2)
         assert len(set(generator.asked) & set(again.asked)) < 10  # another round, other prompts
 
@@ -205,7 +185,7 @@ class TestCandidates:
         with pytest.raises(GenerationError, match="round 1: none of the responses to 3 prompts"):
             written(rounds(tmp_path, Scripted([" "] * 6)))
         # A run that is resumed does not end at the same responses again.
-        assert len(written(rounds(tmp_path, Scripted(list("abcdef"))))) == 18
+        assert len(written(rounds(tmp_path, Scripted(list("abcdef"))))["texts"]) == 18
 
     def test_prompts_that_a_server_refuses_have_no_candidates(
         self, tmp_path: Path, server: Server
@@ -220,18 +200,7 @@ class TestCandidates:
         candidates = written(made)
         asked = {body["prompt"] for _, body, _ in server.requests}
         assert len(asked) == 20
-        assert {p for p in asked if "number 7\n" not in p} == set(candidates.prompts) < asked
-
-    def test_are_kept_as_they_travel(self, tmp_path: Path) -> None:
-        candidates = written(rounds(tmp_path, Scripted(list("abcdef"))))
-        run = RunDirectory.open(tmp_path / "run")
-        read = Candidates.of_state(keep_state(run, 0, candidates.state()))
-        assert np.array_equal(read.embeddings, candidates.embeddings)
-        assert np.array_equal(read.embeddings.astype(np.float16), read.embeddings)
-        for column in ("texts", "ids", "parents", "source"):
-            assert getattr(read.population, column) == getattr(candidates.population, column)
-        assert (read.prompts, read.ends) == (candidates.prompts, candidates.ends)
-        assert read.group.tolist() == candidates.group.tolist()
+        assert {p for p in asked if "number 7\n" not in p} == set(candidates["prompts"]) < asked
 
 
 class TestResponsesOfAnInterruptedRound:
@@ -268,8 +237,8 @@ class TestResponsesOfAnInterruptedRound:
         second.calls = 10
         resumed = written(rounds(tmp_path / "torn", second, num_prompts=9))
         assert second.asked == 5
-        assert resumed.population.texts == whole.population.texts
-        assert resumed.prompts == whole.prompts
+        assert resumed["texts"] == whole["texts"]
+        assert resumed["prompts"] == whole["prompts"]
 
 
 class TestLearning:
@@ -280,14 +249,14 @@ class TestLearning:
         made = rounds(tmp_path, generator, responses_per_prompt=4, rejected_rank=3)
         candidates = written(made)
         scores = np.tile([2.0, 1.0, 0.5, -1.0], 3)
-        record = made.learn(1, candidates, scores, by=0)
+        record = made._learn(1, candidates, scores)
         assert record["pairs"] == 3
         folder = tmp_path / "run/rounds/0001"
         table = pq.read_table(folder / "candidates.parquet").to_pylist()
         assert [row["chosen"] for row in table] == [True, False, False, False] * 3
         assert [row["rejected"] for row in table] == [False, False, True, False] * 3
         assert [row["score"] for row in table] == scores.tolist()
-        assert [row["prompt"] for row in table] == candidates.group.tolist()
+        assert [row["prompt"] for row in table] == candidates["group"].tolist()
         weights = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         assert weights == {"bad": -1.0, "good": 1.0, "text": 0.0}
         written(made, 2, by=1)
@@ -297,7 +266,7 @@ class TestLearning:
         made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
         for number in (1, 2):
             candidates = written(made, number, by=number - 1)
-            made.learn(number, candidates, np.tile([1.0, 0.0], 3), by=number - 1)
+            made._learn(number, candidates, np.tile([1.0, 0.0], 3))
         file = tmp_path / "run/rounds/0002/adapter/adapter_config.json"
         weights = json.loads(file.read_text())
         assert weights == pytest.approx({"bad": -2.0, "good": 2.0})
@@ -306,7 +275,7 @@ class TestLearning:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         made = rounds(tmp_path, Scripted(["only", "only"]), responses_per_prompt=2)
-        record = made.learn(1, written(made), np.zeros(3), by=0)
+        record = made._learn(1, written(made), np.zeros(3))
         assert (record["pairs"], record["dropped"]["one-response"]) == (0, 3)
         assert not (tmp_path / "run/rounds/0001/adapter").exists()
         assert "no prompt gave a pair" in caplog.text
@@ -314,63 +283,34 @@ class TestLearning:
     def test_is_done_once(self, tmp_path: Path) -> None:
         made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
         candidates = written(made)
-        first = made.learn(1, candidates, np.tile([1.0, 0.0], 3), by=0)
+        first = made._learn(1, candidates, np.tile([1.0, 0.0], 3))
         file = tmp_path / "run/rounds/0001/adapter/adapter_config.json"
         before = file.read_bytes()
-        assert made.learn(1, candidates, np.tile([0.0, 1.0], 3), by=0) == first
+        assert made._learn(1, candidates, np.tile([0.0, 1.0], 3)) == first
         assert file.read_bytes() == before
 
-    def test_settings_reach_the_training(self, tmp_path: Path) -> None:
+    def test_settings_and_ends_reach_the_training(self, tmp_path: Path) -> None:
         seen: dict[str, Any] = {}
 
         def trainer(model: Any, pairs: Any, **kwargs: Any) -> Any:
             seen.update(kwargs, model=model, pairs=list(pairs))
             return train_words(model, pairs, **kwargs)
 
-        told = {
-            "loss": "ipo",
-            "beta": 0.5,
-            "lora_rank": 3,
-            "lora_alpha": 6,
-            "learning_rate": 0.01,
-            "warmup_steps": 7,
-            "gradient_checkpointing": True,
-            "reference": "previous",
-            "max_new_tokens": 33,
-        }
-        renamed = {
-            "learning_rate_schedule": "constant",
-            "training_epochs": 4,
-            "training_batch_size": 10,
-            "training_micro_batch_size": 5,
-        }
+        told = {"loss": "ipo", "beta": 0.5, "training_epochs": 4, "max_new_tokens": 33}
         writer = Scripted(["good text", "a b c d e f"])
-        changes = {**told, **renamed, "generator": "some/model"}
-        made = rounds(tmp_path, writer, responses_per_prompt=2, **changes)
+        made = rounds(tmp_path, writer, responses_per_prompt=2, generator="some/model", **told)
         made._trainer = trainer
-        made.learn(1, written(made), np.tile([1.0, 0.0], 3), by=0)
-        settings = seen["settings"]
-        assert {key: getattr(settings, key) for key in told} == told
-        assert settings.schedule == "constant"
-        assert (settings.epochs, settings.batch_size, settings.micro_batch_size) == (4, 10, 5)
+        made._learn(1, written(made), np.tile([1.0, 0.0], 3))
+        assert {key: getattr(seen["settings"], key) for key in told} == told
         assert seen["model"] == "some/model"
         pair = seen["pairs"][0]
         assert (pair.chosen, pair.chosen_end) == ("good text", END)
         assert (pair.rejected, pair.rejected_end) == ("a b c d e", "")
 
 
-class TestDistances:
-    def test_the_nearest_is_the_first_of_equal_ones(self) -> None:
-        assert best({3: 0.2, 1: 0.2, 2: 0.4}) == 1
-
-
-class TestPublicSide:
-    def load(self, public_file: Path, **changes: Any) -> PublicSide:
-        config = POPriConfig(epsilon=1.0, public_text=str(public_file), **changes)
-        return PublicSide.load(config, embedder=HashEmbedder(), generator=Scripted([]))
-
-    def test_too_little_public_text(self, tmp_path: Path) -> None:
-        few = tmp_path / "few.jsonl"
-        few.write_text('{"text": "one two three four"}\n{"text": "five six seven eight"}\n')
-        with pytest.raises(ConfigError, match=r'public-text = ".*few.jsonl" holds 2$'):
-            self.load(few)
+def test_too_little_public_text(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"text": "one two three four"}\n{"text": "five six seven eight"}\n')
+    config = POPriConfig(epsilon=1.0, public_text=str(few))
+    with pytest.raises(ConfigError, match=r'public-text = ".*few.jsonl" holds 2$'):
+        Responses.load(config, tokenizer=HashEmbedder().tokenizer, generator=Scripted([]))

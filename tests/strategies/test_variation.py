@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from flower_privsyn.strategies._evolution import Likelihood, LikelyVariation
+from flower_privsyn.strategies._variation import Likelihood, LikelyVariation
 
 ENGLISH = "The committee will meet again in the spring to discuss the budget of the school."
 SALAD = "hard animals in asthma is a Cambodian landing plant of of budget spring the to"
@@ -27,10 +27,12 @@ class Drawn:
         texts: Sequence[str],
         *,
         seed: int,
-        progress: object = None,
+        progress: Callable[[int], None] | None = None,
         labels: Sequence[str] | None = None,
     ) -> list[str]:
         self.seeds.append(seed)
+        if progress is not None:
+            progress(len(texts))
         script = self.calls.pop(0)
         return [script[text] for text in texts]
 

@@ -1,0 +1,168 @@
+"""The texts of a round: as a method holds them, on the disk, and which of them survived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.files import replacing
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import RoundFiles
+from flower_privsyn.run.method import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """Candidate texts of one round.
+
+    Attributes:
+        texts: the candidates.
+        ids: one identifier per text, unique within a run: "<round>:<index>".
+        parents: for each text the ids it was made from; empty for public seeds.
+        source: for each text "public", "generated", "variation" or "survivor".
+        embeddings: (n, d) float32, what is broadcast, or None before it is computed.
+        labels: for each text the name of its class; None where texts have none.
+    """
+
+    texts: Sequence[str]
+    ids: Sequence[str]
+    parents: Sequence[Sequence[str]]
+    source: Sequence[str]
+    embeddings: npt.NDArray[np.float32] | None = None
+    labels: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self.texts)
+
+    @classmethod
+    def create(
+        cls,
+        texts: Sequence[str],
+        *,
+        round_number: int,
+        source: str | Sequence[str],
+        parents: Sequence[Sequence[str]] | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> Population:
+        """A population of one round with ids "<round>:<index>", of one source or one each."""
+        return cls(
+            texts=texts,
+            ids=[f"{round_number}:{index}" for index in range(len(texts))],
+            parents=[()] * len(texts) if parents is None else parents,
+            source=[source] * len(texts) if isinstance(source, str) else source,
+            labels=labels,
+        )
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Population:
+        """The texts at `indices`, in that order, repetitions allowed; without embeddings."""
+        return Population(
+            texts=[self.texts[i] for i in indices],
+            ids=[self.ids[i] for i in indices],
+            parents=[self.parents[i] for i in indices],
+            source=[self.source[i] for i in indices],
+            labels=None if self.labels is None else [self.labels[i] for i in indices],
+        )
+
+    def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
+        """Write the population, with extra columns such as votes or survivor counts.
+
+        Readable by its owner alone, as the release is: votes and scores are the release.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table: dict[str, Any] = {
+            "id": self.ids,
+            "text": self.texts,
+            "parent": [list(parents) for parents in self.parents],
+            "source": self.source,
+        }
+        if self.labels is not None:
+            table["label"] = self.labels
+        if self.embeddings is not None:
+            flat = pa.array(self.embeddings.reshape(-1))
+            table["embedding"] = pa.FixedSizeListArray.from_arrays(flat, self.embeddings.shape[1])
+        with replacing(path, for_the_owner=True) as temporary:
+            pq.write_table(pa.table({**table, **columns}), temporary)
+
+    def state(self) -> State:
+        """The population as a method keeps it between two rounds."""
+        return dict(vars(self))
+
+    @classmethod
+    def of_state(cls, state: State) -> Population:
+        """The population that a method has kept, among other things it may have kept."""
+        return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+def released_texts(
+    run: RunDirectory, rounds: Sequence[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the round and row of every text that the votes of a released round are for.
+
+    Args:
+        run: its directory; none of a run whose rounds choose no texts.
+        rounds: of which rounds; None for all that were released.
+    """
+    import pyarrow.parquet as pq
+
+    for number in run.rounds_with_outcome("released") if rounds is None else rounds:
+        file = RoundFiles(run.round_path(number)).population
+        if file.is_file():
+            names = [name for name in pq.read_schema(file).names if name != "embedding"]
+            for row in pq.read_table(file, columns=names).to_pylist():
+                yield number, row
+
+
+def survivors(
+    run: RunDirectory, *, counted: bool = False, rounds: Sequence[int] | None = None
+) -> Population:
+    """The union of the survivors of released rounds of a run.
+
+    Args:
+        run: its directory.
+        counted: take a text that survived in several rounds several times.
+        rounds: of which rounds; None for all that were released.
+
+    Returns:
+        The survivors; none of a run whose rounds choose no texts.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for number, row in released_texts(run, rounds):
+        if row.get("survived"):
+            key = (number, row["id"]) if counted else (row["text"], row.get("label"))
+            found.setdefault(key, row)
+    rows = list(found.values())
+    return Population(
+        texts=[row["text"] for row in rows],
+        ids=[row["id"] for row in rows],
+        parents=[row["parent"] for row in rows],
+        source=["survivor"] * len(rows),
+        labels=[row["label"] for row in rows] if rows and "label" in rows[0] else None,
+    )
+
+
+def survivor_records(survivors: Population) -> list[dict[str, Any]]:
+    """Survivors as `RunDirectory.write_synthetic` takes them, with their labels."""
+    records = [
+        {
+            "text": text,
+            "round": int(identifier.split(":")[0]),
+            "parent": list(parents),
+            "source": "survivor",
+        }
+        for text, identifier, parents in zip(
+            survivors.texts, survivors.ids, survivors.parents, strict=True
+        )
+    ]
+    if survivors.labels is None:
+        return records
+    return [
+        {**record, "label": label} for record, label in zip(records, survivors.labels, strict=True)
+    ]

@@ -1,0 +1,368 @@
+"""Responses of a generator to prompts of public samples, as POPri asks about them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import PositiveFloat, PositiveInt
+from flower_privsyn.data import Cut, public_texts
+from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.files import append_json_lines, located, read_json_lines
+from flower_privsyn.generation import Expand, Prompt, SamplingParameters, load_prompt, rehearse
+from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.backends import at_once
+from flower_privsyn.generation.expand import NUM_EXAMPLES
+from flower_privsyn.generation.generators import GeneratorSettings
+from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.run.method import State
+from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.strategies._population import Population
+
+if TYPE_CHECKING:
+    from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.run.progress import Progress
+
+logger = logging.getLogger("flwr.privsyn")
+
+#: Responses asked of a server at a time, after which they are written down: of many requests the
+#: slowest ends much later than most.
+_SERVER_BATCH: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseSettings(GeneratorSettings, PrivateSumConfig):
+    """Settings of a method that has a generator respond to prompts of public samples."""
+
+    num_prompts: Annotated[
+        PositiveInt, "prompts per round (K), each of three random public samples."
+    ] = 1800
+    responses_per_prompt: Annotated[int, Ge(2), "responses to each prompt (J)."] = 10
+    rejected_rank: Annotated[
+        int,
+        Ge(2),
+        "rank of the rejected response, 1-based, at most `responses_per_prompt`; the chosen one "
+        "has rank 1. A prompt with fewer usable responses rejects its last.",
+    ] = 5
+    temperature: Annotated[
+        PositiveFloat, "sampling temperature; 1.0 was best in the paper's ablation."
+    ] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus."] = 1.0
+    max_new_tokens: Annotated[
+        PositiveInt,
+        "tokens of the generator per response. Responses are cut to `max_tokens` tokens of the "
+        "embedding model, the length of the users' own samples.",
+    ] = 85
+    prompt: Annotated[str, "the prompt, a bundled name or a JSON file."] = "pre-text"
+    public_text: Annotated[
+        str,
+        'the samples in the prompts: "bundled", or a JSONL file with `text` and no person\'s data; '
+        "also a folder or a data set by name (docs/own_data.md).",
+    ] = "bundled"
+    synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        if self.rejected_rank > self.responses_per_prompt:
+            raise ConfigError(
+                f"rejected-rank = {self.rejected_rank} must be at most responses-per-prompt = "
+                f"{self.responses_per_prompt}"
+            )
+
+
+def read_public(
+    tokenizer: Any, *, config: ResponseSettings, enough: bool = False
+) -> tuple[Prompt, list[str]]:
+    """Read the prompt, and the public texts of which some stand in it.
+
+    Args:
+        tokenizer: of the embedding model.
+        config: the settings.
+        enough: read no more texts than a prompt needs.
+
+    Raises:
+        PrivsynError: one of them is unusable, or there are too few texts.
+    """
+    prompt = load_prompt(located(config.prompt))
+    if prompt.num_samples <= NUM_EXAMPLES:
+        raise ConfigError(
+            f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
+            f"{NUM_EXAMPLES} public samples need one that announces more"
+        )
+    samples = public_texts(
+        config.public_text,
+        tokenizer=tokenizer,
+        max_tokens=config.max_tokens,
+        fewest=NUM_EXAMPLES,
+        wanted_by=f'prompt = "{config.prompt}"',
+        enough=enough,
+    )
+    return prompt, samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Responses:
+    """A generator, and public samples in the prompts it responds to.
+
+    Attributes:
+        config: the settings.
+        generator: the language model that writes.
+        tokenizer: of the embedding model, by which samples and responses are cut.
+        prompt: how public samples are laid out for it.
+        samples: public ones, of at most `max_tokens` tokens.
+    """
+
+    config: ResponseSettings
+    generator: TextGenerator
+    tokenizer: Any
+    prompt: Prompt
+    samples: Sequence[str]
+
+    @classmethod
+    def load(
+        cls, config: ResponseSettings, *, tokenizer: Any, generator: TextGenerator | None = None
+    ) -> Responses:
+        """Load the generator, and read the prompt and the public text.
+
+        Args:
+            config: the settings.
+            tokenizer: of the embedding model.
+            generator: in place of `config.generator`.
+
+        Raises:
+            PrivsynError: something is missing or unusable.
+        """
+        if generator is None:
+            generator = config.load_generator()
+        prompt, samples = read_public(tokenizer, config=config)
+        return cls(
+            config=config, generator=generator, tokenizer=tokenizer, prompt=prompt, samples=samples
+        )
+
+    @property
+    def ids(self) -> list[str]:
+        """Identifiers of the samples, as parents of what is written after them."""
+        return [f"public:{index}" for index in range(len(self.samples))]
+
+    @property
+    def _batch_size(self) -> int:
+        return _SERVER_BATCH if is_address(self.config.generator) else at_once(self.generator)
+
+    def _sampling(self, seed: int, *stop: str) -> SamplingParameters:
+        config = self.config
+        return SamplingParameters(
+            seed=seed,
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            stop=stop,
+        )
+
+    def expansion(self) -> Expand:
+        """How the generator writes the texts in the end, after prompts of public samples too."""
+        return Expand(
+            self.generator,
+            prompt=self.prompt,
+            sampling=self._sampling(0),
+        )
+
+    def rehearse(self, adapter: Path | None) -> None:
+        """Have the generator write once with an adapter; nothing is kept.
+
+        Raises:
+            GenerationError: it cannot do what a run needs.
+        """
+        rehearse(
+            self.generator,
+            self.prompt.render(list(self.samples[:NUM_EXAMPLES])),
+            num_samples=self.config.responses_per_prompt,
+            sampling=self._sampling(
+                derive_seed(self.config.seed, "rehearsal", 0), self.prompt.stop
+            ),
+            adapter=adapter,
+        )
+
+    def written(
+        self, number: int, *, adapter: Path | None, scratch: Path, progress: Progress
+    ) -> State:
+        """Write the responses of a round.
+
+        Args:
+            number: of the round.
+            adapter: folder of the LoRA adapter that writes.
+            scratch: a folder for responses as they come.
+            progress: where the work reports.
+
+        Returns:
+            What `Population.state` has of the (m) that can be used; `group`, (m,) int64, the number
+            of the prompt of each; `prompts`, (m) that prompt as the generator got it; `ends`, (m)
+            what ended each response and was cut off, "" where it was cut short.
+
+        Raises:
+            GenerationError: the generator failed, or no response can be used.
+        """
+        file = scratch / "responses.jsonl"
+        records = self._records(number, adapter, file, progress)
+        found = self._usable(number, records)
+        if not found["texts"]:
+            # A resumed run asks for others: with these it would end here every time.
+            file.unlink()
+            raise GenerationError(
+                f"round {number}: none of the responses to {len(records)} prompts can be used; a "
+                "run that is resumed asks for them again"
+            )
+        return found
+
+    def _records(
+        self, number: int, adapter: Path | None, file: Path, progress: Progress
+    ) -> list[dict[str, Any]]:
+        """One record per prompt: its number, text, examples and raw responses."""
+        each = self.config.responses_per_prompt
+        records, plan = list(read_json_lines(file)), list(self._prompts(number))
+        # One seed for the whole round: a response depends on it, its prompt and its number, and
+        # so not on where an earlier attempt stopped.
+        sampling = self._sampling(
+            derive_seed(self.config.seed, "responses", number), self.prompt.stop
+        )
+        batch = max(1, self._batch_size // each)
+        with progress.stage(f"Round {number}: write responses", len(plan) * each) as stage:
+            stage.update(len(records) * each)
+            for start in range(len(records), len(plan), batch):
+                part = plan[start : start + batch]
+                responses = self.generator.generate(
+                    [text for _, text in part],
+                    num_samples=each,
+                    sampling=sampling,
+                    adapter=adapter,
+                    progress=stage.update,
+                )
+                fresh = [
+                    {"prompt": start + place, "text": text, "examples": examples, "responses": row}
+                    for place, ((examples, text), row) in enumerate(
+                        zip(part, responses, strict=True)
+                    )
+                ]
+                append_json_lines(file, fresh)
+                records += fresh
+        return records
+
+    def _prompts(self, number: int) -> Iterator[tuple[list[int], str]]:
+        """The prompts of a round, each of three different public samples, no two alike."""
+        chooser = np.random.default_rng(derive_seed(self.config.seed, "examples", number))
+        seen: set[tuple[int, ...]] = set()
+        for _ in range(self.config.num_prompts):
+            # With hardly any public text the same prompt is asked twice rather than never.
+            for _ in range(16):
+                size = len(self.samples)
+                drawn = chooser.choice(size, size=NUM_EXAMPLES, replace=False).tolist()
+                if tuple(drawn) not in seen:
+                    break
+            seen.add(tuple(drawn))
+            yield drawn, self.prompt.render([self.samples[index] for index in drawn])
+
+    def _usable(self, number: int, records: Sequence[dict[str, Any]]) -> State:
+        """Parse and cut the responses; leave out what cannot be a candidate, and say how many."""
+        raw = [
+            self.prompt.parse(response) for record in records for response in record["responses"]
+        ]
+        # Cut as the users' samples are.
+        cut = Cut(max_tokens=self.config.max_tokens).pieces(raw, tokenizer=self.tokenizer)
+        pieces = iter(zip(raw, [own[0] if own else "" for own in cut], strict=True))
+        end = "\n" + self.prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
+        ids, rows, dropped = self.ids, list[tuple[str, dict[str, Any], str]](), Counter[str]()
+        for record in records:
+            examples = {_flat(self.samples[index]) for index in record["examples"]}
+            seen: set[str] = set()
+            for _ in record["responses"]:
+                whole, text = next(pieces)
+                flat = _flat(text)
+                if not flat:
+                    dropped["empty"] += 1
+                elif "\ufffd" in text:
+                    dropped["broken-character"] += 1
+                elif flat in examples:
+                    dropped["copy-of-example"] += 1
+                elif flat in seen:
+                    dropped["duplicate"] += 1
+                else:
+                    seen.add(flat)
+                    # The end of a text that was cut is no end, and must not be taught as one.
+                    rows.append((text, record, end if whole.endswith(text) else ""))
+        if dropped:
+            logger.info(
+                "round %d: %d of %d responses are left out (%s)",
+                number,
+                dropped.total(),
+                len(raw),
+                ", ".join(f"{count} {reason}" for reason, count in dropped.most_common()),
+            )
+        population = Population.create(
+            [text for text, _, _ in rows],
+            round_number=number,
+            source="generated",
+            parents=[[ids[index] for index in record["examples"]] for _, record, _ in rows],
+        )
+        return {
+            **population.state(),
+            "group": np.array([record["prompt"] for _, record, _ in rows], dtype=np.int64),
+            "prompts": [record["text"] for _, record, _ in rows],
+            "ends": [ending for _, _, ending in rows],
+        }
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def rank_pairs(
+    scores: npt.NDArray[np.float64],
+    group: npt.NDArray[np.int64],
+    texts: Sequence[str],
+    *,
+    rejected_rank: int,
+) -> tuple[list[int], list[int], dict[str, int]]:
+    """Choose one pair per prompt: rank 1 against rank `rejected_rank`.
+
+    Equal scores are ranked by index, so a text that was written twice is two candidates with two
+    ranks. A prompt with fewer candidates than `rejected_rank` rejects its last.
+
+    Args:
+        scores: (m,) float64, finite, higher is better.
+        group: (m,) int64, the prompt of each candidate, in any order.
+        texts: (m) the candidates.
+        rejected_rank: 1-based, >= 2.
+
+    Returns:
+        (p) indices of the chosen candidates, (p) of the rejected ones of the same prompts, and how
+        many prompts gave no pair, by reason: "one-response" (chosen and rejected are the same
+        candidate), "equal-text".
+
+    References:
+        Hou et al. 2025 (POPri), Algorithm 1: the pairs of a round.
+    """
+    # Stable in both keys: prompts in ascending order, best first, ties by index.
+    order = np.lexsort((-scores, group))
+    borders = np.flatnonzero(np.diff(group[order], prepend=group[order][:1] - 1))
+    chosen: list[int] = []
+    rejected: list[int] = []
+    dropped = {"one-response": 0, "equal-text": 0}
+    for start, stop in zip(borders, [*borders[1:], len(order)], strict=True):
+        best = int(order[start])
+        other = int(order[min(start + rejected_rank, stop) - 1])
+        if best == other:
+            dropped["one-response"] += 1
+        elif texts[best] == texts[other]:
+            dropped["equal-text"] += 1
+        else:
+            chosen.append(best)
+            rejected.append(other)
+    return chosen, rejected, dropped

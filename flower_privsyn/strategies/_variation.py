@@ -1,0 +1,287 @@
+"""How texts are varied: masks are filled, and what is filled in is as likely as public text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le, Lt
+
+from flower_privsyn.checks import IN_PYTHON, PositiveFloat, PositiveInt
+from flower_privsyn.data.sentences import is_whole
+from flower_privsyn.files import located
+from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.variation import MaskUnit
+from flower_privsyn.run.method import NeededModel
+from flower_privsyn.run.settings import PrivateSumConfig
+
+if TYPE_CHECKING:
+    from flower_privsyn.generation import Variation
+    from flower_privsyn.run.progress import Progress
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationSettings(ExpandingSettings, PrivateSumConfig):
+    """Settings of a method that varies texts."""
+
+    variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
+    mask_fraction: Annotated[
+        float, Gt(0), Le(1), "share of a text's tokens masked in one step; 0.3 in PrE-Text."
+    ] = 0.3
+    mask_steps: Annotated[PositiveInt, "how often a text is masked and filled; 2 in PrE-Text."] = 2
+    mask_unit: Annotated[
+        MaskUnit,
+        '"token", as in PrE-Text; or "word": only words that are one token are masked and drawn, '
+        "so that no word is torn and punctuation stays.",
+    ] = "token"
+    whole_sentences: Annotated[
+        bool,
+        "cut public text only where a sentence ends, keep variations of whole sentences whole, and "
+        "end what is expanded with a sentence; PrE-Text does none of it.",
+    ] = False
+    likelihood_quantile: Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        "a variation is kept only if its log-likelihood per token under `likelihood_model` is at "
+        "least this quantile of the public text's. It is drawn three times; then the text it is "
+        "made from stays. The first candidates are as likely, too. 0 keeps every variation, as in "
+        "PrE-Text.",
+    ] = 0.0
+    likelihood_model: Annotated[
+        str, "causal language model that judges so; a name or a path.", IN_PYTHON
+    ] = "privsyn-lm"
+    temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
+
+
+def needed_models(config: VariationSettings, *, fills_masks: bool) -> list[NeededModel]:
+    """The models that a run varies and judges texts by.
+
+    Args:
+        config: the settings.
+        fills_masks: whether texts are varied by `variation_model`.
+    """
+    models = []
+    if fills_masks:
+        name, most = config.variation_model, config.max_tokens
+        models.append(
+            NeededModel(setting="variation-model", name=name, kind="masked", max_tokens=most)
+        )
+    if config.likelihood_quantile > 0:
+        name = config.likelihood_model
+        models.append(NeededModel(setting="likelihood-model", name=name, kind="causal"))
+    return models
+
+
+def mask_filling(config: VariationSettings) -> Variation:
+    """Mask-filling as the settings have it.
+
+    Args:
+        config: the settings.
+
+    Raises:
+        PrivsynError: the model is missing or unusable.
+    """
+    from flower_privsyn.generation import MaskFill
+
+    return MaskFill(
+        located(config.variation_model),
+        mask_fraction=config.mask_fraction,
+        num_steps=config.mask_steps,
+        unit=config.mask_unit,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+    )
+
+
+#: How often a variation is drawn before the text it is made from stays.
+_TRIES: Final = 3
+
+#: Texts that a thread scores, and of them at a time: the logits of few stay in the cache.
+_PIECE: Final = 64
+
+_BATCH: Final = 8
+
+
+class Likelihood:
+    """Log-likelihood per token of texts under a causal language model.
+
+    Args:
+        model: a bundled short name, a folder, or a hub name.
+        max_tokens: the model reads a text in windows of so many tokens.
+
+    Raises:
+        ModelError: the model cannot be found or is no causal language model.
+    """
+
+    def __init__(self, model: str | Path, *, max_tokens: int = 64) -> None:
+        from flower_privsyn.models.pretrained import load_pretrained
+
+        self._network, self._tokenizer = load_pretrained(
+            model, kind="causal", dtype="auto", device=None
+        )
+        self._max_tokens = max_tokens
+
+    def per_token(self, texts: Sequence[str]) -> Float64Array:
+        """Mean log-probability of the tokens of each text, in nats.
+
+        Args:
+            texts: (n,).
+
+        Returns:
+            (n,), at most 0; minus infinity for a text without tokens.
+        """
+        from flower_privsyn.models.threads import side_by_side
+
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        batches = [order[start : start + _PIECE] for start in range(0, len(order), _PIECE)]
+        result = np.full(len(texts), -np.inf)
+        found = side_by_side(self._score, [[texts[index] for index in part] for part in batches])
+        for places, values in zip(batches, found, strict=True):
+            result[places] = values
+        return result
+
+    def _score(self, texts: list[str]) -> Float64Array:
+        from flower_privsyn.evaluation.language_model import score_texts
+
+        scores = score_texts(
+            self._network,
+            self._tokenizer,
+            texts,
+            max_tokens=self._max_tokens,
+            batch_size=_BATCH,
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means: Float64Array = np.where(scores.tokens > 0, -scores.nats / scores.tokens, -np.inf)
+        return means
+
+
+class LikelyVariation:
+    """A variation that is drawn again while it is not likely enough, or no whole sentence.
+
+    Args:
+        variation: what draws.
+        likelihood: the judge; None accepts every text.
+        floor: log-likelihood per token that a text needs.
+        whole_sentences: whether the variation of whole sentences must be whole sentences.
+    """
+
+    def __init__(
+        self,
+        variation: Variation,
+        *,
+        likelihood: Likelihood | None,
+        floor: float,
+        whole_sentences: bool,
+    ) -> None:
+        self.name = f"{variation.name}, as likely as public text"
+        self._variation = variation
+        self._likelihood = likelihood
+        self._floor = floor
+        self._whole_sentences = whole_sentences
+
+    def vary(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int,
+        progress: Callable[[int], None] | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> list[str]:
+        """One variation of every text that can stand; the text itself where none was drawn.
+
+        Args:
+            texts: the texts.
+            seed: 0 <= seed < 2**64.
+            progress: called with the number of texts just drawn for the first time.
+            labels: the class of each text; None where there are none.
+        """
+        result, left = list(texts), list(range(len(texts)))
+        for attempt in range(_TRIES):
+            if not left:
+                break
+            drawn = self._variation.vary(
+                [texts[index] for index in left],
+                seed=seed if attempt == 0 else derive_seed(seed, "again", attempt),
+                progress=progress if attempt == 0 else None,
+                labels=None if labels is None else [labels[index] for index in left],
+            )
+            stands = self._stand([texts[index] for index in left], drawn)
+            for index, text, kept in zip(left, drawn, stands, strict=True):
+                if kept:
+                    result[index] = text
+            left = [index for index, kept in zip(left, stands, strict=True) if not kept]
+        return result
+
+    def _stand(self, texts: Sequence[str], drawn: Sequence[str]) -> npt.NDArray[np.bool_]:
+        stands = np.ones(len(drawn), dtype=np.bool_)
+        if self._whole_sentences:
+            pairs = zip(texts, drawn, strict=True)
+            stands[:] = [is_whole(new) or not is_whole(old) for old, new in pairs]
+        if self._likelihood is not None and stands.any():
+            places = np.flatnonzero(stands)
+            scores = self._likelihood.per_token([drawn[place] for place in places.tolist()])
+            stands[places] = scores >= self._floor
+        return stands
+
+
+def texts_before_quantile(fewest: int, quantile: float) -> int:
+    """How many texts there must be so that at least `fewest` are above a quantile of them."""
+    needed = fewest
+    while needed - math.ceil(quantile * (needed - 1)) < fewest:
+        needed += 1
+    return needed
+
+
+def hold_to_public_text(
+    seeds: list[str],
+    variation: Variation,
+    config: VariationSettings,
+    *,
+    num_candidates: int,
+    fewest: int,
+    progress: Progress,
+) -> tuple[list[str], Variation]:
+    """Leave out unlikely and broken public texts, and have variations be like the others.
+
+    Args:
+        seeds: public texts.
+        variation: what varies texts.
+        config: the settings.
+        num_candidates: texts of a population.
+        fewest: texts that are left in any case, where there are `texts_before_quantile` of it.
+        progress: where the work reports.
+
+    Returns:
+        The texts to begin with, and what varies them; both as given where no setting asks for more.
+    """
+    if config.whole_sentences:
+        whole = [text for text in seeds if is_whole(text)]
+        enough = texts_before_quantile(fewest, config.likelihood_quantile)
+        seeds = whole if len(whole) >= max(enough, num_candidates) else seeds
+    judge, floor = None, -math.inf
+    if config.likelihood_quantile > 0:
+        judge = Likelihood(located(config.likelihood_model), max_tokens=config.max_tokens)
+        # So many that enough are left, and no more: reading all of a large corpus takes long.
+        wanted = math.ceil(num_candidates * max(2, 1.5 / (1 - config.likelihood_quantile)))
+        drawn = np.random.default_rng([config.seed, 4]).permutation(len(seeds))[:wanted]
+        seeds = [seeds[index] for index in drawn.tolist()]
+        with progress.stage("Judge public text", total=None):
+            scores = judge.per_token(seeds)
+        floor = float(np.quantile(scores, config.likelihood_quantile))
+        seeds = [text for text, score in zip(seeds, scores, strict=True) if score >= floor]
+    if judge is not None or config.whole_sentences:
+        variation = LikelyVariation(
+            variation, likelihood=judge, floor=floor, whole_sentences=config.whole_sentences
+        )
+    return seeds, variation
