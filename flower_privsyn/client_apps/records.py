@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,11 +153,7 @@ class FixedRecords:
             return
         row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
         for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
-            rows = slice(*np.searchsorted(self.cohort.owners, [users.start, users.stop]))
-            part = self.cohort.rows(rows)
-            owners = part.owners - users.start
-            part = replace(part, owners=owners, num_users=users.stop - users.start)
-            yield part.select(chosen[users])
+            yield self.cohort.between(users.start, users.stop).select(chosen[users])
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:

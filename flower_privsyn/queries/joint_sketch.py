@@ -482,9 +482,7 @@ def _batches(cohort: Cohort, most: int) -> Iterator[tuple[int, Cohort]]:
     batch = np.cumsum(np.minimum(tokens, most)) // _BATCH_TOKENS
     edges = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), cohort.num_users]
     for start, stop in itertools.pairwise(edges):
-        low, high = np.searchsorted(cohort.owners, [start, stop])
-        owners = cohort.owners[low:high] - start
-        yield start, Cohort(cohort.records[low:high], owners, stop - start)
+        yield start, cohort.between(start, stop)
 
 
 def _first_records(cohort: Cohort, most: int) -> tuple[npt.NDArray[Any], IntArray, IntArray]:

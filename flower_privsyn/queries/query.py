@@ -200,10 +200,12 @@ class Cohort:
     def blocks(self, users_per_block: int) -> Iterator[Cohort]:
         """Yield consecutive cohorts of at most `users_per_block` users."""
         for start in range(0, self.num_users, users_per_block):
-            stop = min(start + users_per_block, self.num_users)
-            low, high = np.searchsorted(self.owners, [start, stop])
-            part = self.rows(slice(low, high))
-            yield replace(part, owners=part.owners - start, num_users=stop - start)
+            yield self.between(start, min(start + users_per_block, self.num_users))
+
+    def between(self, first: int, stop: int) -> Cohort:
+        """Return the cohort of the users from one on, up to another one."""
+        part = self.rows(slice(*np.searchsorted(self.owners, [first, stop])))
+        return replace(part, owners=part.owners - first, num_users=stop - first)
 
 
 @dataclass(frozen=True, kw_only=True)
