@@ -49,7 +49,8 @@ class Charge:
             relation the one that the run claims, which the account does not use.
         num_rounds: Rounds that the run says it has.
         clip_norm: Bound on the norm of one user's answer.
-        coins: Digest of the key that the users' coins are flipped with; "" where there are none.
+        sampling_key_digest: Of the key that the users' coins are flipped with; "" where there are
+            none.
         classes: Of documents, which the question is about; none where it is about all.
         secure: Under secure aggregation, how many nodes are in the sum, and how many of them may
             collude; the others add the noise, so they and not the server are trusted with it.
@@ -61,7 +62,7 @@ class Charge:
     spec: ReleaseSpec
     num_rounds: int
     clip_norm: float
-    coins: str = ""
+    sampling_key_digest: str = ""
     classes: tuple[str, ...] = ()
     secure: Terms | None = None
 
@@ -91,7 +92,7 @@ class Charge:
             "num_rounds": self.num_rounds,
             "clip_norm": self.clip_norm,
             **self.spec.to_dict(known=streams),
-            "coins": self.coins,
+            "sampling_key_digest": self.sampling_key_digest,
             "trust": self.trust,
         }
         if self.classes:
@@ -111,7 +112,7 @@ class Charge:
             spec=ReleaseSpec.from_dict(line, known=streams),
             num_rounds=int(line["num_rounds"]),
             clip_norm=float(line["clip_norm"]),
-            coins=str(line.get("coins", "")),
+            sampling_key_digest=str(line.get("sampling_key_digest", "")),
             classes=tuple(map(str, line.get("classes", []))),
             secure=None
             if line.get("trust", "server") == "server"
@@ -253,7 +254,7 @@ class NodeAccount:
                 users' coins were flipped before.
         """
         self._check_stream(charge)
-        self._check_coins(charge)
+        self._check_sampling_key(charge)
         if math.isinf(policy.max_epsilon):
             return
         with_it = NodeAccount(self.dataset, [*self.charges, charge]).releases(policy.relation)
@@ -299,11 +300,11 @@ class NodeAccount:
                 "correlation, noise multiplier or sampling than the stream was charged with."
             )
 
-    def _check_coins(self, charge: Charge) -> None:
-        """Refuse coins that fell before: what they show a second time hides nobody."""
-        old = next(
-            (old for old in self.charges if charge.coins and old.coins == charge.coins), charge
-        )
+    def _check_sampling_key(self, charge: Charge) -> None:
+        """Refuse a sampling key that was used before: coins shown a second time hide nobody."""
+        digest = charge.sampling_key_digest
+        used = (old for old in self.charges if digest and old.sampling_key_digest == digest)
+        old = next(used, charge)
         if old.key != charge.key:
             raise NotAllowedError(
                 f"Round {charge.spec.round} of {run_name(charge.server, charge.run)} draws its "

@@ -393,13 +393,13 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
         spec=ask.spec,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,
-        coins=_coins(ask),
+        sampling_key_digest=_sampling_key_digest(ask),
         classes=ask.data.classes,
         secure=ask.secure,
     )
 
 
-def _coins(ask: wire.Ask) -> str:
+def _sampling_key_digest(ask: wire.Ask) -> str:
     """Digest of the key that the users' coins are flipped with, where the account counts them."""
     if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
         return hashlib.blake2b(ask.sampling_key, digest_size=16).hexdigest()

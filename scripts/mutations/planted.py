@@ -347,7 +347,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="coins of one round show again in another",
             guards="a draw that shows twice hides nobody",
             where="client_apps/account.py::NodeAccount.check",
-            before="    self._check_coins(charge)\n",
+            before="    self._check_sampling_key(charge)\n",
             after="",
             tests=("tests/client_apps/test_account.py::TestCoins",),
         ),

@@ -185,10 +185,10 @@ class TestCorrelatedRounds:
 class TestCoins:
     def test_that_fell_in_another_round_are_refused(self, asked: Asked) -> None:
         ledger = NodeLedger("people")
-        coins = {"coins": "ab" * 16, "sampling": PoissonSampling(0.1)}
+        coins = {"sampling_key_digest": "ab" * 16, "sampling": PoissonSampling(0.1)}
         ledger.charge(asked(1, **coins), ANY)
         ledger.charge(asked(1, node=2, **coins), ANY)  # of the same round
-        ledger.charge(asked(2, **{**coins, "coins": "cd" * 16}), ANY)
+        ledger.charge(asked(2, **{**coins, "sampling_key_digest": "cd" * 16}), ANY)
         for again in (asked(3, **coins), asked(1, run=8, **coins), asked(1, server="x", **coins)):
             with pytest.raises(NotAllowedError, match='sampling key of round 1 of run 7 of .*"nor'):
                 ledger.charge(again, ANY)
