@@ -196,7 +196,7 @@ def write_candidates(corpus: Path, source: Path, folder: Path, *, words: int, te
 
 
 def write_word_model(source: Path, users: int) -> None:
-    """The first of the speakers and the commonest public words, for both word models."""
+    """The first of the speakers and the commonest public words, for the word model."""
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     chosen = set(list(dict.fromkeys(row["client_id"] for row in rows))[:users])
     kept = "".join(json.dumps(row) + "\n" for row in rows if row["client_id"] in chosen)
@@ -205,11 +205,9 @@ def write_word_model(source: Path, users: int) -> None:
         for line in file:
             words.update(json.loads(line)["text"].lower().split())
     vocabulary = sorted(words, key=lambda word: (-words[word], word))[:500]
-    for side in ("before", "after"):
-        folder = ROOT / f"examples/existing-federation/{side}/word_model/data"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "users.jsonl").write_text(kept, encoding="utf-8")
-        (folder / "vocabulary.json").write_text(json.dumps(vocabulary) + "\n")
+    folder = ROOT / "examples/existing-federation/word_model/data"
+    (folder / "users.jsonl").write_text(kept, encoding="utf-8")
+    (folder / "vocabulary.json").write_text(json.dumps(vocabulary) + "\n")
     print(f"examples/existing-federation: {users} users, {len(vocabulary)} words")
 
 

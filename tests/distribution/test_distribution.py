@@ -100,7 +100,7 @@ def test_the_wheel_from_the_sdist_holds_every_file(built: Built) -> None:
         "py.typed",
         "examples/quickstart/pyproject.toml",
         "examples/quickstart/quickstart/data/users.jsonl",
-        "examples/existing-federation/before/word_model/task.py",
+        "examples/existing-federation/word_model/task.py",
         "comparison/app/pyproject.toml",
         "data/passages/passages.jsonl.gz",
         "generation/prompts/pre-text.json",

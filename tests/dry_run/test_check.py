@@ -180,8 +180,7 @@ def test_every_method(check: Check, tmp_path: Path) -> None:
     ("app", "users"),
     [
         ("examples/quickstart", 487),
-        ("examples/existing-federation/after", 90),
-        ("examples/existing-federation/before", None),
+        ("examples/existing-federation", 90),
     ],
 )
 def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) -> None:

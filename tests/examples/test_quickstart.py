@@ -40,7 +40,7 @@ def test_a_hundred_texts_after_one_question(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_existing_federation(tmp_path: Path) -> None:
-    app = load_app(ROOT / "examples" / "existing-federation" / "after")
+    app = load_app(ROOT / "examples" / "existing-federation")
     assert run_app(app, tmp_path / "run", resolve_config(app)).error is None
     log = (tmp_path / "run.owner" / "flower.log").read_text()
     found = re.findall(r"trained model: predicts ([\d.]+)% .* untrained: ([\d.]+)%", log)

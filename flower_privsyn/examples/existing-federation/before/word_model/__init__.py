@@ -1,1 +1,0 @@
-"""A next-word model, before differentially private synthetic text."""
