@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,6 +37,7 @@ class ProgressReporter(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Stage:
     """One named stretch of work.
 
@@ -44,28 +46,29 @@ class Stage:
         total: Number of steps, or None when it is not known.
         done: Steps done so far.
         finished: Whether the stage has ended.
-        seconds: How long it took; None while it runs, and never in the file.
         failed: Whether the stage was left by an exception.
         note: Whether this is no work at all but a sentence to pass on.
+        owner: The progress that it is part of; None where it only counts.
+        seconds: How long it took; None while it runs, and never in the file.
+        begun: When, by the clock of `flower_privsyn.files`; never in the file.
     """
 
-    def __init__(self, name: str, total: int | None, owner: Progress | None = None) -> None:
-        self.name = name
-        self.total = total
-        self.done = 0
-        self.finished = False
-        self.seconds: float | None = None
-        self._begun = files.seconds()
-        self.failed = False
-        self.note = False
-        self._owner = owner
+    name: str
+    total: int | None
+    done: int = 0
+    finished: bool = False
+    failed: bool = False
+    note: bool = False
+    owner: Progress | None = None
+    seconds: float | None = None
+    begun: float = field(default_factory=files.seconds)
 
     def update(self, steps: int = 1) -> None:
         """Count `steps` more steps as done; safe to call from several threads."""
-        if self._owner is None:
+        if self.owner is None:
             self.done += steps
         else:
-            self._owner._advance(self, steps)
+            self.owner._advance(self, steps)
 
     def reach(self, done: int, total: int) -> None:
         """Say that `done` of `total` steps are done, as a callback for progress is told."""
@@ -74,19 +77,13 @@ class Stage:
 
     def end(self) -> None:
         """Say that the stage has ended."""
-        self.seconds = files.seconds() - self._begun
+        self.seconds = files.seconds() - self.begun
         self.finished = True
 
     def to_dict(self) -> dict[str, Any]:
         """The stage as it stands in `progress.json`."""
-        return {
-            "name": self.name,
-            "total": self.total,
-            "done": self.done,
-            "finished": self.finished,
-            "failed": self.failed,
-            "note": self.note,
-        }
+        shown = ("name", "total", "done", "finished", "failed", "note")
+        return {name: getattr(self, name) for name in shown}
 
 
 class Progress:
@@ -126,7 +123,7 @@ class Progress:
         Yields:
             The stage; call its `update(steps)` as work is done.
         """
-        stage = Stage(name, total, self)
+        stage = Stage(name, total, owner=self)
         with self._lock:
             self._stages.append(stage)
             self._write()
@@ -146,9 +143,7 @@ class Progress:
 
     def note(self, sentence: str) -> None:
         """Pass a sentence, such as a warning, on to whoever follows the run."""
-        stage = Stage(sentence, None)
-        stage.note = True
-        stage.finished = True
+        stage = Stage(sentence, None, finished=True, note=True)
         with self._lock:
             self._stages.append(stage)
             self._write()

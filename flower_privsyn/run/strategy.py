@@ -94,11 +94,9 @@ class AskedRound:
 
     Attributes:
         number: 1-based, over the whole run.
-        question: with the broadcast as it travelled.
         mechanism: the noise on its sum.
         sampling: who takes part.
-        most_users: by node that is asked, the most users that may be in its answer.
-        roster_users: by node that is asked, the users that it announced.
+        expected: what honest replies look like.
         always_asked: nodes that are asked whoever is drawn.
         begun: when, for the owner.
         traffic: what one exchange carries.
@@ -106,11 +104,9 @@ class AskedRound:
     """
 
     number: int
-    question: Question
     mechanism: GaussianMechanism
     sampling: Sampling
-    most_users: dict[int, int]
-    roster_users: dict[int, int]
+    expected: Expected
     always_asked: frozenset[int]
     begun: float
     traffic: wire.Traffic
@@ -128,7 +124,7 @@ class AskedRound:
             # Who was asked, answered or failed to is part of what the amplification by sampling
             # assumes unseen, and who is late was asked in an earlier round.
             return metrics
-        metrics["num_nodes"] = len(self.most_users)
+        metrics["num_nodes"] = len(self.expected.most_users)
         metrics["num_users"] = 0 if released is None else released.num_users
         return metrics | {key: counts[key] for key in sorted(counts)}
 
@@ -682,11 +678,14 @@ class PrivateSumStrategy(Strategy):
         )
         asked = AskedRound(
             number=number,
-            question=question,
             mechanism=ask.mechanism,
             sampling=ask.sampling,
-            most_users={node: one.most_users for node, one in recipients.items()},
-            roster_users={node: one.roster_users for node, one in recipients.items()},
+            expected=Expected(
+                query=question.query,
+                length=question.query.answer_length(question.broadcast),
+                most_users={node: one.most_users for node, one in recipients.items()},
+                roster_users={node: one.roster_users for node, one in recipients.items()},
+            ),
             always_asked=always,
             begun=begun,
             # Packed before it is paid for: what cannot be packed is not asked.
@@ -716,7 +715,7 @@ class PrivateSumStrategy(Strategy):
         """Have the ledger say that a round has begun; nothing of it is sent before."""
         started, correlation = need(self._started), spec.correlation
         started.rounds.refuse_where_stopped(asked.number)
-        numbers = asked.question.query.answer_length(asked.question.broadcast)
+        numbers = asked.expected.length
         self._open_noise(asked.number, correlation)
         memory = numbers * correlation.factorisation.buffers if correlation else 0
         # What is begun is charged, whether or not its release finds room on the disk.
@@ -787,13 +786,7 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        started, query = need(self._started), asked.question.query
-        expected = Expected(
-            query=query,
-            length=query.answer_length(asked.question.broadcast),
-            most_users=asked.most_users,
-            roster_users=asked.roster_users,
-        )
+        started, expected = need(self._started), asked.expected
         collected = started.aggregation.collect(replies, expected=expected, grid=started.grid)
         leave_room(self.run, numbers=expected.length)
         counts, num_users = collected.counts, collected.num_users
@@ -801,7 +794,7 @@ class PrivateSumStrategy(Strategy):
         reason = collected.lost
         if not reason and num_users < required:
             reason = (
-                f"{num_users} users on {counts['answers']} of {len(asked.most_users)} nodes "
+                f"{num_users} users on {counts['answers']} of {len(expected.most_users)} nodes "
                 f"answered, {required} are required{asked.told(counts)}"
             )
         if reason:
@@ -856,7 +849,7 @@ class PrivateSumStrategy(Strategy):
             attendance.answered()
         else:
             attendance.lost(asked.number, "no node that is asked in every round answered")
-        if asked.most_users and not answering:
+        if asked.expected.most_users and not answering:
             # It depends on the draw where nodes of one user are drawn.
             logger.warning(
                 "round %d: none of the nodes that were asked answered; it is released, as noise "
