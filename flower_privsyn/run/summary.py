@@ -48,7 +48,6 @@ class RunCosts:
         participation: share of rounds that a user is in, on average, by the sampling.
         expected: the four counts as a user may expect them: each round's, times the share of users
             who are in it.
-        per_round: for each round its number and the four counts.
     """
 
     rounds: int
@@ -59,7 +58,6 @@ class RunCosts:
     bytes_up: int
     participation: float
     expected: Mapping[str, float]
-    per_round: tuple[dict[str, int], ...]
 
 
 def run_costs(run: RunDirectory) -> RunCosts:
@@ -88,10 +86,6 @@ def run_costs(run: RunDirectory) -> RunCosts:
             key: sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)
             for key in _COUNTS
         },
-        per_round=tuple(
-            {"round": int(line["round"]), **{key: int(line[key]) for key in _COUNTS}}
-            for line in lines
-        ),
         **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
     )
 

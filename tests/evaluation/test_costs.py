@@ -84,7 +84,7 @@ def check(
     (clip,) = {clip_norm_of(request) for request in requests}
     (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
     more = up * (node - bytes_per_number(clip))
-    for number, counted in enumerate(found.per_round):
+    for number, counted in enumerate(strategy.run.metrics()):
         for messages, key, numbers, beside in (
             (requests, "bytes_down", width * down, 0),
             (replies, "bytes_up", bytes_per_number(clip) * up, more),

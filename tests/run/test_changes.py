@@ -83,15 +83,6 @@ def untouched(strategy: Any, grid: Any) -> bool:
 
 
 class TestTriedBeforeTheFirstRound:
-    def test_a_server_that_is_down(
-        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
-    ) -> None:
-        grid = federation()
-        strategy = evolution(settings(), generator=remote(nowhere))
-        with pytest.raises(GenerationError, match=f"server {nowhere} cannot be reached"):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
     @pytest.mark.parametrize("strategy", ["evolution", "popri"])
     def test_a_server_that_answers_without_a_text(
         self,

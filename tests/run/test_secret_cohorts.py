@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, FederationError, LedgerError
+from flower_privsyn.errors import FederationError, LedgerError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     FixedSizeSampling,
@@ -205,10 +205,6 @@ class TestRollCall:
 
 
 class TestRefusals:
-    def test_what_would_tell_the_draw(self, config: Builder) -> None:
-        with pytest.raises(ConfigError, match='min-users = 2 needs sampling = "full"'):
-            config(**FIXED, min_users=2)
-
     @pytest.mark.parametrize(
         ("sampling", "secret"),
         [

@@ -520,7 +520,6 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({"num_nodes": 2}, r"takes at least 4 nodes \(num-nodes\), .* got 2"),
             ({"sampling": "fixed-size", "sample_size": 3}, 'needs sampling = "full" or "poisson"'),
             ({"min_users": 3}, "min-users = 0 or none, got 3"),
             ({"noise_multiplier": 0.0}, "no node answers with noise-multiplier = 0"),
@@ -533,17 +532,6 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match=says):
             probe(**changes)
-
-    def test_correlated_noise_is_refused_before_anybody_is_asked(
-        self, federation: Builder, votes: Builder
-    ) -> None:
-        from tests.support.probe import CorrelatedProbe
-
-        grid = federation(num_nodes=NODES)
-        strategy = CorrelatedProbe(votes(secure_aggregation=True, num_nodes=NODES))
-        with pytest.raises(ConfigError, match="correlated over its rounds, and under secure"):
-            strategy.start(grid)
-        assert grid.requests == []
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run.plan import plan_of, settle
 from flower_privsyn.run.strategy import planned_traffic
-from flower_privsyn.run.summary import run_costs
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def check_planned(strategy: Any, *, size: int, whole: int = 0) -> None:
         tuple(getattr(one, key) for key in keys)
         for one in planned_traffic(outline, settings, plan.for_population(population))
     ]
-    counted = [tuple(one[key] for key in keys) for one in run_costs(run).per_round]
+    counted = [tuple(one[key] for key in keys) for one in run.metrics()]
     if outline.at_most:
         for more, less in zip(planned, counted, strict=True):
             assert all(a >= b for a, b in zip(more, less, strict=True))
