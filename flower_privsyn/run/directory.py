@@ -366,7 +366,6 @@ class RunDirectory:
         synthetic_jsonl: The synthetic texts, one JSON object per line.
         synthetic_parquet: The synthetic texts as a Parquet table.
         rounds: The files of the rounds, by number.
-        refinement: The same of rounds that follow one release.
     """
 
     def __init__(self, path: Path) -> None:
