@@ -62,6 +62,7 @@ from flower_privsyn.run.method import (
     RecordSource,
     ReleasedSum,
     RunContext,
+    State,
     largest_clip_norm,
     need,
     source_of,
@@ -584,9 +585,15 @@ class PrivateSumStrategy(Strategy):
     def _arrays(self, rounds: KeptRounds) -> ArrayRecord | None:
         """What the next round is asked of; after the last one what the method has learnt."""
         question = rounds.question
-        if question is None and (learnt := self.method.arrays(rounds.state)) is not None:
-            question = Question(self.method.queries[-1], learnt)
-        return None if question is None else broadcast_of(question, self.config)
+        return (
+            self._learnt(rounds.state) if question is None else broadcast_of(question, self.config)
+        )
+
+    def _learnt(self, state: State) -> ArrayRecord | None:
+        """What the method has learnt, as it travels; None where that is no arrays."""
+        if (learnt := self.method.arrays(state)) is None:
+            return None
+        return broadcast_of(Question(self.method.queries[-1], learnt), self.config)
 
     def _result_again(self, tracker: Following | None) -> Result:
         """Flower's result of a finished run, from its directory; nobody is asked.
@@ -609,15 +616,7 @@ class PrivateSumStrategy(Strategy):
             if type(self.method).arrays is not Method.arrays and kept is not None:
                 unseen = ShownProgress(lambda _: None)  # the run's own file stays as it is
                 self.method.setup(RunContext(run=run, progress=unseen, released=Releases(run).of))
-                total = self.config.num_rounds
-                result.arrays = (
-                    self._arrays(
-                        KeptRounds(
-                            run=run, method=self.method, total=total, state=kept[1], over=total
-                        )
-                    )
-                    or result.arrays
-                )
+                result.arrays = self._learnt(kept[1]) or result.arrays
             for line in run.metrics():
                 result.train_metrics_clientapp[int(line["round"])] = _numbers_of(line)
             if tracker is not None:
