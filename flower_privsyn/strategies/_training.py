@@ -755,54 +755,21 @@ class CorrelatedTrainingConfig(FederatedTrainingConfig):
 FIRST_ROUND = 1
 
 
-def first_multiplier(
-    config: PrivateSumConfig, query: Query, *, key: str, stated: float | None, share: float
-) -> float:
-    """The noise multiplier of a first release: as stated, or by its share of the budget.
-
-    A single Gaussian release that spends the whole budget has noise multiplier z. One of
-    z / sqrt(s) takes the part s of what a budget is made of, for Gaussian releases compose by
-    the sum of 1 / z^2: what is left for training is that of z / sqrt(1 - s).
-
-    Args:
-        config: the settings, with the budget.
-        query: what is asked of everybody.
-        key: the setting that states the multiplier.
-        stated: its value.
-        share: s, in (0, 1).
-
-    Raises:
-        ConfigError: no noise keeps the budget, or there is none to share.
-    """
-    if stated is not None:
-        return stated
-    if config.epsilon is None:
-        raise ConfigError(
-            f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
-            "epsilon there is nothing to share"
-        )
-    alone = Plan(
-        phases=(
-            Phase(name="the whole budget", rounds=1, sampling=FullParticipation(), asks=(query,)),
-        ),
-        delta=config.delta,
-        relation=NeighboringRelation(config.relation),
-        accountant=config.accountant,
-        max_nodes_per_user=config.max_nodes_per_user,
-    )
-    return alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
-
-
 def first_then_training(
     config: CorrelatedTrainingConfig,
     population: int,
+    queries: tuple[Query, ...],
     *,
     name: str,
-    query: Query,
-    multiplier: float,
-    updates: Query,
+    key: str,
+    share: float,
 ) -> tuple[Phase, Phase]:
     """A phase of one round for the first release, and one of those that train.
+
+    The first one's noise multiplier is stated, or follows from its share of the budget. A single
+    Gaussian release that spends the whole budget has noise multiplier z. One of z / sqrt(s) takes
+    the part s of what a budget is made of, for Gaussian releases compose by the sum of 1 / z^2:
+    what is left for training is that of z / sqrt(1 - s).
 
     Formal guarantee:
         Everybody may be asked for the first release, so a user pays for it and for the rounds that
@@ -812,19 +779,37 @@ def first_then_training(
     Args:
         config: the settings; their `num_rounds` counts both.
         population: users on the roster, or the fewest there must be.
+        queries: what the first round asks, and what the rounds ask that train.
         name: of the first phase.
-        query: what it asks.
-        multiplier: its noise.
-        updates: what the rounds ask that train.
+        key: the setting that states its noise multiplier.
+        share: s, in (0, 1).
+
+    Raises:
+        ConfigError: no noise keeps the budget, or there is none to share.
     """
-    training = PrivateSumConfig.phase(config, population, asks=(updates,))
-    first = Phase(
+    first, updates = queries
+    everybody = Phase(
         name=name,
         rounds=1,
         sampling=FullParticipation(population=population),
-        asks=(query,),
-        noise_multiplier=multiplier,
+        asks=(first,),
+        noise_multiplier=getattr(config, key.replace("-", "_")),
     )
-    return first, config.correlated(
-        replace(training, name="training", rounds=config.num_rounds - 1)
-    )
+    if everybody.noise_multiplier is None:
+        if config.epsilon is None:
+            raise ConfigError(
+                f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
+                "epsilon there is nothing to share"
+            )
+        alone = Plan(
+            phases=(everybody,),
+            delta=config.delta,
+            relation=NeighboringRelation(config.relation),
+            accountant=config.accountant,
+            max_nodes_per_user=config.max_nodes_per_user,
+        )
+        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
+        everybody = replace(everybody, noise_multiplier=multiplier)
+    training = PrivateSumConfig.phase(config, population, asks=(updates,))
+    training = replace(training, name="training", rounds=config.num_rounds - 1)
+    return everybody, config.correlated(training)

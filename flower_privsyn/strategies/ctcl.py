@@ -58,7 +58,6 @@ from flower_privsyn.strategies._training import (
     FIRST_ROUND,
     CorrelatedTrainingConfig,
     FederatedTraining,
-    first_multiplier,
     first_then_training,
 )
 
@@ -384,21 +383,13 @@ class TopicsAndTraining(FederatedTraining):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """One round for the histogram, and those that train."""
-        config, (histogram, updates) = self.config, self.queries
-        multiplier = first_multiplier(
-            config,
-            histogram,
-            key="histogram-noise-multiplier",
-            stated=config.histogram_noise_multiplier,
-            share=config.histogram_share,
-        )
         return first_then_training(
-            config,
+            self.config,
             population,
+            self.queries,
             name="topics",
-            query=histogram,
-            multiplier=multiplier,
-            updates=updates,
+            key="histogram-noise-multiplier",
+            share=self.config.histogram_share,
         )
 
     def needs(self) -> Needs:

@@ -48,7 +48,6 @@ from flower_privsyn.strategies._training import (
     CorrelatedTrainingConfig,
     FederatedTraining,
     TrainingStrategy,
-    first_multiplier,
     first_then_training,
 )
 
@@ -127,16 +126,13 @@ class SketchThenTraining(FederatedTraining):
 
     def phases(self, population: int) -> tuple[Phase, ...]:
         """One round for the sketch, and those that train."""
-        config, (counts, updates) = self.config, self.queries
-        multiplier = first_multiplier(
-            config,
-            counts,
-            key="sketch-noise-multiplier",
-            stated=config.sketch_noise_multiplier,
-            share=config.sketch_share,
-        )
         return first_then_training(
-            config, population, name="sketch", query=counts, multiplier=multiplier, updates=updates
+            self.config,
+            population,
+            self.queries,
+            name="sketch",
+            key="sketch-noise-multiplier",
+            share=self.config.sketch_share,
         )
 
     def needs(self) -> Needs:

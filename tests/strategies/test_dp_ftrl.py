@@ -308,23 +308,11 @@ def people(texts: list[str]) -> Users:
 
 
 class TestTraining:
-    def test_a_run_trains_a_model_within_its_budget(self, config: Builder, people: Users) -> None:
-        strategy = DPFTRL(config(epsilon=3.0))
-        strategy.start(training_nodes(people))
-        assert strategy.run.status == "finished"
-        check_planned(strategy, size=strategy.method.model.dimension)
-        charged = releases(strategy.run.path)
-        assert len(charged) == 6
-        assert charged[-1]["epsilon_release"] == pytest.approx(3.0, rel=1e-6)
-        assert charged[-1]["private"]
-        trained = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
-        public = LocalModel(TrainableModel(name=strategy.config.model))
-        assert np.abs(trained.parameters - public.parameters).max() > 1e-3
-
     def test_the_model_moves_by_the_running_total(self, config: Builder, people: Users) -> None:
         """Averages are over the expected size of a group, public, whatever its real size."""
         strategy = DPFTRL(config(server_momentum=0.0, noise_multiplier=0.2, clip_norm=2.0))
         strategy.start(training_nodes(people))
+        check_planned(strategy, size=strategy.method.model.dimension)
         total = sum(release(strategy.run.path, number) for number in range(1, 7))
         trained = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
         public = LocalModel(TrainableModel(name=strategy.config.model))

@@ -439,7 +439,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("candidates", "named"),
         [
-            ("missing.jsonl", "missing.jsonl cannot be read"),
             ("{empty}", "holds no text"),
             ("{single}", "has 1 texts in these shares, and a distance needs at least 2"),
             ("40% {single} + 50% {empty}", "must add up to 100%, got 90%"),
