@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
@@ -129,26 +129,14 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
         for top in range(0, count, step):
             for left in range(0, columns, COLUMNS):
                 part = rows[top : top + step, left : left + COLUMNS].astype(np.float64)
-                total[top : top + step] += fold_squares(part)
+                part *= part
+                width = part.shape[1]
+                while width > 1:
+                    half = width // 2
+                    part[:, :half] += part[:, width - half : width]
+                    width -= half
+                total[top : top + step] += part[:, 0]
     return total
-
-
-def fold_squares(part: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of squares of every row of a piece of rows, in place: what was in it is lost.
-
-    Args:
-        part: (k, w) with w at most `COLUMNS`, at least 1.
-
-    Returns:
-        (k,) a view of its first column.
-    """
-    part *= part
-    width = part.shape[1]
-    while width > 1:
-        half = width // 2
-        part[:, :half] += part[:, width - half : width]
-        width -= half
-    return part[:, 0]
 
 
 def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
@@ -194,42 +182,21 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
         clipped[odd] = _tamed(clipped[odd], norm)
         squared[odd] = squared_norms(clipped[odd])
 
-    over, near, factors = clipping_of(squared, columns=array.shape[1], norm=norm, dtype=dtype)
+    # Relative error of a sum of m rounded squares, with room to spare.
+    slack = (array.shape[1] + 8) * 2.0**-52
+    over = squared * (1.0 + slack) > norm * norm
+    # Sums of squared whole numbers below 2^53 carry no rounding error.
+    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
     if near.any():
         over[near] = (clipped[near] != np.rint(clipped[near])).any(axis=1)
     if over.any():
-        factor: NDArray[Any] = factors[over]
+        margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
+        factor: NDArray[Any] = margin * norm / np.sqrt(squared[over])
         if over.all():  # a model's update is one wide row: in place it takes half the time
             np.multiply(clipped, factor[:, None], out=clipped, casting="same_kind")
         else:
             clipped[over] = clipped[over] * factor[:, None]
     return clipped
-
-
-def clipping_of(
-    squared: NDArray[np.float64], *, columns: int, norm: float, dtype: DTypeLike
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64]]:
-    """Which rows are too long, and what brings them within a bound.
-
-    Args:
-        squared: (k,) by `squared_norms`, finite.
-        columns: Numbers in a row.
-        norm: The bound, > 0.
-        dtype: In which rows are multiplied: float32 or float64.
-
-    Returns:
-        (k,) whether a row is longer than the bound, or so near that rounding may hide it; (k,)
-        whether it is only that near, in which case a row of whole numbers is not longer; and (k,)
-        what to multiply it with, 1 where it is not longer.
-    """
-    # Relative error of a sum of m rounded squares, with room to spare.
-    slack = (columns + 8) * 2.0**-52
-    over = squared * (1.0 + slack) > norm * norm
-    # Sums of squared whole numbers below 2^53 carry no rounding error.
-    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
-    margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
-    factors = np.where(over, margin * norm / np.sqrt(np.where(over, squared, 1.0)), 1.0)
-    return over, near, factors
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:
