@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import Ratio
 from flower_privsyn.queries import Cohort, JointSketch, frequent_bigrams
-from flower_privsyn.training.selection import LogRatioScorer, Rows, SelectionRule, select
+from flower_privsyn.training.selection import LogRatioScorer, select
 
 VOCABULARY = 8192
 
@@ -77,23 +77,22 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         part = f"joint sketch, {name}, {arguments.users:,} users"
         found.append(Ratio(part, "one bincount", "floor", cpu, least, "CPU s"))
 
-    rows = Rows(tokens=generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law))
+    rows = generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law)
     ratios = generator.normal(size=VOCABULARY)
-    flat = np.asarray(rows.tokens)
-    floor, least = seconds(lambda: ratios[flat].sum(axis=1), arguments.repeats)
+    floor, least = seconds(lambda: ratios[rows].sum(axis=1), arguments.repeats)
     print(f"rows: {arguments.rows} of 64 tokens; one look-up and sum {floor:.3f} s")
     by_tokens = LogRatioScorer(tokens=ratios)
     by_bigrams = LogRatioScorer(
         tokens=ratios, bigram_keys=keys, bigrams=generator.normal(size=len(keys))
     )
-    count = SelectionRule.count_of(0.03, arguments.rows)
+    count = round(0.03 * arguments.rows)
     for name, work in (
         ("tokens", lambda: by_tokens(rows)),
         ("tokens and bigrams", lambda: by_bigrams(rows)),
-        ("top 3 %", lambda: select([rows], by_tokens, SelectionRule(count=count))),
+        ("top 3 %", lambda: select([rows], by_tokens, count=count)),
         (
             "top 3 %, without overlap",
-            lambda: select([rows], by_tokens, SelectionRule(count=count, most_overlap=0.5)),
+            lambda: select([rows], by_tokens, count=count, most_overlap=0.5),
         ),
     ):
         wall, cpu = seconds(work, arguments.repeats)

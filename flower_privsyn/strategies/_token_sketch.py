@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from flower_privsyn.run.method import SumOfUsers
     from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import LogRatioScorer, Rows, Scorer, Selection
+    from flower_privsyn.training.selection import LogRatioScorer, Scorer, Selection
 
 
 Float64Array = npt.NDArray[np.float64]
@@ -771,11 +771,10 @@ def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDA
         tokenizer: the ``tokenizers.Tokenizer`` of those tokens.
     """
     from flower_privsyn.data.cut import token_ids
-    from flower_privsyn.training.selection import Rows
 
     def score(texts: list[str]) -> npt.NDArray[np.float64]:
         rows = token_ids(tokenizer, texts)
-        return scorer(Rows(tokens=[np.array(row, dtype=np.int64) for row in rows]))
+        return scorer([np.array(row, dtype=np.int64) for row in rows])
 
     return score
 
@@ -897,8 +896,8 @@ class SketchedStudentConfig(StudentConfig):
         """
         scorer = sketch.scorer()
 
-        def score(rows: Rows) -> npt.NDArray[np.float64]:
-            short = np.array([len(row) < self.least_row_tokens for row in rows.tokens])
+        def score(rows: Sequence[IntArray]) -> npt.NDArray[np.float64]:
+            short = np.array([len(row) < self.least_row_tokens for row in rows])
             return np.where(short, -np.inf, scorer(rows))
 
         return score
@@ -911,22 +910,6 @@ class SketchedStudentConfig(StudentConfig):
             least_tokens=self.least_row_tokens,
             fewest=self.least_selected,
         )
-
-    def choose(self, chunks: Iterable[Rows], sketch: TokenSketch, *, num_rows: int) -> Selection:
-        """Choose public rows by a release.
-
-        Args:
-            chunks: of the public text.
-            sketch: what was released.
-            num_rows: of the public text.
-        """
-        from flower_privsyn.training.selection import SelectionRule, select
-
-        rule = SelectionRule(
-            count=max(SelectionRule.count_of(self.select_share, num_rows), self.least_selected),
-            most_overlap=self.most_overlap,
-        )
-        return select(chunks, self.scorer_of_long_rows(sketch), rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1124,17 +1107,19 @@ class SketchedText:
 
     def select(self, sketch: TokenSketch) -> Selection:
         """The rows of public text that are most like the users' text, as they were chosen."""
-        from flower_privsyn.training.selection import Rows
+        from flower_privsyn.training.selection import select
 
         config, public = self._config, self.public
+        count = max(1, round(config.select_share * len(public)), config.least_selected)
 
-        def chunks(report: Any) -> Iterator[Rows]:
+        def chunks(report: Any) -> Iterator[list[IntArray]]:
             for chunk in public.chunks():
-                yield Rows(tokens=chunk)
+                yield chunk
                 report.update(len(chunk))
 
         with self.place.progress.stage("Choose public text", len(public)) as report:
-            return config.choose(chunks(report), sketch, num_rows=len(public))
+            scorer = config.scorer_of_long_rows(sketch)
+            return select(chunks(report), scorer, count=count, most_overlap=config.most_overlap)
 
     def sentences_of(self, selection: Selection) -> list[tuple[int, str]]:
         """The place of each row that holds whole sentences, and these.

@@ -13,10 +13,6 @@ Paper:
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
@@ -27,7 +23,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, replacing, write_json
+from flower_privsyn.files import located, write_json
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.run.method import (
     ChosenRows,
@@ -52,8 +48,8 @@ if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.run.progress import Progress
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.distribution_matching import Matched
     from flower_privsyn.training.local import LocalModel
+    from flower_privsyn.training.selection import Kept
 
 
 #: Weight of the teacher beside the whole loss of the text: the paper has one, and does not print
@@ -204,9 +200,6 @@ BEFORE: Final = "before-public-text"
 
 AFTER: Final = "after-public-text"
 
-#: In the first of them: of which parameters it was made.
-_NOTE: Final = "parameters.sha256"
-
 #: Begins the seeds of what is drawn from the public text.
 _DRAW = 0xD4A3
 
@@ -226,7 +219,6 @@ class PublicStep:
     def __init__(self, config: PublicMidTrainingConfig, *, run: Path, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
         self._public: PublicRows | None = None
-        self._scores = run / "public_scores"
 
     # ------------------------------------------------------------------ before the first round
 
@@ -290,17 +282,18 @@ class PublicStep:
             The folder of the model that was made, `<run>/models/after-public-text`.
 
         Raises:
-            ConfigError: fewer rows are left than a batch.
             TrainingError: the loss is no longer finite.
         """
         from flower_privsyn.training.causal import fine_tune
+        from flower_privsyn.training.local import LocalModel
 
         config, models = self._config, self._run / "models"
         before, after = models / BEFORE, models / AFTER
-        self._keep(before, parameters)
+        start = replace(config.trained_model(), name=config.first_model)
+        LocalModel(start).save(before, parameters)
         chosen = self._choose(before)
         public = self._need_public()
-        texts = [public.text_of(int(index)) for index in chosen.indices]
+        texts = [public.text_of(index) for index in chosen.indices]
         with self._progress.stage("Learn from public text", config.student_steps) as stage:
             training = fine_tune(
                 before,
@@ -315,7 +308,7 @@ class PublicStep:
             self._run / "public_step.json",
             {
                 "public_rows": len(public),
-                "public_tokens": chosen.all_tokens,
+                "public_tokens": int(public.lengths.sum()),
                 "chosen_rows": len(chosen.indices),
                 "chosen_tokens": chosen.tokens,
                 "duplicates": chosen.duplicates,
@@ -327,85 +320,35 @@ class PublicStep:
         )
         return after
 
-    def _keep(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:
-        """Write the model of the rounds so far, once: what is made of it goes by its files."""
-        from flower_privsyn.training.local import LocalModel
+    def _choose(self, private: Path) -> Kept:
+        """The rows to train on, best first.
 
-        note, digest = folder / _NOTE, hashlib.sha256(parameters.tobytes()).hexdigest()
-        if note.exists() and note.read_text(encoding="ascii") == digest:
-            return
-        shutil.rmtree(self._scores / "private", ignore_errors=True)
-        config = self._config
-        start = replace(config.trained_model(), name=config.first_model)
-        LocalModel(start).save(folder, parameters)
-        with replacing(note) as temporary:
-            temporary.write_text(digest, encoding="ascii")
-
-    def _choose(self, private: Path) -> Matched:
-        """The rows to train on, best first."""
-        from flower_privsyn.training.distribution_matching import TokenShare, keep_share
+        log p_private(x) + log p_public(x) says which, or the first of them alone, as the paper has
+        it. What the public model says of rows no run changes: it stays beside them.
+        """
+        from flower_privsyn.training.selection import keep_share, likelihoods
 
         config, public = self._config, self._need_public()
         if config.public_rows == "matched":
-            scores = self._liked(private)
+            with self._progress.stage("Score public text privately", len(public)) as stage:
+                folder = self._run / "public_scores"
+                scores = np.array(likelihoods(public, private, folder=folder, progress=stage.reach))
+            if config.scores_by_public_model:
+                with self._progress.stage("Score public text publicly", len(public)) as stage:
+                    scores += likelihoods(
+                        public,
+                        located(config.public_model),
+                        folder=public.folder,
+                        progress=stage.reach,
+                    )
         else:
             draw = np.random.default_rng([_DRAW, config.seed])
             scores = draw.permutation(len(public)).astype(np.float64)
         # Short rows have the average log-probabilities that vary most.
         scores = np.where(public.lengths < config.least_row_tokens, -np.inf, scores)
-        share = 1.0 if config.public_rows == "all" else config.select_share
-        rule = TokenShare(share=share, least_rows=config.student_batch_size)
-        return keep_share(public, scores, rule)
-
-    def _liked(self, private: Path) -> npt.NDArray[np.float64]:
-        """What the model of the rounds so far says of every row.
-
-        log p_private(x) + log p_public(x), or the first of them alone, as the paper has it.
-        """
-        config = self._config
-        scores = np.array(self._scored("Score public text privately", str(private), "private"))
-        if config.scores_by_public_model:
-            scores += self._by_public_model(located(config.public_model))
-        return scores
-
-    def _by_public_model(self, model: str) -> npt.NDArray[np.float64]:
-        """Log-probabilities of every row, which no run changes: they stay beside the rows."""
-        from flower_privsyn.training.distribution_matching import LanguageModelScorer
-
-        public = self._need_public()
-        scorer = LanguageModelScorer(model=model)
-        made_of = json.dumps(scorer.fingerprint(), sort_keys=True).encode()
-        kept = public.folder / f"scores-{hashlib.blake2b(made_of, digest_size=16).hexdigest()}.npy"
-        with contextlib.suppress(OSError, ValueError, EOFError):  # the last two: damaged
-            found: npt.NDArray[np.float64] = np.load(kept)
-            if found.shape == (len(public),):
-                return found
-        scores = self._scored("Score public text publicly", model, "public")
-        # Other runs do without where the disk is full, or the rows have left the cache meanwhile.
-        with (
-            contextlib.suppress(OSError),
-            replacing(kept) as temporary,
-            temporary.open("wb") as file,
-        ):
-            np.save(file, scores)
-        return scores
-
-    def _scored(self, stage_name: str, model: str, name: str) -> npt.NDArray[np.float64]:
-        from flower_privsyn.training.distribution_matching import (
-            LanguageModelScorer,
-            stored_scores,
+        return keep_share(
+            public, scores, share=1.0 if config.public_rows == "all" else config.select_share
         )
-
-        public = self._need_public()
-        scorer = LanguageModelScorer(model=model)
-        with self._progress.stage(stage_name, len(public)) as stage:
-            return stored_scores(
-                public,
-                scorer,
-                folder=self._scores / name,
-                fingerprint=scorer.fingerprint(),
-                progress=stage.reach,
-            )
 
     def _need_public(self) -> PublicRows:
         return need(self._public)

@@ -1,30 +1,51 @@
-"""Choosing public text by what was released: scores, and the best rows of a stream.
+"""Choosing public text: scores from releases, and the best rows.
 
-Rows of public text are scored from releases alone, so choosing costs nothing. A corpus may be of
-any size: it is read in chunks, and the rows that may still be chosen are all that is kept.
+Rows of public text are scored from releases alone, or by a model that was trained on them, so
+choosing costs nothing; by a model that was trained on private text without noise there is no
+guarantee whatever. A corpus may be of any size: a joint sketch reads it in chunks, and the rows
+that may still be chosen are all that is kept.
 
-Wang et al., "Can Public Large Language Models Help Private
-Cross-device Federated Learning?" (NAACL 2024) choose public text by a private model
-(`flower_privsyn.training.distribution_matching`).
+Paper:
+    Wang et al., "Can Public Large Language Models Help Private Cross-device Federated Learning?"
+        (NAACL 2024), Algorithm 1, distribution matching: the rows with the largest average
+        log-probability of a token by the private model plus that by the public one, a share q of
+        the corpus.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Gt, Le
 
-from flower_privsyn.checks import PositiveInt, Settings
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import read_json, write_json
+from flower_privsyn.models import resolve_model
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
+from flower_privsyn.training.fingerprint import digest_of_rows, weight_files
+from flower_privsyn.training.tokens import (
+    batches_by_length,
+    first_token,
+    next_token_logits,
+    text_window,
+)
+
+if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import PublicRows
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+#: How much each of n rows of token ids is wanted: (n,), the higher the more; not finite for a row
+#: that cannot be chosen.
+Scorer = Callable[[Sequence[IntArray]], Float64Array]
 
 #: Tokens of an n-gram; a shorter row is one n-gram.
 NGRAM: Final = 8
@@ -32,36 +53,10 @@ NGRAM: Final = 8
 #: How many times as many rows as are chosen are held ready for those that overlap.
 SPARE: Final = 2.0
 
+#: Rows that a model scores together, and between two notes of how far the scoring is.
+BLOCK_ROWS = 1024
+
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """A chunk of public text.
-
-    Attributes:
-        tokens: (n,) the tokens of each row, in the release's vocabulary; a matrix will do.
-    """
-
-    tokens: Sequence[npt.NDArray[np.int64]] | npt.NDArray[Any]
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.tokens)
-
-
-class Scorer(Protocol):
-    """How much a row of public text is wanted: from released and public numbers alone."""
-
-    def __call__(self, rows: Rows) -> Float64Array:
-        """Score rows, each by itself.
-
-        Args:
-            rows: the n rows.
-
-        Returns:
-            (n,) the higher, the more wanted; not finite for a row that cannot be chosen.
-        """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,18 +82,13 @@ class LogRatioScorer:
     bigrams: Float64Array | None = None
     weights: Float64Array | None = None
 
-    def __post_init__(self) -> None:
-        if (self.bigram_keys is None) != (self.bigrams is None):
-            raise ValueError("bigrams need keys and log-ratios")
-        if self.weights is not None and self.weights.shape != self.tokens.shape:
-            raise ValueError(f"weights must be {self.tokens.shape}, got {self.weights.shape}")
-
-    def __call__(self, rows: Rows) -> Float64Array:
+    def __call__(self, rows: Sequence[IntArray]) -> Float64Array:
         """Score rows; one without tokens has no score (minus infinity)."""
-        flat, lengths = _flattened(rows)
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         scores = np.full(len(rows), -np.inf)
-        if not len(flat):
+        if not lengths.any():
             return scores
+        flat = np.concatenate(list(rows)).astype(np.int64, copy=False)
         values = self.tokens[flat]
         if self.bigram_keys is not None and self.bigrams is not None:
             second = np.arange(1, len(flat))
@@ -137,32 +127,6 @@ def surprisal_weights(counts: npt.NDArray[Any]) -> Float64Array:
     return weights
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectionRule(Settings):
-    """Which rows are chosen, given their scores."""
-
-    count: Annotated[PositiveInt, "how many; fewer where there are not as many to choose from."]
-    most_overlap: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        "a row is left out of whose n-grams more than this share are in rows chosen before it; 1 "
-        "leaves nothing out.",
-    ] = 1.0
-
-    @staticmethod
-    def count_of(share: float, num_rows: int) -> int:
-        """How many rows a share of a corpus is, at least one.
-
-        Args:
-            share: in (0, 1].
-            num_rows: of the corpus.
-        """
-        if not 0 < share <= 1:
-            raise ConfigError(f"share must be in (0, 1], got {share!r}")
-        return max(1, round(share * num_rows))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Selection:
     """The rows that were chosen, in the order in which they were.
@@ -182,12 +146,18 @@ class Selection:
     overlapping: int
 
 
-def select(chunks: Iterable[Rows], scorer: Scorer, rule: SelectionRule) -> Selection:
+def select(
+    chunks: Iterable[Sequence[IntArray]],
+    scorer: Scorer,
+    *,
+    count: int,
+    most_overlap: float = 1.0,
+) -> Selection:
     """Choose rows of a stream.
 
     In the order of their scores, rows are chosen until there are enough; passed over is who has no
     finite score, or overlaps too much with who was chosen before. Equal ones go by their place in
-    the stream. The result depends on the rows and the rule, not on how they are dealt to chunks.
+    the stream. The result depends on the rows, not on how they are dealt to chunks.
     Rows that overlap are replaced by those held ready, so with very many of them fewer than `count`
     are chosen.
 
@@ -195,11 +165,13 @@ def select(chunks: Iterable[Rows], scorer: Scorer, rule: SelectionRule) -> Selec
     times `SPARE`.
 
     Args:
-        chunks: public rows, in order.
+        chunks: public rows of token ids, in order.
         scorer: how much each is wanted.
-        rule: which are chosen.
+        count: how many are chosen; fewer where there are not as many to choose from.
+        most_overlap: in (0, 1]; a row is left out of whose n-grams more than this share are in rows
+            chosen before it. 1 leaves nothing out.
     """
-    most = math.ceil((SPARE if rule.most_overlap < 1 else 1.0) * rule.count)
+    most = math.ceil((SPARE if most_overlap < 1 else 1.0) * count)
     scores, indices = np.zeros(0), np.zeros(0, dtype=np.int64)
     tokens: list[npt.NDArray[np.int64]] = []
     num_rows = 0
@@ -212,24 +184,22 @@ def select(chunks: Iterable[Rows], scorer: Scorer, rule: SelectionRule) -> Selec
         tokens = [tokens[row] for row in kept.tolist()]
 
     for chunk in chunks:
-        found = np.asarray(scorer(chunk), dtype=np.float64)
-        if found.shape != (len(chunk),):
-            raise ValueError(f"{len(chunk)} rows got scores of shape {found.shape}")
+        found = scorer(chunk)
         least = scores.min() if len(scores) >= most else -np.inf
         rows = np.flatnonzero(np.isfinite(found) & (found > least))
         scores = np.concatenate((scores, found[rows]))
         indices = np.concatenate((indices, rows + num_rows))
         # Copies: a view would keep its whole chunk in memory.
-        tokens.extend(np.array(chunk.tokens[row], dtype=np.int64) for row in rows.tolist())
+        tokens.extend(np.array(chunk[row], dtype=np.int64) for row in rows.tolist())
         num_rows += len(chunk)
         best()
     chosen: list[int] = []
     known: set[int] = set()
     overlapping = 0
-    for row, own in enumerate(_ngrams(tokens) if rule.most_overlap < 1 else [set()] * len(tokens)):
-        if len(chosen) == rule.count:
+    for row, own in enumerate(_ngrams(tokens) if most_overlap < 1 else [set()] * len(tokens)):
+        if len(chosen) == count:
             break
-        if own and len(known & own) > rule.most_overlap * len(own):
+        if own and len(known & own) > most_overlap * len(own):
             overlapping += 1
             continue
         known |= own
@@ -255,13 +225,141 @@ def _ngrams(rows: Sequence[npt.NDArray[np.int64]]) -> Iterator[set[int]]:
         yield set(hashes.tolist())
 
 
-def _flattened(rows: Rows) -> tuple[IntArray, IntArray]:
-    """The tokens of all rows one after another, and the length of each row."""
-    tokens = rows.tokens
-    if isinstance(tokens, np.ndarray) and tokens.ndim == 2:
-        lengths = np.full(len(tokens), tokens.shape[1], dtype=np.int64)
-        return tokens.reshape(-1).astype(np.int64, copy=False), lengths
-    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
-    if not len(lengths):
-        return np.zeros(0, dtype=np.int64), lengths
-    return np.concatenate(list(tokens)).astype(np.int64, copy=False), lengths
+def likelihoods(
+    rows: PublicRows,
+    model: str | Path,
+    *,
+    folder: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> Float64Array:
+    """How likely a causal language model finds rows: an average over their tokens.
+
+    A row is what follows the beginning token, without an end token unless it has one. A row of
+    more tokens than the model's context holds is read in pieces, each after a beginning token,
+    as training splits it. Numbers are kept for these rows and this model, and what an interruption
+    left is gone on with. Which rows are read together depends on the rows alone, so that it changes
+    no bit.
+
+    Args:
+        rows: the n rows of public text.
+        model: a bundled short name, a folder or a hub name; its tokens are those of the rows.
+        folder: for the numbers; made if needed. Others there are left as they are.
+        progress: called with how many rows have been read, and with n.
+
+    Returns:
+        (n,) log-probabilities in nats, mapped from the disk.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+    """
+    made_of = {
+        "model": weight_files(resolve_model(model)),
+        "rows": digest_of_rows(rows[index] for index in range(len(rows))),
+    }
+    digest = hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16)
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / f"scores-{digest.hexdigest()}.json"
+    done = read_json(note).get("rows", 0)
+    scores = np.lib.format.open_memmap(
+        note.with_suffix(".npy"), mode="r+" if done else "w+", dtype=np.float64, shape=(len(rows),)
+    )
+    network, begin = None, 0
+    while done < len(rows):
+        if network is None:
+            network, tokenizer = load_pretrained(model, kind="causal", dtype="float32")
+            begin = first_token(tokenizer)
+        block = range(done, min(done + BLOCK_ROWS, len(rows)))
+        scores[block.start : block.stop] = average_log_probabilities(
+            network, [rows[index] for index in block], begin=begin
+        )
+        scores.flush()
+        done = block.stop
+        write_json(note, {"rows": done})
+        if progress is not None:
+            progress(done, len(rows))
+    return scores
+
+
+def average_log_probabilities(
+    network: Any, rows: Sequence[IntArray], *, begin: int
+) -> Float64Array:
+    """The average log-probability of the tokens of each row, (n,); 0 of a row without any.
+
+    Args:
+        network: a causal language model.
+        rows: of token ids.
+        begin: the token before a row.
+    """
+    import torch
+
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    window = text_window(network, max(1, int(lengths.max(initial=1))))
+    pieces, owners = [], []
+    for index, row in enumerate(rows):
+        for start in range(0, len(row), window):
+            pieces.append([begin, *row[start : start + window].tolist()])
+            owners.append(index)
+    vocabulary = int(network.get_output_embeddings().weight.shape[0])
+    sums = np.zeros(len(pieces))
+    for chosen in batches_by_length(pieces, range(len(pieces)), vocabulary=vocabulary):
+        read = [pieces[index] for index in chosen]
+        logits = next_token_logits(network, read)
+        following = torch.tensor([t for row in read for t in row[1:]], device=logits.device)
+        losses = torch.nn.functional.cross_entropy(logits, following, reduction="none")
+        starts = np.cumsum([0, *(len(row) - 1 for row in read[:-1])])
+        sums[chosen] = -np.add.reduceat(losses.double().cpu().numpy(), starts)
+    scores = np.zeros(len(rows))
+    np.add.at(scores, owners, sums)
+    averages: Float64Array = scores / np.maximum(lengths, 1)
+    return averages
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """The rows that are kept.
+
+    Attributes:
+        indices: their places in the corpus, best first.
+        tokens: how many all of them have.
+        duplicates: rows passed over because they equal one that is kept.
+    """
+
+    indices: list[int]
+    tokens: int
+    duplicates: int
+
+
+def keep_share(
+    rows: Sequence[IntArray] | PublicRows, scores: Float64Array, *, share: float
+) -> Kept:
+    """Keep the best rows, as many as have a share of the corpus's tokens at most.
+
+    Rows differ in length, and training costs tokens: of the paper's rows, which are all as long,
+    the same share of rows is the same share of tokens. They are taken in the order of their scores,
+    equal scores in the order of the corpus. A row with the same tokens as one that is kept is
+    passed over and takes nothing of the share; nor can a row without a finite score be kept. The
+    first other row that would go beyond the share ends it: a shorter one further down is not taken
+    in its place.
+
+    Args:
+        rows: the n rows of the corpus, as token ids.
+        scores: (n,) the higher, the more wanted.
+        share: in (0, 1], of the tokens of all rows.
+    """
+    most = left = int(share * sum(len(rows[index]) for index in range(len(rows))))
+    usable = np.flatnonzero(np.isfinite(scores))
+    known: set[bytes] = set()
+    kept: list[int] = []
+    duplicates = 0
+    for index in usable[np.lexsort((usable, -scores[usable]))].tolist():
+        row = np.asarray(rows[index], dtype="<i8")
+        digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+        if digest in known:
+            duplicates += 1
+            continue
+        if len(row) > left:
+            break
+        known.add(digest)
+        kept.append(index)
+        left -= len(row)
+    return Kept(indices=kept, tokens=most - left, duplicates=duplicates)

@@ -207,16 +207,18 @@ class TestReading:
         assert np.allclose(gpu, cpu, atol=1e-3)
 
     def test_scores_of_public_rows_are_those_of_the_cpu(self) -> None:
-        from flower_privsyn.training.distribution_matching import LanguageModelScorer
-        from flower_privsyn.training.selection import Rows
+        from flower_privsyn.models.pretrained import load_pretrained
+        from flower_privsyn.training.selection import average_log_probabilities
 
         model = LocalModel(TrainableModel(name="privsyn-tiny"), device="cpu")
-        tokens = [np.array(row[1:]) for row in model.encode(TEXTS)]
-        gpu, cpu = (
-            LanguageModelScorer(model="privsyn-tiny", device=device)(Rows(tokens=tokens))
-            for device in ("cuda", "cpu")
-        )
-        assert np.allclose(gpu, cpu, rtol=1e-3)
+        rows = [np.array(row[1:]) for row in model.encode(TEXTS)]
+        found = []
+        for device in ("cuda", "cpu"):
+            network, _ = load_pretrained(
+                "privsyn-tiny", kind="causal", dtype="float32", device=device
+            )
+            found.append(average_log_probabilities(network, rows, begin=1))
+        assert np.allclose(*found, rtol=1e-3)
 
 
 class TestEmbedding:

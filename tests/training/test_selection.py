@@ -1,34 +1,40 @@
-"""Choosing rows: scores by definition, and the same rows in any chunks."""
+"""Choosing rows: scores by definition, the same rows in any chunks, and what a model likes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.training import selection as module
 from flower_privsyn.training.selection import (
     NGRAM,
     LogRatioScorer,
-    Rows,
-    SelectionRule,
+    keep_share,
+    likelihoods,
     select,
     surprisal_weights,
 )
+from flower_privsyn.training.tokens import first_token
 
 V = 50
+
+Rows = list[np.ndarray]
 
 
 def corpus(n: int, seed: int = 0) -> Rows:
     generator = np.random.default_rng(seed)
-    tokens = [generator.integers(0, V, size=size) for size in generator.integers(0, 30, size=n)]
-    return Rows(tokens=tokens)
+    return [generator.integers(0, V, size=size) for size in generator.integers(0, 30, size=n)]
 
 
 def chunks(rows: Rows, size: int) -> Iterator[Rows]:
     for start in range(0, len(rows), size):
-        yield Rows(tokens=rows.tokens[start : start + size])
+        yield rows[start : start + size]
 
 
 def ngrams(row: np.ndarray, length: int) -> set[tuple[int, ...]]:
@@ -36,16 +42,18 @@ def ngrams(row: np.ndarray, length: int) -> set[tuple[int, ...]]:
     return {tuple(row[at : at + size].tolist()) for at in range(len(row) - size + 1)}
 
 
-def by_definition(rows: Rows, scores: np.ndarray, rule: SelectionRule) -> list[int]:
+def by_definition(
+    rows: Rows, scores: np.ndarray, *, count: int, most_overlap: float = 1.0
+) -> list[int]:
     """All rows in order, one after another."""
     chosen: list[int] = []
     known: set[tuple[int, ...]] = set()
     for row in sorted(range(len(rows)), key=lambda r: (-scores[r], r)):
-        if len(chosen) == rule.count or not np.isfinite(scores[row]):
+        if len(chosen) == count or not np.isfinite(scores[row]):
             continue
-        own = ngrams(rows.tokens[row], NGRAM)
-        if rule.most_overlap < 1:
-            if len(own & known) > rule.most_overlap * len(own):
+        own = ngrams(rows[row], NGRAM)
+        if most_overlap < 1:
+            if len(own & known) > most_overlap * len(own):
                 continue
             known |= own
         chosen.append(row)
@@ -58,8 +66,8 @@ class TestScores:
 
     def test_by_tokens(self) -> None:
         mean = LogRatioScorer(tokens=self.ratios)(self.rows)
-        assert any(len(row) == 0 for row in self.rows.tokens)
-        for row, tokens in enumerate(self.rows.tokens):
+        assert any(len(row) == 0 for row in self.rows)
+        for row, tokens in enumerate(self.rows):
             if not len(tokens):
                 assert mean[row] == -np.inf
             else:
@@ -73,7 +81,7 @@ class TestScores:
         scorer = LogRatioScorer(tokens=self.ratios, bigram_keys=keys, bigrams=own, weights=trust)
         known = dict(zip(keys.tolist(), own.tolist(), strict=True))
         scores = scorer(self.rows)
-        for row, tokens in enumerate(self.rows.tokens):
+        for row, tokens in enumerate(self.rows):
             if not len(tokens):
                 assert scores[row] == -np.inf
                 continue
@@ -92,7 +100,7 @@ class TestScores:
         keys = np.array([0 * V + 1, 2 * V + 3])
         pairs = np.array([-2.0, 1.5])  # of what is rare less is known
         scorer = LogRatioScorer(tokens=ratios, bigram_keys=keys, bigrams=pairs)
-        absent, present = scorer(Rows(tokens=[np.array([0, 1]), np.array([2, 3])]))
+        absent, present = scorer([np.array([0, 1]), np.array([2, 3])])
         assert absent == pytest.approx((-4.0 - 2.0) / 2)
         assert present == pytest.approx((1.0 + 0.5) / 2)
 
@@ -104,20 +112,11 @@ class TestScores:
         assert shares @ weights == pytest.approx(1.0)
         assert weights[3] / weights[0] == pytest.approx(np.log(shares[3]) / np.log(shares[0]))
 
-    def test_a_matrix_of_rows_is_as_good_as_a_list(self) -> None:
-        matrix = np.random.default_rng(4).integers(0, V, size=(9, 12)).astype(np.int32)
-        keys = np.arange(0, V * V, 3)
-        scorer = LogRatioScorer(tokens=self.ratios, bigram_keys=keys, bigrams=keys / 100)
-        assert np.array_equal(scorer(Rows(tokens=matrix)), scorer(Rows(tokens=list(matrix))))
-        assert scorer(Rows(tokens=[])).shape == (0,)
-        assert scorer(Rows(tokens=[np.zeros(0, int)])).tolist() == [-np.inf]
 
-
-RULES = {
-    "top": SelectionRule(count=30),
-    "few": SelectionRule(count=1),
-    "more than there are": SelectionRule(count=10_000),
-    "overlap": SelectionRule(count=40, most_overlap=0.3),
+RULES: dict[str, dict[str, Any]] = {
+    "top": {"count": 30},
+    "more than there are": {"count": 10_000},
+    "overlap": {"count": 40, "most_overlap": 0.3},
 }
 
 
@@ -127,68 +126,123 @@ class TestSelect:
 
     def setup_method(self) -> None:
         # Every seventh row shares most of its text with the one before it.
-        tokens = list(self.rows.tokens)
+        tokens = list(self.rows)
         for row in range(7, len(tokens), 7):
             tokens[row] = np.concatenate((tokens[row - 1], tokens[row][:2]))
-        self.corpus = Rows(tokens=tokens)
+        self.corpus = tokens
 
     @pytest.mark.parametrize("name", RULES)
     def test_follows_the_definition_in_any_chunks(self, name: str) -> None:
         rule = RULES[name]
         scores = self.scorer(self.corpus)
-        expected = by_definition(self.corpus, scores, rule)
+        expected = by_definition(self.corpus, scores, **rule)
         for size in (1, 33, 400):
-            selection = select(chunks(self.corpus, size), self.scorer, rule)
+            selection = select(chunks(self.corpus, size), self.scorer, **rule)
             assert selection.indices.tolist() == expected
             assert np.array_equal(selection.scores, scores[expected])
             assert selection.num_rows == 400
             for row, tokens in zip(expected, selection.tokens, strict=True):
-                assert np.array_equal(tokens, self.corpus.tokens[row])
+                assert np.array_equal(tokens, self.corpus[row])
         if name == "overlap":
             assert selection.overlapping > 0
 
     def test_equal_rows_go_by_their_place(self) -> None:
         flat = LogRatioScorer(tokens=np.zeros(V))
         for size in (1, 13, 400):
-            selection = select(chunks(self.corpus, size), flat, SelectionRule(count=7))
-            usable = [row for row, tokens in enumerate(self.corpus.tokens) if len(tokens)]
+            selection = select(chunks(self.corpus, size), flat, count=7)
+            usable = [row for row, tokens in enumerate(self.corpus) if len(tokens)]
             assert selection.indices.tolist() == usable[:7]
 
     def test_copies_are_left_out(self) -> None:
         row = np.arange(20)
         others = [np.arange(20) + 1, np.arange(25, 45), row[::-1].copy()]
-        rows = Rows(tokens=[row, *others, row.copy(), row[2:].copy()])
+        rows = [row, *others, row.copy(), row[2:].copy()]
         scorer = LogRatioScorer(tokens=-np.arange(float(V)))
-        rule = SelectionRule(count=6, most_overlap=0.5)
-        selection = select([rows], scorer, rule)
+        selection = select([rows], scorer, count=6, most_overlap=0.5)
         # The one that begins a token later shares all its n-grams but one.
         assert selection.indices.tolist() == [0, 3, 2]
         assert selection.overlapping == 3
-        assert select([rows], scorer, SelectionRule(count=6)).overlapping == 0
+        assert select([rows], scorer, count=6).overlapping == 0
 
     def test_an_empty_stream(self) -> None:
-        for stream in ([], [Rows(tokens=[])]):
-            selection = select(stream, self.scorer, SelectionRule(count=3))
+        streams: list[list[Rows]] = [[], [[]]]
+        for stream in streams:
+            selection = select(stream, self.scorer, count=3)
             assert selection.indices.shape == selection.scores.shape == (0,)
             assert selection.tokens == []
 
-    def test_shares(self) -> None:
-        assert SelectionRule.count_of(0.03, 131_125) == 3934
-        assert SelectionRule.count_of(0.001, 10) == 1
-        for share in (0.0, 1.1):
-            with pytest.raises(ConfigError, match="share"):
-                SelectionRule.count_of(share, 10)
+
+@pytest.fixture(scope="module")
+def rows(llama: Path, texts: list[str]) -> Rows:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    found = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts[:25]]
+    return [np.array(row, dtype=np.int64) for row in [*found[:7], [], *found[7:]]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"count": 0}, "count"),
-        ({"count": 2.0}, "count"),
-        ({"most_overlap": 0.0}, "most-overlap"),
-        ({"most_overlap": 1.5}, "most-overlap"),
-    ],
-)
-def test_bad_rules_are_named(arguments: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        SelectionRule(**{"count": 5, **arguments})  # type: ignore[arg-type]
+def by_hand(model: Path, row: np.ndarray) -> float:
+    """The log-probability of one row after the beginning token, by a forward pass of its own."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    begin = first_token(AutoTokenizer.from_pretrained(model))
+    tokens = torch.tensor([[begin, *row.tolist()]])
+    with torch.no_grad():
+        logs = torch.log_softmax(network(tokens).logits[0, :-1].double(), -1)
+    return float(logs.gather(-1, tokens[0, 1:, None]).sum())
+
+
+class TestLikelihoods:
+    def test_they_are_those_of_plain_forward_passes(
+        self, llama: Path, rows: Rows, tmp_path: Path
+    ) -> None:
+        """Of a row beyond the context in pieces."""
+        window = AutoModelForCausalLM.from_pretrained(llama).config.max_position_embeddings - 1
+        long = np.random.default_rng(0).integers(5, 100, size=window + 9)
+        found = likelihoods([*rows, long], llama, folder=tmp_path)  # type: ignore[arg-type]
+        for index in (0, 6, 8, 25):
+            total = by_hand(llama, rows[index])
+            assert found[index] == pytest.approx(total / len(rows[index]), rel=1e-5)
+        expected = by_hand(llama, long[:window]) + by_hand(llama, long[window:])
+        assert found[26] == pytest.approx(expected / len(long), rel=1e-5)
+
+    def test_an_interruption_changes_no_bit(
+        self, llama: Path, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "BLOCK_ROWS", 7)
+
+        class Killed(BaseException):
+            """Ends a scoring as a signal would."""
+
+        def die(done: int, most: int) -> None:
+            if done == 14:
+                raise Killed
+
+        def scored(folder: str, given: Rows = rows, **kwargs: Any) -> np.ndarray:
+            return likelihoods(given, llama, folder=tmp_path / folder, **kwargs)  # type: ignore[arg-type]
+
+        whole = scored("whole")
+        with pytest.raises(Killed):
+            scored("cut", progress=die)
+        told: list[int] = []
+        resumed = scored("cut", progress=lambda done, most: told.append(done))
+        assert told == [21, 26]
+        assert np.array_equal(whole, resumed)
+        # Other rows have numbers of their own, beside these.
+        assert scored("cut", rows[1:]) == pytest.approx(whole[1:], rel=1e-5)
+        monkeypatch.setattr(module, "load_pretrained", lambda *_, **__: pytest.fail("loaded"))
+        assert np.array_equal(whole, scored("cut"))
+
+
+class TestKeepShare:
+    def test_the_best_rows_up_to_a_share_of_the_tokens(self) -> None:
+        rows = [np.full(length, place) for place, length in enumerate((10, 20, 30, 40))]
+        scores = np.array([-3.0, -1.0, -2.0, -4.0])
+        found = keep_share(rows, scores, share=0.5)
+        assert (found.indices, found.tokens, found.duplicates) == ([1, 2], 50, 0)
+        # The row that would go beyond it ends it: none further down takes its place.
+        assert keep_share(rows, scores, share=0.49).indices == [1]
+        assert keep_share(rows, scores, share=1.0).indices == [1, 2, 0, 3]
+
+    def test_ties_go_by_place_and_duplicates_are_kept_once(self) -> None:
+        rows = [np.array(row) for row in ([1, 2], [3, 4], [1, 2], [5, 6], [1, 2])]
+        scores = np.array([-1.0, -1.0, -1.0, np.nan, -np.inf])
+        found = keep_share(rows, scores, share=1.0)
+        assert (found.indices, found.duplicates) == ([0, 1], 1)

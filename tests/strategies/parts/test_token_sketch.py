@@ -21,7 +21,6 @@ from flower_privsyn.strategies._token_sketch import (
     text_scorer,
     what_is_lacking,
 )
-from flower_privsyn.training.selection import Rows
 
 
 def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -> BlockReading:
@@ -66,7 +65,7 @@ def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: Tok
 
 
 def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
-    rows = Rows(tokens=[np.array([40, 60]), np.array([40, 41]), np.array([60, 61])])
+    rows = [np.array([40, 60]), np.array([40, 41]), np.array([60, 61])]
     alone = dataclasses.replace(sketch, reading=dataclasses.replace(sketch.reading, bigrams=None))
     np.testing.assert_allclose(
         alone.scorer()(rows), [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12
@@ -83,7 +82,7 @@ def test_a_text_of_few_tokens_scores_below_all_others(
     monkeypatch.setattr(
         TokenSketch,
         "scorer",
-        lambda self: lambda rows: np.array([-float(len(row)) for row in rows.tokens]),
+        lambda self: lambda rows: np.array([-float(len(row)) for row in rows]),
     )
     config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
     score = text_scorer(config.scorer_of_long_rows(sketch), tokenizer)
