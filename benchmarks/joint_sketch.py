@@ -77,9 +77,10 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         part = f"joint sketch, {name}, {arguments.users:,} users"
         found.append(Ratio(part, "one bincount", "floor", cpu, least, "CPU s"))
 
-    rows = generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law)
+    flat = generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law)
+    rows = list(flat)
     ratios = generator.normal(size=VOCABULARY)
-    floor, least = seconds(lambda: ratios[rows].sum(axis=1), arguments.repeats)
+    floor, least = seconds(lambda: ratios[flat].sum(axis=1), arguments.repeats)
     print(f"rows: {arguments.rows} of 64 tokens; one look-up and sum {floor:.3f} s")
     by_tokens = LogRatioScorer(tokens=ratios)
     by_bigrams = LogRatioScorer(

@@ -2,7 +2,7 @@
 
 Ours. Each block of counts is brought to length 1 and gets its share of the norm, so that one noisy
 sum over users tells which tokens and pairs of tokens their text has more of than public text.
-Reading it (`flower_privsyn.strategies._token_sketch`) and choosing public text by it
+Reading it (`flower_privsyn.strategies._sketch_reading`) and choosing public text by it
 (`flower_privsyn.training.selection`) are post-processing.
 
 Kim, Gopi, Kulkarni, Yekhanin, "Differentially Private n-gram Extraction" (NeurIPS 2021) releases

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.files import replacing
 
 #: In a run directory: what a release says, a row per token and per bigram.
 SKETCH_FILE: Final = "sketch.parquet"
@@ -22,6 +23,31 @@ COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "stand
 
 #: In its metadata: how far the release is trusted, a number in [0, 1] as text.
 TRUST_KEY: Final = b"trust"
+
+
+def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]], *, trust: float) -> None:
+    """Write `sketch.parquet`: a row per token and bigram, with what is said of it.
+
+    Args:
+        folder: of the run.
+        blocks: of each kind its name, and by item the other `COLUMNS`.
+        trust: how far all of it is trusted, in [0, 1].
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for kind, keys, texts, *numbers in blocks:
+        columns = (
+            pa.array([kind] * len(keys)).dictionary_encode(),
+            pa.array(keys),
+            pa.array(texts),
+            *(pa.array(np.asarray(values, dtype=np.float32)) for values in numbers),
+        )
+        tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
+    with replacing(folder / SKETCH_FILE) as temporary:
+        table = pa.concat_tables(tables)
+        pq.write_table(table.replace_schema_metadata({TRUST_KEY: repr(trust)}), temporary)
 
 
 def trust_of(run: Path) -> float | None:

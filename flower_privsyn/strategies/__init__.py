@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
     from flower_privsyn.run.strategy import PrivateSumStrategy
     from flower_privsyn.strategies._moments import MomentSketch
-    from flower_privsyn.strategies._token_sketch import JointSketchConfig
     from flower_privsyn.strategies._training import (
         FederatedTraining,
         FederatedTrainingConfig,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
     from flower_privsyn.strategies.fred import FreD, FreDConfig
     from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
-    from flower_privsyn.strategies.joint_sketch import JointSketch
+    from flower_privsyn.strategies.joint_sketch import JointSketch, JointSketchConfig
     from flower_privsyn.strategies.popri import (
         POPri,
         POPriConfig,
@@ -70,7 +69,7 @@ _HOMES = {
     "Hybrid": "strategies.hybrid",
     "HybridConfig": "strategies.hybrid",
     "JointSketch": "strategies.joint_sketch",
-    "JointSketchConfig": "strategies._token_sketch",
+    "JointSketchConfig": "strategies.joint_sketch",
     "Method": "run.method",
     "MomentSketch": "strategies._moments",
     "POPri": "strategies.popri",

@@ -39,9 +39,7 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
     SketchedStudentConfig,
     SketchedText,
-    about_tokens,
     check_student,
-    sketch_needs,
 )
 from flower_privsyn.strategies._training import (
     FIRST_ROUND,
@@ -137,15 +135,7 @@ class SketchThenTraining(FederatedTraining):
 
     def needs(self) -> Needs:
         """The model, its teacher and public text."""
-        config, training = self.config, super().needs()
-        sketch = sketch_needs(
-            model=config.model,
-            teacher=config.teacher,
-            generator="",
-            public_text=config.public_text,
-            rows=config.chosen_rows(),
-            prompt="",
-        )
+        training, sketch = super().needs(), self.config.sketch_needs()
         return replace(
             sketch,
             models=tuple(dict.fromkeys((*training.models, *sketch.models))),
@@ -155,9 +145,7 @@ class SketchThenTraining(FederatedTraining):
     def outline(self, look: Look) -> Outline:
         """The counts, then updates of all that is trained, under the bias."""
         config, training = self.config, super().outline(look)
-        counts = about_tokens(
-            config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
-        )
+        counts = config.sketch_outline(look)
         bias: dict[str, npt.NDArray[Any]] = {}
         if self._trains_biased:
             size = look.vocabulary(config.model)
@@ -188,7 +176,6 @@ class SketchThenTraining(FederatedTraining):
         sources = super().setup(place)
         self._made = None  # of an earlier start, whose release may be that of another run
         self._text = SketchedText(self.config, place)
-        self._text.refuse_short_rows()
         return (self._text.source, *sources)
 
     def ask(self, state: State, number: int) -> Question:

@@ -20,11 +20,19 @@ Papers:
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
+
+from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
@@ -42,18 +50,105 @@ from flower_privsyn.run.method import (
 from flower_privsyn.run.sketch_file import SELECTED
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
-    JointSketchConfig,
     SketchedStudent,
+    SketchedStudentConfig,
     SketchedText,
-    about_tokens,
     check_student,
-    sketch_needs,
-    text_scorer,
 )
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.privacy import RandomSource
+    from flower_privsyn.training.selection import Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
+    """Settings of `JointSketch`.
+
+    `num_rounds` counts releases: one by default, with the whole budget. The defaults were set on
+    public text alone (research/README.md has the figures).
+    """
+
+    # How public text is chosen, the student made of it, and what `synthetic.jsonl` is to hold.
+    afterwards = frozenset(
+        {
+            "select-share",
+            "least-selected",
+            "least-row-tokens",
+            "most-overlap",
+            "student-steps",
+            "student-batch-size",
+            "student-learning-rate",
+            "teacher",
+            "teacher-steps",
+            "token-bias",
+            "bigram-bias",
+            "synthesis",
+            "synthetic-samples",
+            "generator",
+            "generator-interface",
+            "generator-parameters",
+            "best-of",
+            "generator-steps",
+            "generator-bias",
+            "prompt",
+            "temperature",
+            "top-p",
+            "max-new-tokens",
+        }
+    )
+
+    num_rounds: int = 1
+    synthesis: Annotated[
+        Literal["selected", "written"],
+        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
+        "wrote after them, of which the best by the same score are kept.",
+    ] = "selected"
+    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
+    generator: Annotated[
+        str,
+        'causal language model that writes, for synthesis = "written": a name, a folder, '
+        '"gguf:FILE", or "http://host:port/v1#model".',
+    ] = "smollm2-135m"
+    best_of: Annotated[
+        int, Ge(1), "texts that are written for each one that is kept; 1 keeps all of them."
+    ] = 2
+    generator_steps: Annotated[
+        int,
+        OrZero("the generator as it is"),
+        Ge(1),
+        "steps in which the generator first learns from whole sentences of the chosen text, for a "
+        "model that runs in this process: LoRA adapters, or all weights of a bundled model.",
+    ] = 0
+    generator_bias: Annotated[
+        float,
+        Ge(0),
+        "what is added to the generator's logits, times this, where its tokens are the student's: "
+        "how much more often users write each token than it does.",
+    ] = 1.0
+    prompt: Annotated[
+        str,
+        "the generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the "
+        'chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew '
+        "every time, and what repeats itself or holds no whole sentence is dropped.",
+    ] = "pre-text"
+    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
+    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        if self.synthesis == "written" and not (self.prompt or self.generator_steps):
+            raise ConfigError(
+                'prompt = "" is for a generator that learns from the chosen text first: give '
+                'generator-steps above 0, or prompt = "pre-text"'
+            )
+        if not self.prompt and self.generator_interface == "chat":
+            raise ConfigError(
+                'generator-interface = "chat" answers a prompt, got prompt = "": give "pre-text"'
+            )
 
 
 @final
@@ -121,21 +216,14 @@ class AskedOnce(Method):
     def needs(self) -> Needs:
         """The student, its teacher, public text; and what writes."""
         config = self.config
-        return sketch_needs(
-            model=config.model,
-            teacher=config.teacher,
-            generator=config.generator if config.synthesis == "written" else "",
-            public_text=config.public_text,
-            rows=config.chosen_rows(),
-            prompt=config.prompt,
+        writes = config.synthesis == "written"
+        return config.sketch_needs(
+            generator=config.generator if writes else "", prompt=config.prompt
         )
 
     def outline(self, look: Look) -> Outline:
         """The counts, in every round."""
-        config = self.config
-        return about_tokens(
-            config.sketch_question(), num_bigrams=config.num_bigrams, model=config.model, look=look
-        )
+        return self.config.sketch_outline(look)
 
     # ------------------------------------------------------------------ the release
 
@@ -149,7 +237,6 @@ class AskedOnce(Method):
             self._refuse_untrainable()
             expand = self._expansion(self._load_generator())
         self._text = SketchedText(config, place)
-        self._text.refuse_short_rows()
         if expand is not None:
             # It writes after the last release: it must not be missing then.
             with self.progress.stage("Try the generator", total=None):
@@ -294,3 +381,19 @@ class AskedOnce(Method):
 
     def _need_text(self) -> SketchedText:
         return need(self._text)
+
+
+def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:
+    """A score of rows of tokens as a score of texts.
+
+    Args:
+        scorer: of rows.
+        tokenizer: the ``tokenizers.Tokenizer`` of those tokens.
+    """
+    from flower_privsyn.data.cut import token_ids
+
+    def score(texts: list[str]) -> npt.NDArray[np.float64]:
+        rows = token_ids(tokenizer, texts)
+        return scorer([np.array(row, dtype=np.int64) for row in rows])
+
+    return score

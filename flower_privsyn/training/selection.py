@@ -266,7 +266,7 @@ def likelihoods(
     network, begin = None, 0
     while done < len(rows):
         if network is None:
-            network, tokenizer = load_pretrained(model, kind="causal", dtype="float32")
+            network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=None)
             begin = first_token(tokenizer)
         block = range(done, min(done + BLOCK_ROWS, len(rows)))
         scores[block.start : block.stop] = average_log_probabilities(

@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.run.method import SumOfUsers
-from flower_privsyn.strategies._token_sketch import (
+from flower_privsyn.strategies._sketch_reading import (
     BlockReading,
     SketchReading,
     length_written,
@@ -140,7 +140,6 @@ def test_the_more_noise_the_less_is_told(world: World) -> None:
     told = []
     for noise_std in (0.0, 3.0, 20.0, 80.0, 1e7):
         block = world.read("tokens", noise_std).tokens
-        assert block is not None
         told.append(block.told(block.public))
     assert told == sorted(told, reverse=True)
     assert told[0] > 0.95
@@ -155,7 +154,6 @@ def test_rare_tokens_rank_above_others_by_what_they_might_be_alone(world: World)
 
     for noise_std in (80.0, 200.0):
         block = world.read("tokens", noise_std).tokens
-        assert block is not None
         assert gap(block.ranking(1.0)) > 0.05
         assert abs(gap(block.ranking(0.0))) < 0.02
         assert np.array_equal(block.ranking(1.0), block.predictive)
@@ -164,7 +162,6 @@ def test_rare_tokens_rank_above_others_by_what_they_might_be_alone(world: World)
 
 def test_many_users_without_noise_say_what_they_count(world: World) -> None:
     block = world.read("tokens", 0.0).tokens
-    assert block is not None
     often = block.estimate > 0.1
     counted = np.log(block.estimate / block.public)
     assert np.abs((block.log_ratio + block.centre - counted)[often]).max() < 0.05
@@ -175,7 +172,6 @@ def test_many_users_without_noise_say_what_they_count(world: World) -> None:
 def test_a_bigram_inherits_from_its_tokens(world: World) -> None:
     # In this world most tokens are independent: a pair's log-ratio is the sum of its tokens'.
     reading = world.read("both", 6.0)
-    assert reading.tokens is not None
     assert reading.bigrams is not None
     assert reading.bigrams.inherited >= 0.75
     first, second = np.divmod(world.keys, V)
@@ -191,7 +187,6 @@ def test_people_who_are_drawn_and_asked_again_say_less_than_as_many_others(world
     errors = []
     for released in (once, once._replace(rounds=4), once._replace(rate=0.25, by_coins=True)):
         block = read_sketch(query, broadcast, released, public=world.public).tokens
-        assert block is not None
         errors.append(block.standard_error)
     assert (errors[1] > 1.2 * errors[0]).all()
     assert (errors[2] > errors[0]).all()
@@ -217,7 +212,7 @@ class TestLength:
         total = query.answer(asked, query.broadcast(V, world.keys))
         return total + np.random.default_rng(0).normal(0, noise, len(total)), asked.num_users
 
-    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+    @pytest.mark.parametrize("share", [0.0, 0.5])
     @pytest.mark.parametrize("written", [32, 91])
     def test_is_read_from_the_release(self, world: World, share: float, written: int) -> None:
         # Users write of other things than public text does.
@@ -259,5 +254,3 @@ class TestPseudoUsers:
         alone = pseudo_users([np.arange(3)], tokens_per_user=5)
         assert [record.tolist() for record in alone.records] == [[0, 1, 2]]
         assert pseudo_users([], tokens_per_user=5).num_users == 0
-        with pytest.raises(ValueError, match="tokens_per_user"):
-            pseudo_users([], tokens_per_user=0)

@@ -10,17 +10,11 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies._token_sketch import (
-    BlockReading,
-    SketchReading,
-    TokenSketch,
-    text_scorer,
-    what_is_lacking,
-)
+from flower_privsyn.strategies._sketch_reading import BlockReading, SketchReading
+from flower_privsyn.strategies._token_sketch import TokenSketch
+from flower_privsyn.strategies.joint_sketch import text_scorer
 
 
 def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -> BlockReading:
@@ -92,7 +86,6 @@ def test_a_text_of_few_tokens_scores_below_all_others(
 
 
 def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
-    assert sketch.reading.tokens is not None
     sketch.reading.tokens.public[60] = 10.0  # frequent
     try:
         weights = sketch.scorer().weights
@@ -108,7 +101,6 @@ def test_where_little_is_told_texts_rank_by_what_is_known(
 ) -> None:
     """How much of the way from what may be to what is known tokens' and pairs' ratios go."""
     reading = sketch.reading
-    assert reading.tokens is not None
     assert reading.bigrams is not None
     size = reading.vocabulary
     more = 2.0  # all of them might be twice as frequent as is known
@@ -130,44 +122,6 @@ def test_where_little_is_told_texts_rank_by_what_is_known(
     ):
         gone = 1.0 - (ratios - known) / np.log(more)
         np.testing.assert_allclose(gone, way, atol=0.01)
-
-
-def test_a_release_that_tells_little_changes_no_logits() -> None:
-    tokenizer, _ = load_tokenizer("privsyn-tiny")
-    size = tokenizer.get_vocab_size()
-    texts = ["the court of law sits in the town", "a judge reads what the parties wrote to him"]
-    chosen = [np.array(tokenizer.encode(text).ids, dtype=np.int64) for text in texts]
-    query = JointSketch(max_tokens_per_user=16)
-    broadcast = query.broadcast(size, None)
-    users = Cohort.of([chosen[0]] * 20, np.arange(20), 20)
-    release = SumOfUsers(query.answer(users, broadcast), 20.0, 0.01)
-    ratios = np.random.default_rng(0).normal(0.0, 1.0, size)
-
-    def lacking(error: float) -> tuple[float, np.ndarray]:
-        sketch = TokenSketch(
-            reading=SketchReading(vocabulary=size, tokens=block(ratios, error), bigrams=None),
-            num_users=20.0,
-            noise_std=0.01,
-            tokens_per_user=16,
-        )
-        found = what_is_lacking(
-            query,
-            broadcast,
-            [release],
-            model="privsyn-tiny",
-            chosen=chosen,
-            sketch=sketch,
-            seed=0,
-        )
-        return sketch.trust, found.tokens
-
-    (sure, whole), (half, less), (doubt, least) = lacking(0.5), lacking(3**0.5), lacking(100.0)
-    assert sure == 1.0
-    assert half == pytest.approx(0.5, abs=0.02)
-    assert doubt < 0.001
-    assert np.abs(whole).max() > 0.5
-    np.testing.assert_allclose(less, half * whole, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(least, doubt * whole, rtol=1e-5, atol=1e-7)
 
 
 def hoped(block: BlockReading, more: float) -> BlockReading:

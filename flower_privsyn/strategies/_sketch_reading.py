@@ -1,0 +1,474 @@
+"""Reading a released joint sketch: what it says of each token and bigram, and how surely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flower_privsyn.queries import Broadcast, Cohort, JointSketch
+from flower_privsyn.queries.joint_sketch import Block, ItemMoments
+from flower_privsyn.run.method import SumOfUsers
+
+Float64Array = npt.NDArray[np.float64]
+
+IntArray = npt.NDArray[np.int64]
+
+#: theta less its centre, in cells: within one, 1.4 % of an item's use, nothing is told apart.
+_STEP: Final = 0.05
+
+_THETA: Final[Float64Array] = np.linspace(-120 * _STEP, 120 * _STEP, 241)
+
+#: Standard deviations of the normal laws that theta is a mixture of; 0 is "as in public text".
+_SPREADS: Final = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+#: Where all items may lie together, private users being wordier or briefer than pseudo-users.
+_CENTRES: Final = np.arange(-10, 11) * 2 * _STEP
+
+#: Standard deviation of that, expected beforehand.
+_CENTRE_SPREAD: Final = 0.3
+
+#: How much of its tokens' log-ratios a bigram may have.
+_INHERITED: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+#: Items that decide on centre and inheritance: the most frequent ones.
+_DECIDING: Final = 4096
+
+#: Groups of items of like public frequency, and how many items the common weights count for.
+_GROUPS: Final = 6
+
+_COMMON_ITEMS: Final = 200.0
+
+#: Items that count as seen under each spread beforehand. With few items or much noise the likeliest
+#: weights would be too sure of themselves.
+_BEFOREHAND: Final[Float64Array] = np.full(len(_SPREADS), 4.0)
+
+#: How often spreads and centre are fitted in turn.
+_TURNS: Final = 3
+
+_ITERATIONS: Final = 100
+
+_SETTLED: Final = 1e-4
+
+#: What pseudo-users may write, in tokens, up to as many as count.
+LENGTHS: Final[tuple[int, ...]] = tuple(round(2.0 ** (power / 2)) for power in range(8, 29))
+
+#: Numbers worked on at a time.
+_CELLS: Final = 2**22
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockReading:
+    """What a release says of the items of one block.
+
+    Attributes:
+        name: "tokens" or "bigrams".
+        keys: (num_items,) first * vocabulary + second of each bigram; None of tokens.
+        public: (num_items,) mean amount with pseudo-users, > 0: unseen items have half an
+            occurrence.
+        estimate: (num_items,) mean amount with private users: unbiased, and as noisy as it came.
+        estimate_error: (num_items,) its standard deviation, users aside.
+        rate: (num_items,) posterior mean of the amount, > 0.
+        log_ratio: (num_items,) posterior mean of log(private / public), relative to what holds for
+            all items alike: 0 for an item that is used as in public text.
+        standard_error: (num_items,) posterior standard deviation of it.
+        centre: what holds for all items alike.
+        inherited: share of its tokens' log-ratios that a bigram is expected to have; 0 of tokens.
+    """
+
+    name: str
+    keys: IntArray | None
+    public: Float64Array
+    estimate: Float64Array
+    estimate_error: Float64Array
+    rate: Float64Array
+    log_ratio: Float64Array
+    standard_error: Float64Array
+    centre: float
+    inherited: float = 0.0
+
+    @property
+    def predictive(self) -> Float64Array:
+        """(num_items,) log of the posterior mean of private / public, as `log_ratio` relative.
+
+        What a new occurrence counts for whoever must tell private from public text. It is larger
+        than `log_ratio` where little is known, so among items without a known log-ratio those that
+        might have a large one stand out: better for ranking text than for saying what is known.
+        """
+        predictive: Float64Array = np.log(self.rate / self.public) - self.centre
+        return predictive
+
+    def told(self, weights: Float64Array) -> float:
+        """How much of what tells private from public text the release says, in [0, 1].
+
+        Args:
+            weights: (num_items,) of the items' log-ratios, >= 0, not all 0.
+
+        Returns:
+            The variance of what is known of them over that and the variance of what is not: 0 for a
+            release that is all noise, 1 for one that leaves nothing open.
+        """
+        known = float(np.average(self.log_ratio, weights=weights))
+        varying = float(weights @ (self.log_ratio - known) ** 2)
+        open_still = float(weights @ self.standard_error**2)
+        return varying / (varying + open_still) if varying > 0 else 0.0
+
+    def ranking(self, trust: float) -> Float64Array:
+        """What an occurrence of each item counts when text is ranked: (num_items,).
+
+        Expected ratios rank better than expected logarithms, which rare items have few of. But the
+        less is told, the less may an item gain by what it might be: with nothing known but of the
+        commonest words, every text of rare words would stand above the others, whoever the users
+        are.
+
+        Args:
+            trust: in [0, 1], the share of `predictive`; the rest is `log_ratio`.
+        """
+        return trust * self.predictive + (1.0 - trust) * self.log_ratio
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SketchReading:
+    """What a release says, block by block.
+
+    Formal guarantee:
+        Post-processing of one accounted release and public text.
+
+    Attributes:
+        vocabulary: tokens of the public tokenizer.
+        tokens: of every token.
+        bigrams: None where tokens alone were asked for.
+    """
+
+    vocabulary: int
+    tokens: BlockReading
+    bigrams: BlockReading | None
+
+
+def pseudo_users(documents: Iterable[npt.NDArray[np.int64]], *, tokens_per_user: int) -> Cohort:
+    """Public text in the hands of users who write as much as the private ones may.
+
+    Args:
+        documents: the tokens of public documents, in an order of their own: neighbours share a
+            user.
+        tokens_per_user: how much one has, >= 1. Whoever cannot be filled is left out, unless there
+            would be nobody.
+
+    Returns:
+        Users of consecutive documents; the one that passes the limit is cut there, and what is
+        left of it begins the next user.
+    """
+    records: list[npt.NDArray[np.int64]] = []
+    owners: list[int] = []
+    user, room = 0, tokens_per_user
+    for document in documents:
+        rest = np.asarray(document, dtype=np.int64)
+        while len(rest):
+            records.append(rest[:room])
+            owners.append(user)
+            rest, room = rest[room:], room - len(records[-1])
+            if room == 0:
+                user, room = user + 1, tokens_per_user
+    if user and room < tokens_per_user:
+        kept = owners.index(user)
+        records, owners = records[:kept], owners[:kept]
+    num_users = owners[-1] + 1 if owners else 0
+    return Cohort.of(records, owners, num_users)
+
+
+def length_written(
+    query: JointSketch,
+    broadcast: Broadcast,
+    released: SumOfUsers,
+    *,
+    documents: Sequence[npt.NDArray[np.int64]],
+) -> int:
+    """How many tokens users write, as far as they count: told by the sum of a release's numbers.
+
+    Counts that are brought to length 1 add up to the more the more items there are, whatever the
+    items: the amounts of all items together, of pseudo-users of every length in turn, say which
+    length fits. The noise of so many numbers is small against their sum.
+
+    Args:
+        query: what was asked.
+        broadcast: what it was asked with.
+        released: (answer_length,) numbers, summed over users.
+        documents: public texts, for pseudo-users; at least one token.
+
+    Returns:
+        Tokens per user, of `LENGTHS` or as many as count: the latter where the noise of the sum is
+        half of it.
+
+    Raises:
+        ValueError: the documents hold no token.
+    """
+    block = query.blocks(broadcast)[0]
+    most = query.max_tokens_per_user
+    counted = released.users * block.weight
+    amount = float(released.total[block.columns].sum()) / counted
+    noise = released.noise_std * math.sqrt(block.num_items) / counted
+    if amount < 2 * noise:
+        return most
+    # The same tokens and the same moments without the bigrams' block.
+    asked, sent = replace(query, bigram_share=0.0), {"vocabulary": broadcast["vocabulary"]}
+    lengths = [*(length for length in LENGTHS if length < most), most]
+    amounts = [
+        float(
+            asked.item_moments(pseudo_users(documents, tokens_per_user=length), sent)[
+                block.name
+            ].mean.sum()
+        )
+        for length in lengths
+    ]
+    return lengths[int(np.argmin(np.abs(np.log(np.array(amounts) / amount))))]
+
+
+def read_sketch(
+    query: JointSketch,
+    broadcast: Broadcast,
+    released: SumOfUsers,
+    *,
+    public: Cohort,
+) -> SketchReading:
+    """Read a release.
+
+    Args:
+        query: what was asked.
+        broadcast: what it was asked with.
+        released: (answer_length,) numbers, summed over users.
+        public: pseudo-users (`pseudo_users`), at least one.
+    """
+    num_users, noise_std = released.users, released.noise_std
+    moments = query.item_moments(public, broadcast)
+    vocabulary = int(broadcast["vocabulary"][0])
+    readings: dict[str, BlockReading] = {}
+    for block in query.blocks(broadcast):
+        observed = _Observed.of(
+            block,
+            moments[block.name],
+            means=released.total[block.columns] / (num_users * block.weight),
+            sample=released.sample,
+            noise=noise_std / (num_users * block.weight),
+        )
+        readings[block.name] = _read_block(block, observed, readings.get("tokens"), vocabulary)
+    return SketchReading(
+        vocabulary=vocabulary, tokens=readings["tokens"], bigrams=readings.get("bigrams")
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Observed:
+    """One block as it was released, item by item; all (num_items,).
+
+    Attributes:
+        estimate: of each item's amount.
+        public: p, > 0.
+        constant: variance of the estimate whatever theta is, of the noise.
+        linear: what exp(theta) multiplies in the variance.
+        quadratic: what exp(2 theta) multiplies, beside what the width of a cell adds.
+    """
+
+    estimate: Float64Array
+    public: Float64Array
+    constant: Float64Array
+    linear: Float64Array
+    quadratic: Float64Array
+
+    @classmethod
+    def of(
+        cls,
+        block: Block,
+        moments: ItemMoments,
+        *,
+        means: Float64Array,
+        sample: tuple[float, float],
+        noise: float,
+    ) -> _Observed:
+        """What a block says of each of its items.
+
+        Args:
+            block: which one.
+            moments: of pseudo-users.
+            means: (num_items,) the released mean, without the block's weight.
+            sample: n and b, as the sum has them.
+            noise: standard deviation of `means`.
+        """
+        seen = moments.mean > 0
+        once = float(np.median(moments.square[seen] / moments.mean[seen])) if seen.any() else 1.0
+        public = moments.mean + 0.5 * once / moments.num_users
+        square = moments.square + 0.5 * once**2 / moments.num_users
+        varying = np.maximum(square - public**2, 1e-6 * square)
+        num_users, by_coins = sample
+        return cls(
+            estimate=means,
+            public=public,
+            constant=np.full(block.num_items, noise**2),
+            linear=varying / num_users,
+            quadratic=varying / moments.num_users
+            + public**2 * _STEP**2 / 12.0
+            + public**2 * by_coins,
+        )
+
+    def among(self, chosen: IntArray | slice) -> _Observed:
+        """The same for some of the items."""
+        return _Observed(
+            estimate=self.estimate[chosen],
+            public=self.public[chosen],
+            constant=self.constant[chosen],
+            linear=self.linear[chosen],
+            quadratic=self.quadratic[chosen],
+        )
+
+    def likelihood(self, centre: Float64Array) -> Float64Array:
+        """Of theta in each cell around an item's centre: (num_items, cells), largest 1."""
+        factor = np.exp(centre[:, None] + _THETA)
+        variance = self.quadratic[:, None] * factor
+        variance += self.linear[:, None]
+        variance *= factor
+        variance += self.constant[:, None]
+        off = self.estimate[:, None] - self.public[:, None] * factor
+        off *= off
+        off /= variance
+        off += np.log(variance)
+        off *= -0.5
+        off -= off.max(axis=1, keepdims=True)
+        likelihood: Float64Array = np.exp(off, out=off)
+        return likelihood
+
+
+def _read_block(
+    block: Block, observed: _Observed, tokens: BlockReading | None, vocabulary: int
+) -> BlockReading:
+    """The posterior of every item."""
+    deciding = np.argsort(-observed.public, kind="stable")[:_DECIDING]
+    few = observed.among(deciding)
+    if block.keys is None or tokens is None:
+        own, own_error = np.zeros(block.num_items), np.zeros(block.num_items)
+        inherited, centre = 0.0, _best_centre(few, own[deciding])[1]
+    else:
+        first, second = np.divmod(block.keys, vocabulary)
+        own = tokens.log_ratio[first] + tokens.log_ratio[second]
+        own_error = np.hypot(tokens.standard_error[first], tokens.standard_error[second])
+        found = [(*_best_centre(few, share * own[deciding]), share) for share in _INHERITED]
+        _, centre, inherited = max(found, key=lambda entry: entry[0])
+    around = centre + inherited * own
+    group, weights = _grouped_weights(observed, around)
+    cells = _prior_cells()
+    change = np.empty(block.num_items)
+    variance, ratio = np.empty_like(change), np.empty_like(change)
+    for part in _parts(block.num_items):
+        posterior = observed.among(part).likelihood(around[part])
+        posterior *= weights[group[part]] @ cells
+        posterior /= posterior.sum(axis=1, keepdims=True)
+        change[part] = posterior @ _THETA
+        variance[part] = posterior @ _THETA**2 - change[part] ** 2
+        ratio[part] = posterior @ np.exp(_THETA)
+    # What is not known of a centre counts as far as the release leaves an item at its centre.
+    before = (weights @ np.square(_SPREADS))[group]
+    left = np.minimum(variance / np.maximum(before, 1e-12), 1.0)
+    return BlockReading(
+        name=block.name,
+        keys=block.keys,
+        public=observed.public,
+        estimate=observed.estimate,
+        estimate_error=np.sqrt(observed.constant),
+        rate=observed.public * np.exp(around) * ratio,
+        log_ratio=inherited * own + change,
+        standard_error=np.sqrt(np.maximum(variance, 0.0) + (left * inherited * own_error) ** 2),
+        centre=float(centre),
+        inherited=inherited,
+    )
+
+
+def _best_centre(observed: _Observed, around: Float64Array) -> tuple[float, float]:
+    """The likeliest place of all items together: its log-likelihood, and the place."""
+    # Moving the centre by whole cells moves the laws along them.
+    cells = _prior_cells()
+    moved = np.stack([_moved(cells, round(centre / _STEP)) for centre in _CENTRES])
+    flat = moved.reshape(-1, len(_THETA)).T
+    marginals = np.concatenate(
+        [observed.among(part).likelihood(around[part]) @ flat for part in _parts(len(around))]
+    ).reshape(len(around), len(_CENTRES), len(_SPREADS))
+    # Spreads and centre in turn: the centre hardly depends on the spreads.
+    place, score = len(_CENTRES) // 2, -math.inf
+    for _ in range(_TURNS):
+        weights = _fitted(marginals[:, place], _BEFOREHAND)
+        scores = np.log(np.maximum(marginals @ weights, 1e-300)).sum(axis=0)
+        scores -= 0.5 * (_CENTRES / _CENTRE_SPREAD) ** 2
+        place = int(np.argmax(scores))
+        score = float(scores[place])
+    return score, float(_CENTRES[place])
+
+
+def _grouped_weights(observed: _Observed, around: Float64Array) -> tuple[IntArray, Float64Array]:
+    """Each item's group of like public frequency, and the weights of the spreads in each.
+
+    Frequent words differ less between kinds of text than rare ones. A group that knows nothing of
+    its own, its items drowned in noise, has the weights of all.
+
+    Returns:
+        (num_items,) in `range(_GROUPS)`, and (_GROUPS, spreads).
+    """
+    cells = _prior_cells()
+    count = len(around)
+    marginal = np.concatenate(
+        [observed.among(p).likelihood(around[p]) @ cells.T for p in _parts(count)]
+    )
+    common = _fitted(marginal, _BEFOREHAND)
+    group = np.empty(count, dtype=np.int64)
+    group[np.argsort(-observed.public, kind="stable")] = np.arange(count) * _GROUPS // max(count, 1)
+    weights = np.stack(
+        [_fitted(marginal[group == g], _COMMON_ITEMS * common) for g in range(_GROUPS)]
+    )
+    return group, weights
+
+
+def _fitted(marginal: Float64Array, beforehand: Float64Array) -> Float64Array:
+    """The weights of the spreads that make the items likeliest (expectation maximisation).
+
+    Args:
+        marginal: (items, spreads) likelihood of each item under each.
+        beforehand: (spreads,) items that count as seen under each.
+    """
+    weights: Float64Array = np.full(len(beforehand), 1.0 / len(beforehand))
+    for _ in range(_ITERATIONS):
+        shares = marginal * weights
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1e-300)
+        before, weights = weights, shares.sum(axis=0) + beforehand
+        weights /= weights.sum()
+        if float(np.abs(weights - before).max()) < _SETTLED:
+            break
+    return weights
+
+
+def _prior_cells() -> Float64Array:
+    """How much of each normal law lies in each cell, (spreads, cells)."""
+    edges = np.concatenate((_THETA - _STEP / 2, _THETA[-1:] + _STEP / 2))
+    rows = []
+    for spread in _SPREADS:
+        scale = max(spread, 1e-9) * math.sqrt(2.0)
+        below = np.array([0.5 * (1.0 + math.erf(edge / scale)) for edge in edges.tolist()])
+        row = np.diff(below)
+        rows.append(row / row.sum())
+    return np.array(rows)
+
+
+def _moved(cells: Float64Array, by: int) -> Float64Array:
+    """The laws, `by` cells to the right; what leaves on one side is lost."""
+    moved = np.zeros_like(cells)
+    if by >= 0:
+        moved[:, by:] = cells[:, : cells.shape[1] - by]
+    else:
+        moved[:, :by] = cells[:, -by:]
+    return moved
+
+
+def _parts(count: int) -> Iterator[slice]:
+    """Items in pieces whose cells fit the memory."""
+    step = max(1, _CELLS // len(_THETA))
+    for start in range(0, count, step):
+        yield slice(start, start + step)
