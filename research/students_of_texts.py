@@ -32,8 +32,7 @@ from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
 
 

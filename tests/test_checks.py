@@ -29,7 +29,7 @@ from flower_privsyn.queries import QUERIES, TrainableModel
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies import STRATEGIES, DPFTRLConfig
 from flower_privsyn.training import PreferenceTraining
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining
 
 CONFIGS = [config for config, _ in STRATEGIES.values()]
 OPTIONS = [Cut, CausalTraining, NodePolicy, PreferenceTraining, SamplingParameters, TrainableModel]

@@ -110,7 +110,7 @@ def compare(
     """
     from flower_privsyn.comparison import APP, Comparison, People, make_plan
     from flower_privsyn.host.app import load_app
-    from flower_privsyn.training.causal_settings import CausalTraining
+    from flower_privsyn.training.causal import CausalTraining
 
     # 0 would be passes over the text, which nobody here can set.
     check_whole("--steps", steps, ge=0 if methods == ["public-only"] else 1)

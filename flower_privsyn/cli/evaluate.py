@@ -56,7 +56,7 @@ def evaluate(
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import ShownProgress
-    from flower_privsyn.training.causal_settings import CausalTraining
+    from flower_privsyn.training.causal import CausalTraining
 
     run = RunDirectory.open(run_dir)
     taking_part, others = _people(run, held_out, users, private, columns_of(columns))

@@ -31,7 +31,7 @@ from flower_privsyn.host.app import (
 from flower_privsyn.run.method import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import built, listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"

@@ -53,7 +53,7 @@ from flower_privsyn.run import RunDirectory, lock_file
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.progress import ShownProgress
 from flower_privsyn.run.run_format import STOPPED
-from flower_privsyn.training.fingerprint import weight_files
+from flower_privsyn.training.storage import weight_files
 
 Follow = Callable[[Sequence[Mapping[str, Any]]], None]
 Follower = Callable[[], contextlib.AbstractContextManager[Follow]]

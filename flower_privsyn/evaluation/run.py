@@ -45,8 +45,7 @@ from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
 from flower_privsyn.run.progress import NullProgress, ProgressReporter
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.training.causal_settings import CausalTraining
+    from flower_privsyn.training.causal import CausalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class StudentConfig(PrivateSumConfig):
 
     def student_training(self) -> CausalTraining:
         """How the model is trained on public text."""
-        from flower_privsyn.training.causal_settings import CausalTraining
+        from flower_privsyn.training.causal import CausalTraining
 
         return CausalTraining(
             max_steps=self.student_steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
-from flower_privsyn.training.fingerprint import weight_files
+from flower_privsyn.training.storage import weight_files
 from flower_privsyn.training.tokens import batches_by_length, first_token, next_token_logits
 
 Float64Array = npt.NDArray[np.float64]
@@ -49,7 +49,6 @@ def unlearnt(
     most_tokens: int = 2**17,
     seed: int = 0,
     device: str | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Float64Array:
     """How much more often public texts have each token than a model expects in them.
 
@@ -69,7 +68,6 @@ def unlearnt(
         most_tokens: after which no further row is read; rows are drawn by the seed.
         seed: of the draw.
         device: as PyTorch names it; None chooses.
-        progress: is told of rows as they are read.
 
     Returns:
         (V,) of the model's output.
@@ -95,8 +93,6 @@ def unlearnt(
     for batch in batches_by_length(begun, range(len(begun)), vocabulary=size):
         logits = next_token_logits(network, [begun[index] for index in batch])
         expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
-        if progress is not None:
-            progress(len(batch))
     found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
     return found
 

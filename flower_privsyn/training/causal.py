@@ -15,19 +15,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import check_whole
+from flower_privsyn.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    check_whole,
+)
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
 from flower_privsyn.models import resolve_model, stamped
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
-from flower_privsyn.training import fingerprint, storage
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import (
     Distillation,
@@ -47,6 +53,68 @@ from flower_privsyn.training.tokens import (
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalTraining(Settings):
+    """How texts become a fine-tuned model.
+
+    Raises:
+        ConfigError: A value is out of range; the message names the key.
+    """
+
+    learning_rate: Annotated[PositiveFloat, "AdamW's."] = 5e-4
+    batch_size: Annotated[PositiveInt, "rows per step."] = 32
+    micro_batch_size: Annotated[
+        NonNegativeInt,
+        "rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss "
+        "is the mean over all its tokens.",
+    ] = 0
+    epochs: Annotated[PositiveInt, "passes over the texts; not used with `max_steps`."] = 3
+    max_steps: Annotated[
+        NonNegativeInt,
+        "steps in all, however many passes that takes, or 0 for as many as `epochs` says.",
+    ] = 0
+    max_tokens: Annotated[
+        PositiveInt,
+        "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
+        "the model's context.",
+    ] = 64
+    long_texts: Annotated[
+        Literal["split", "cut"],
+        '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
+        "is used.",
+    ] = "split"
+    learn_ends: Annotated[
+        bool,
+        "whether the end of a text is predicted as well. Text that a generator's limit cut off has "
+        "none, and a model that learnt one there ends its own text anywhere.",
+    ] = True
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"],
+        '"constant", or "linear" or "cosine" to zero, after the warm-up.',
+    ] = "linear"
+    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 10
+    weight_decay: Annotated[NonNegativeFloat, "AdamW's."] = 0.01
+    max_gradient_norm: Annotated[
+        NonNegativeFloat, "gradients longer than this are scaled to it; 0 for no bound."
+    ] = 1.0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
+    ] = "auto"
+    lora_rank: Annotated[
+        NonNegativeInt,
+        "rank of LoRA adapters on all linear layers but the output, which are trained alone and "
+        "put into the weights at the end; 0 trains all weights.",
+    ] = 0
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        'of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the '
+        "optimiser are float32 always.",
+    ] = "auto"
+
+    def _called(self, name: str) -> str:
+        return f"training setting {name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +190,7 @@ def fine_tune(
     resolved = Path(resolve_model(model))
     if resolved.exists() and resolved.resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")
-    depends: dict[str, Any] = fingerprint.of_training(model, texts, settings, seed)
+    depends: dict[str, Any] = storage.of_training(model, texts, settings, seed)
     if distillation is not None:
         depends["distillation"] = distillation.fingerprint()
         check_same_tokens(model, distillation.teacher)

@@ -22,7 +22,7 @@ from flower_privsyn.checks import NonNegativeInt, PositiveFloat, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained, load_tokenizer
-from flower_privsyn.training.fingerprint import weight_files
+from flower_privsyn.training.storage import weight_files
 from flower_privsyn.training.tokens import check_window, first_token
 
 if TYPE_CHECKING:

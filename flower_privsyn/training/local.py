@@ -38,7 +38,7 @@ from flower_privsyn.models.pretrained import (
 )
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training.common import disable_dropout
-from flower_privsyn.training.tokens import batches_by_length, token_rows
+from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
 
 if TYPE_CHECKING:
     from flower_privsyn.models.biased import PlacedBias
@@ -438,12 +438,7 @@ class LocalModel:
         return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=_IGNORED)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows as one tensor of token numbers, padding behind them; and a mask of what is none."""
-        tokens = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)] = torch.tensor(row)
-            mask[place, : len(row)] = 1
+        tokens, mask = padded(rows)
         return tokens.to(self._device), mask.to(self._device)
 
     def save(self, folder: Path, parameters: npt.NDArray[np.float32]) -> None:

@@ -43,7 +43,7 @@ from flower_privsyn.models.pretrained import (
     model_folder,
 )
 from flower_privsyn.models.threads import SMALL
-from flower_privsyn.training import fingerprint, storage
+from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
 from flower_privsyn.training.preference_settings import (
     PreferencePair,
@@ -116,7 +116,7 @@ def train_preferences(
     if adapter is not None and Path(adapter).resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than adapter, got {output} for both")
     texts = (text for pair in pairs for text in astuple(pair))
-    depends = fingerprint.of_training(model, texts, settings, seed, "peft", "trl")
+    depends = storage.of_training(model, texts, settings, seed, "peft", "trl")
     depends["adapter"] = None if adapter is None else adapter_digest(Path(adapter))
 
     def build(partial: Path, checkpoint: Path | None) -> tuple[Path, dict[str, Any]]:

@@ -29,7 +29,7 @@ from flower_privsyn.files import read_json, write_json
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
-from flower_privsyn.training.fingerprint import digest_of_rows, weight_files
+from flower_privsyn.training.storage import digest_of_rows, weight_files
 from flower_privsyn.training.tokens import (
     batches_by_length,
     first_token,

@@ -19,7 +19,7 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.progress import ShownProgress
 from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining
 
 
 def people(name: str, *, users: int, texts: int) -> Users:

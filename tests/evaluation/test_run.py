@@ -18,7 +18,7 @@ from flower_privsyn.evaluation.show import rows
 from flower_privsyn.files import write_json
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining
 from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]

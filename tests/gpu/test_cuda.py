@@ -18,8 +18,7 @@ from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.training import preference
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
 from flower_privsyn.training.local import LocalModel
 from tests.support.preferences import pairs_of_topics, quick

@@ -13,8 +13,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.models import stamped
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
 
 TEXTS = ["my diagnosis is nobody's business but my doctor's and mine"] * 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining
 from research.students_of_texts import main
 
 TEXTS = [

@@ -13,8 +13,7 @@ import pytest
 
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 from research.unopened_people import main, students_of, unopened
 
 IDS = [name for name in (f"person-{number}" for number in range(200)) if sealed([name])[0]]

@@ -39,7 +39,6 @@ from flower_privsyn.training.local import LocalModel
 from flower_privsyn.training.selection import likelihoods
 from tests.support.audit import DELTA
 from tests.support.federation import asked, silent, training_nodes
-from tests.support.probe import Killed
 from tests.support.run_files import lines, release
 from tests.support.small_runs import small_mid_training
 from tests.support.traffic import check_planned
@@ -79,18 +78,6 @@ def streams(run: Path) -> list[tuple[Correlation, float]]:
     return [(one, one.noise_multiplier(multiplier)) for one, multiplier in found.items()]
 
 
-def killed_in(number: int) -> Callable[..., Any]:
-    """In the place of a round's step: dies in one of them."""
-    step = TrainingInHalves.step
-
-    def or_die(self: TrainingInHalves, state: Any, release: Any, scratch: Path) -> Any:
-        if release.round_number == number:
-            raise Killed
-        return step(self, state, release, scratch)
-
-    return or_die
-
-
 def by_dp_accounting(*multipliers: float) -> float:
     accountant = PLDAccountant()
     for multiplier in multipliers:
@@ -106,26 +93,7 @@ class TestCost:
         assert correlation.factorisation.rounds == 6
         assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
-        assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
         assert ledger.epsilon_known_cohorts == ledger.epsilon_release
-
-    def test_a_run_that_was_resumed_stays_within_the_budget(
-        self, config: Builder, people: Users, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Killed before the public text and after it, while the noise lies in `noise.npz`."""
-        for number, resume in ((3, False), (5, True)):
-            with monkeypatch.context() as patch:
-                patch.setattr(TrainingInHalves, "step", killed_in(number))
-                with pytest.raises(Killed):
-                    PublicMidTraining(config(epsilon=2.0, resume=resume)).start(
-                        training_nodes(people)
-                    )
-        strategy = PublicMidTraining(config(epsilon=2.0, resume=True))
-        strategy.start(training_nodes(people))
-        ((_, multiplier),) = streams(strategy.run.path)
-        assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
-        ledger = PrivacyLedger.read(strategy.run.ledger_file)
-        assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
 
     @pytest.mark.parametrize(("epsilon", "exact"), [("1.77", 1.6487), ("18.71", 17.6668)])
     def test_what_the_paper_prints(self, epsilon: Any, exact: float, tmp_path: Path) -> None:
@@ -235,7 +203,7 @@ class TestPublicText:
         final = model_of(run / "models" / "final").parameters
         assert final == pytest.approx(after + moved, abs=1e-6)
 
-    @pytest.mark.parametrize("position", ["before", "after", "none"])
+    @pytest.mark.parametrize("position", ["before", "after"])
     def test_stands_elsewhere(
         self, config: Builder, people: Users, position: str, lstm: Path
     ) -> None:
@@ -246,10 +214,6 @@ class TestPublicText:
         run = strategy.run.path
         final = model_of(run / "models" / "final").parameters
         assert len(strategy.plan.phases) == 1
-        if position == "none":
-            assert not (run / "public_step.json").exists()
-            assert not (run / "models" / public_step.AFTER).exists()
-            return
         before, after = (
             model_of(run / "models" / name).parameters
             for name in (public_step.BEFORE, public_step.AFTER)
@@ -284,62 +248,6 @@ class TestPublicText:
         same = {name for name in named if np.array_equal(named[name], moved[name])}
         assert any("wte" in name for name in same)
         assert 0 < len(same) < len(named)
-
-
-class TestKilled:
-    @pytest.mark.parametrize("trainable", ["full", "lora"])
-    def test_in_every_phase(
-        self,
-        config: Builder,
-        people: Users,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        trainable: str,
-        gpt2: Path,
-        llama: Path,
-    ) -> None:
-        """In both halves, while rows are scored and while they are learnt."""
-        kept: dict[str, Any] = {"model": str(gpt2), "teacher": str(llama), "trainable": trainable}
-        kept |= {"num_rounds": 4, "epsilon": None, "noise_multiplier": 0.0}
-
-        def run(folder: str, *, resume: bool = False) -> Path:
-            settings = config(**kept, run_dir=str(tmp_path / folder), resume=resume)
-            PublicMidTraining(settings).start(training_nodes(people))
-            return tmp_path / folder
-
-        whole = run("whole")
-        killed_at = 0
-        for target, name, times in (
-            (TrainingInHalves, "step", 1),  # in the first half
-            (selection, "write_json", 1),
-            (causal._Training, "take_steps", 1),
-            (TrainingInHalves, "ask", 2),  # in the second half
-            (LocalModel, "save", 1),  # of the result
-        ):
-            original, left = getattr(target, name), [times]
-
-            def die(*args: Any, _of: Any = original, _left: list[int] = left, **kw: Any) -> Any:
-                _left[0] -= 1
-                if _left[0] == 0:
-                    raise Killed
-                return _of(*args, **kw)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(target, name, die)
-                try:
-                    run("pieces", resume=killed_at > 0)
-                except Killed:
-                    killed_at += 1
-        assert killed_at == 5
-        pieces = run("pieces", resume=True)
-        for name in (public_step.BEFORE, public_step.AFTER, "final"):
-            expected = model_of(whole / "models" / name).parameters
-            assert np.array_equal(model_of(pieces / "models" / name).parameters, expected), name
-        charged = [
-            [line["round"] for line in lines(path / "ledger.jsonl") if line["event"] == "release"]
-            for path in (whole, pieces)
-        ]
-        assert charged[0] == charged[1] == [1, 2, 3, 4]
 
 
 class TestSettings:

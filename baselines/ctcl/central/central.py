@@ -55,8 +55,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram
 from flower_privsyn.strategies.ctcl import TopicWriter
-from flower_privsyn.training.causal import fine_tune
-from flower_privsyn.training.causal_settings import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, fine_tune
 
 RECORD_LEVEL = "record level, central: not to be compared with the epsilons of runs"
 
