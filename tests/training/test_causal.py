@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -90,30 +89,6 @@ class TestRows:
 
 
 class TestSteps:
-    def test_one_step_equals_the_optimiser_by_hand(
-        self, llama: Path, texts: list[str], tmp_path: Path
-    ) -> None:
-        """The mean over all tokens of the batch, whatever the lengths of its texts."""
-        settings = quick(
-            max_steps=1, batch_size=100, weight_decay=0.1, max_gradient_norm=0.0, max_tokens=100
-        )
-        fine_tune(llama, texts[:6], settings=settings, output=tmp_path / "out", seed=0)
-        model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(llama)
-        rows = training_rows(tokenizer, texts[:6], settings=settings, window=100)
-        total = sum(len(row) - 1 for row in rows)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-        for row in rows:
-            ids = torch.tensor([row])
-            (model(input_ids=ids, labels=ids).loss * (len(row) - 1) / total).backward()
-        optimiser.step()
-        found = weights(tmp_path / "out")
-        for name, value in model.named_parameters():
-            # Adam's first step is as long for a gradient of rounding errors as for a real one.
-            real = value.grad.abs() > 1e-4
-            assert real.any()
-            assert torch.allclose(found[name][real], value[real], atol=1e-5), name
-
     @pytest.mark.parametrize("model", ["gpt2", "llama", "lstm"])
     def test_it_learns_and_the_result_loads(
         self, model: str, request: pytest.FixtureRequest, texts: list[str], tmp_path: Path
@@ -135,20 +110,6 @@ class TestSteps:
         assert calls == [(step, 40) for step in range(1, 41)]
         assert not list(tmp_path.glob("*.partial*"))
         assert AutoTokenizer.from_pretrained(tmp_path / "out")("the river")["input_ids"]
-
-    def test_micro_batches_change_nothing(
-        self, llama: Path, texts: list[str], tmp_path: Path
-    ) -> None:
-        for size in (0, 3):
-            fine_tune(
-                llama,
-                texts[:20],
-                settings=quick(micro_batch_size=size),
-                output=tmp_path / str(size),
-                seed=0,
-            )
-        one, other = weights(tmp_path / "0"), weights(tmp_path / "3")
-        assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
 
     def test_the_same_arguments_give_the_same_bits(
         self, gpt2: Path, texts: list[str], tmp_path: Path
@@ -300,7 +261,7 @@ class TestTeacher:
         self, llama: Path, gpt2: Path, texts: list[str], tmp_path: Path
     ) -> None:
         """Over all tokens of the batch, whatever its lengths and however it is split."""
-        step = {"max_steps": 1, "batch_size": 100, "max_gradient_norm": 0.0, "weight_decay": 0.0}
+        step = {"max_steps": 1, "batch_size": 100, "max_gradient_norm": 0.0, "weight_decay": 0.1}
         for name, size in (("whole", 0), ("split", 4)):
             report = fine_tune(
                 llama,
@@ -318,7 +279,7 @@ class TestTeacher:
             AutoTokenizer.from_pretrained(llama), texts[:6], settings=quick(), window=64
         )
         total = sum(len(row) - 1 for row in rows)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
         whole = 0.0
         for row in rows:
             ids = torch.tensor([row])
@@ -398,44 +359,3 @@ class TestRefusals:
         with pytest.raises(ModelError, match="not replaced"):
             fine_tune(gpt2, texts, settings=quick(), output=tmp_path, seed=0)
         assert (tmp_path / "notes.txt").read_text() == "mine"
-
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"learning_rate": float("nan")}, "learning_rate must be a number"),
-            ({"precision": "int8"}, "precision must be one of"),
-        ],
-    )
-    def test_settings(self, changes: dict[str, Any], words: str) -> None:
-        with pytest.raises(ConfigError, match=words):
-            CausalTraining(**changes)
-
-
-def test_bert_as_a_causal_model(tmp_path: Path, texts: list[str]) -> None:
-    """A folder that says `is_decoder` trains without a token seeing those after it."""
-    from transformers import BertConfig, BertLMHeadModel
-
-    from tests.support.models import word_piece
-
-    torch.manual_seed(1)
-    tokenizer = word_piece()
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        is_decoder=True,
-    )
-    BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
-    settings = quick(max_steps=15, batch_size=16, learning_rate=1e-2, max_tokens=32)
-    report = fine_tune(tmp_path / "bert", texts, settings=settings, output=tmp_path / "a", seed=0)
-    assert report.losses[-1] < report.losses[0] - 0.5
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a").eval()
-    ids = torch.tensor(np.arange(6, 16)[None])
-    changed = ids.clone()
-    changed[0, -1] = 30
-    with torch.no_grad():
-        assert torch.allclose(model(ids).logits[0, :-1], model(changed).logits[0, :-1], atol=1e-5)

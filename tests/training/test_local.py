@@ -143,63 +143,35 @@ class TestUpdate:
             assert np.array_equal(moved, expected)
         assert model.update([], **STEP, into=moved) is None
 
-    def test_buffers_are_put_back_for_every_user(
+    def test_buffers_and_random_numbers_begin_anew_with_every_user(
         self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from flower_privsyn.models.pretrained import load_pretrained
         from flower_privsyn.training import local as module
 
-        class Counting(torch.nn.Module):
-            """A layer with running statistics, as BatchNorm has."""
+        class Changing(torch.nn.Module):
+            """Running statistics, random numbers, and another tensor in a buffer's place."""
 
             def __init__(self) -> None:
                 super().__init__()
                 self.register_buffer("seen", torch.zeros((), dtype=torch.long))
                 self.register_buffer("mean", torch.zeros(()))
+                self.register_buffer("level", torch.ones(()))
 
             def forward(self, hidden: torch.Tensor) -> torch.Tensor:
                 self.seen += 1
                 self.mean.lerp_(hidden.detach().mean(), 0.5)
-                return hidden * (1 + self.mean) / (1 + 0.1 * self.seen)
-
-        def load(*args: Any, **kwargs: Any) -> Any:
-            model, tokenizer = load_pretrained(*args, **kwargs)
-            norm = model.model.norm
-            model.model.norm = torch.nn.Sequential(norm, Counting())
-            return model, tokenizer
-
-        monkeypatch.setattr(module, "load_pretrained", load)
-        model = local(llama)
-        assert not any("seen" in name or "mean" in name for name in model.shapes)
-        mine = model.encode(texts[:3])
-        alone = model.update(mine, **STEP)
-        model.update(model.encode(texts[10:20]), learning_rate=0.1, epochs=2, batch_size=3)
-        assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
-
-    def test_random_numbers_and_new_buffers_begin_anew_with_every_user(
-        self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from flower_privsyn.models.pretrained import load_pretrained
-        from flower_privsyn.training import local as module
-
-        class Noisy(torch.nn.Module):
-            """Draws numbers, as stochastic depth does, and puts another tensor for its buffer."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("level", torch.ones(()))
-
-            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
                 self.level = self.level * 0.5
-                return hidden * (1 + self.level * torch.rand(()))
+                return hidden * (1 + self.mean + self.level * torch.rand(())) / (1 + self.seen)
 
         def load(*args: Any, **kwargs: Any) -> Any:
             model, tokenizer = load_pretrained(*args, **kwargs)
-            model.model.norm = torch.nn.Sequential(model.model.norm, Noisy())
+            model.model.norm = torch.nn.Sequential(model.model.norm, Changing())
             return model, tokenizer
 
         monkeypatch.setattr(module, "load_pretrained", load)
         model = local(llama)
+        assert not any(name.endswith(("seen", "mean", "level")) for name in model.shapes)
         mine = model.encode(texts[:3])
         alone = model.update(mine, **STEP)
         state = torch.get_rng_state()
