@@ -44,7 +44,6 @@ class Columns:
         text: Column with the text, or several with commas between them, whose texts are joined
             by a blank line.
         date_: Column with the date.
-        user_id: The one user of the source, whose rows name nobody; None where they do.
         strict: Whether what a node leaves out in silence is refused, and sentences may name the
             columns of files without a schema: for the owner who looks.
         label: Column with the class of a text, or several with commas between them, whose values
@@ -59,7 +58,6 @@ class Columns:
         client: str,
         text: str,
         date_: str,
-        user_id: str | None,
         *,
         strict: bool = False,
         label: str = "",
@@ -81,17 +79,14 @@ class Columns:
             raise ConfigError(f"text-column names a column twice, got {text!r}.")
         if len(set(self.labels)) < len(self.labels):
             raise ConfigError(f"label-column names a column twice, got {label!r}.")
-        if user_id == "":
-            raise ConfigError("user-id must not be empty.")
         self.client = client
         self.date = date_
-        self.user_id = user_id
         self.strict = strict
 
     @property
     def required(self) -> tuple[str, ...]:
         """What a source without is refused."""
-        return self.texts if self.user_id is not None else (self.client, *self.texts)
+        return (self.client, *self.texts)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -143,8 +138,9 @@ class Columns:
         Raises:
             DataError: A row does not say whose it is; or the owner looks, and a text is no UTF-8.
         """
-        names = [] if self.user_id is not None else cells[self.client]
-        users = [_user(value, self.client, place, row) for row, value in enumerate(names)]
+        users = [
+            _user(value, self.client, place, row) for row, value in enumerate(cells[self.client])
+        ]
         if self.date not in cells:
             undated = f"there is no column {self.date!r}"
         if not self.labels:
@@ -156,7 +152,7 @@ class Columns:
         texts = [self._text(parts, place, row) for row, parts in enumerate(found)]
         labels = zip(*(cells.get(name, ()) for name in self.labels), strict=False)
         return Rows(
-            users=[self.user_id] * len(texts) if self.user_id is not None else users,
+            users=users,
             texts=texts,
             dates=None if undated else list(map(parse_date, cells[self.date])),
             undated=undated,

@@ -49,13 +49,13 @@ def is_named(name: str) -> bool:
     return in_hub or folder_of(name) is not None
 
 
-def by_name(name: str, split: str, *, streaming: bool = False) -> Any:
+def by_name(name: str, *, streaming: bool = False) -> Any:
     """A data set by its name.
 
     Args:
         name: Of a folder that `save_to_disk` wrote; `folder:config:split` of one that the library
-            reads, and `folder::split` of either; `owner/name:config:split` of one of the hub.
-        split: Where the name says none.
+            reads, and `folder::split` of either; `owner/name:config:split` of one of the hub. The
+            split is `train` where the name says none.
         streaming: Whether rows are read as they are asked for, and none is stored.
 
     Raises:
@@ -64,25 +64,25 @@ def by_name(name: str, split: str, *, streaming: bool = False) -> Any:
     """
     folder = folder_of(name)
     if folder is None:
-        return from_hub(name, split, streaming=streaming)
+        return from_hub(name, streaming=streaming)
     _, _, rest = ("", "", "") if expanded(name).is_dir() else name.partition(":")
-    config, _, named = rest.partition(":")
+    config, _, split = rest.partition(":")
+    split = split or "train"
     if not is_saved(folder):
-        return from_folder(folder, config or None, named or split, streaming=streaming)
+        return from_folder(folder, config or None, split, streaming=streaming)
     if config not in ("", "default"):
         raise DataError(
             f"{folder} is a save_to_disk folder, which has no configurations, got {config!r}: "
-            f"name {folder}::{named or split}"
+            f"name {folder}::{split}"
         )
-    return split_of(from_disk(folder), named or split, where=name)
+    return split_of(from_disk(folder), split, where=name)
 
 
-def from_hub(location: str, split: str, *, streaming: bool = False) -> Any:
+def from_hub(location: str, *, streaming: bool = False) -> Any:
     """A data set of the hub, or of the library's cache where there is no network.
 
     Args:
         location: See `by_name`; nothing between two colons is the only configuration.
-        split: Where the location names none.
         streaming: Read its rows from the hub as they are asked for and store none; from the cache
             where there is no network.
 
@@ -93,7 +93,7 @@ def from_hub(location: str, split: str, *, streaming: bool = False) -> Any:
     found = _HUB_NAME.fullmatch(location)
     if found is None:
         raise DataError(f"{location} is no owner/name:config:split of a data set.")
-    name, config, split = found[1], found[2], found[3] or split
+    name, config, split = found[1], found[2], found[3] or "train"
     unreachable = hub_unreachable("HF_DATASETS_OFFLINE")
     with _offline() if unreachable else contextlib.nullcontext():
         try:

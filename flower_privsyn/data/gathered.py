@@ -33,7 +33,6 @@ class Gathered:
 
     Args:
         where: The rows are from, for sentences.
-        user_id: The one user of rows that name nobody; None where they do.
         nodes: To how many users are dealt.
         first: Whose users are wanted, in 0..nodes - 1.
         most_bytes: Of documents, about; None for all of them.
@@ -46,7 +45,6 @@ class Gathered:
         self,
         where: str,
         *,
-        user_id: str | None = None,
         nodes: int = 1,
         first: int = 0,
         most_bytes: int | None = None,
@@ -54,7 +52,7 @@ class Gathered:
         check_whole("num-partitions", nodes, ge=1)
         check_whole("partition-id", first, ge=0, le=nodes - 1)
         self.where = where
-        self._codes: dict[str, int] = {} if user_id is None else {user_id: 0}
+        self._codes: dict[str, int] = {}
         self._nodes = nodes
         self._first = first
         self._most = most_bytes

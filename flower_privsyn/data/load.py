@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from datetime import date
 from typing import Any
 
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.gathered import Gathered
-from flower_privsyn.data.users import Users, parse_cutoff
+from flower_privsyn.data.users import Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded
 
@@ -22,9 +21,6 @@ def load_users(
     text_column: str = "text",
     date_column: str = "date",
     label_column: str = "",
-    newer_than: date | str | None = None,
-    split: str = "train",
-    user_id: str | None = None,
     strict: bool = False,
 ) -> Users:
     """Read the users of a node and everything they wrote.
@@ -34,7 +30,7 @@ def load_users(
     (half a surrogate pair, bytes that are not UTF-8, NUL). A date that cannot be read, or lies
     outside of the years 1 to 9999, is an unknown one. What one user wrote must not decide about the
     others, nor whether there are any: files in which no row has a usable text, or a date where
-    `newer_than` asks for one, are read, and `check_documents` names them to their owner. A row that
+    a run asks for one, are read, and `check_documents` names them to their owner. A row that
     does not say whose it is can be laid at nobody's door: it is the file's fault, and refused. Rows
     of one user may be anywhere, in several files of a folder too.
 
@@ -54,10 +50,6 @@ def load_users(
         label_column: Column with the class of a text (a string, an integer or a data set's class
             label), or several with commas between them, whose values are joined by " | "; may be
             absent. Empty: labels are not read.
-        newer_than: Keep only documents dated after this day (``date`` or ``YYYY-MM-DD``).
-        split: Which split of a data set that has several and whose name names none.
-        user_id: The source is one user with this id, and ``client_column`` is not read: for
-            partitions that are a person.
         strict: For the owner who looks, never for a node that answers: also refuse a source
             without a usable text, one whose texts are numbers, and bytes that are not UTF-8.
 
@@ -67,14 +59,11 @@ def load_users(
             the file, the line or row and the column, and never quotes what stands there.
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
-    cutoff = None if newer_than is None else parse_cutoff(newer_than)
-    columns = Columns(
-        client_column, text_column, date_column, user_id, strict=strict, label=label_column
-    )
-    users = _gathered(source, columns, split).users()
+    columns = Columns(client_column, text_column, date_column, strict=strict, label=label_column)
+    users = _gathered(source, columns).users()
     if strict:
         _check(users, _name_of(source))
-    return users if cutoff is None else users.newer_than(cutoff)
+    return users
 
 
 def load_configured(
@@ -124,11 +113,10 @@ def gather_configured(
         setting("client-column", "client_id"),
         setting("text-column", "text"),
         setting("date-column", "date"),
-        None,
         strict=strict,
         label=setting("label-column", "label") if labels else "",
     )
-    return _gathered(_configured(setting("data", "")), columns, "train", **dealt)
+    return _gathered(_configured(setting("data", "")), columns, **dealt)
 
 
 def _check(users: Users, where: str) -> None:
@@ -152,17 +140,17 @@ def _configured(source: str) -> str:
         raise ConfigError(f"data = {error}") from None
 
 
-def _gathered(source: Any, columns: Columns, split: str, **dealt: Any) -> Gathered:
+def _gathered(source: Any, columns: Columns, **dealt: Any) -> Gathered:
     """All rows of a source."""
     where = _name_of(source)
-    gathered = Gathered(where, user_id=columns.user_id, **dealt)
+    gathered = Gathered(where, **dealt)
     try:
         if isinstance(source, str | os.PathLike):
-            parts = _from_location(where, columns, split)
+            parts = _from_location(where, columns)
         elif read.is_table(source):
             parts = iter([read.rows_of_table(source, columns, where)])
         else:
-            parts = _from_dataset(source, columns, split)
+            parts = _from_dataset(source, columns)
         for part in parts:
             gathered.add(part)
     except OSError as error:
@@ -181,7 +169,7 @@ def _name_of(source: Any) -> str:
     return "the table" if read.is_table(source) else "the data set"
 
 
-def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows]:
+def _from_location(location: str, columns: Columns) -> Iterator[Rows]:
     path = expanded(location)
     if path.is_dir() and not data_sets.is_saved(path):
         return read.read_folder(path, columns)
@@ -189,12 +177,9 @@ def _from_location(location: str, columns: Columns, split: str) -> Iterator[Rows
         return read.read_file(path, columns)
     if not data_sets.is_named(location):
         raise DataError(f"{path} does not exist.")
-    dataset = data_sets.by_name(location, split)
-    return _from_dataset(dataset, columns, split, where=location)
+    return _from_dataset(data_sets.by_name(location), columns, where=location)
 
 
-def _from_dataset(
-    source: Any, columns: Columns, split: str, where: str = "the data set"
-) -> Iterator[Rows]:
-    dataset = data_sets.split_of(source, split, where=where)
+def _from_dataset(source: Any, columns: Columns, where: str = "the data set") -> Iterator[Rows]:
+    dataset = data_sets.split_of(source, "train", where=where)
     yield data_sets.rows_of(dataset, columns, where=where)

@@ -166,7 +166,7 @@ class PublicCorpus:
     def _of_rows(self) -> Iterator[tuple[str, str | None]]:
         """The rows of a data set."""
         try:
-            rows = data_sets.by_name(str(self.data_set), "train", streaming=True)
+            rows = data_sets.by_name(str(self.data_set), streaming=True)
             for number, row in enumerate(rows, start=1):
                 text = row.get("text")
                 if not isinstance(text, str):

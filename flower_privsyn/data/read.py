@@ -164,7 +164,7 @@ def _read_texts(folder: Path, columns: Columns) -> Rows:
         for _, path in found
     ]
     # The columns are not theirs to name: a file name is a user.
-    of_files = Columns("user", "text", "", columns.user_id, strict=columns.strict)
+    of_files = Columns("user", "text", "", strict=columns.strict)
     rows = of_files.rows(
         {"user": [name for name, _ in found], "text": texts}, lambda row: str(found[row][1])
     )
@@ -232,9 +232,7 @@ def _objects(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]
 
 
 def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:
-    """A JSON object that says whose it is; empty for what is none, where there is one user."""
-    if columns.user_id is not None:
-        return row if isinstance(row, dict) else {}
+    """A JSON object that says whose it is."""
     if not isinstance(row, dict):
         raise DataError(
             f"{place}: not a JSON object, so nobody knows whose it is; write each row as one "

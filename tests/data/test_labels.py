@@ -50,8 +50,8 @@ class TestSources:
         found = datasets.Dataset.from_dict(values, features=features)
         assert load_users(found, label_column="label").labels == ["good", "bad", None]
         # The order of a data set is that of its index mapping, not of its table.
-        part = datasets.DatasetDict({"test": found.select([2, 0])})
-        assert load_users(part, label_column="label", split="test").labels == [None, "good"]
+        part = datasets.DatasetDict({"train": found.select([2, 0])})
+        assert load_users(part, label_column="label").labels == [None, "good"]
 
     @pytest.mark.parametrize("value", [3, 3.0, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
     def test_a_label_of_any_kind_takes_no_user_away(self, tmp_path: Path, value: Any) -> None:

@@ -193,12 +193,6 @@ def test_a_row_or_a_source_that_does_not_say_whose_it_is_is_refused(
     assert "'client_id'" in said
 
 
-@every_source
-def test_one_user_of_a_source_needs_no_name(make: Make, tmp_path: Path) -> None:
-    rows = [{"text": row["text"]} for row in ROWS]
-    assert load_users(make(rows, tmp_path), user_id="me").user_ids == ("me",)
-
-
 # ---- of files ----------------------------------------------------------------------------------
 
 
@@ -384,7 +378,7 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="newer-than .* 'number' must be an ISO date"):
         users.newer_than("2025-01-01")
     with pytest.raises(DataError, match=r"newer-than .* there is no column 'date' \(the table\)"):
-        load_users(table, newer_than="2025-01-01")
+        load_users(table).newer_than("2025-01-01")
 
 
 def test_bad_utf8_in_parquet_and_a_row_by_its_place_in_the_file(
