@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli import again, main
+from flower_privsyn.cli import expand, main
 from flower_privsyn.cli import run as run_command
 from flower_privsyn.cli.output import FAILED, REFUSED
 from flower_privsyn.cli.signals import Stopped
@@ -43,7 +43,7 @@ def test_only_a_refused_copy_is_removed(
             raise ending
         return int(ending)
 
-    monkeypatch.setattr(again, "copy_released", copied)
+    monkeypatch.setattr(expand, "copy_released", copied)
     monkeypatch.setattr(run_command, "resume", resume)
     words = ["expand", str(run.path), "--anew", str(tmp_path / "copy")]
     with contextlib.suppress(KeyboardInterrupt, Stopped):

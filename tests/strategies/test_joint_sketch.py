@@ -15,7 +15,7 @@ from flwr.app import Message
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
-from flower_privsyn.cli.again import copy_released
+from flower_privsyn.cli.expand import copy_released
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.comparison.teachers import writer_of
