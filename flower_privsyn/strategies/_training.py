@@ -17,7 +17,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located, write_json
@@ -646,38 +646,6 @@ class TrainingStrategy(PrivateSumStrategy):
         config = self.config_class.given(config, settings, strategy=type(self).__name__)
         made: Any = self.method_class
         super().__init__(config, made(config), random=random)
-
-
-#: Noise multipliers of Wang et al. 2023 by epsilon.
-_WANG_TREES: Final[Mapping[str, float]] = {"1.77": 8.83, "18.71": 1.13}
-
-
-def wang_federation(epsilon: str) -> dict[str, Any]:
-    """The federated settings that Wang et al. 2023 print, by their names here.
-
-    1,600 rounds of 100 of 342,000 users, each at most once, under the noise of trees; each passes
-    over at most 256 samples of 20 tokens in batches of 16.
-
-    Args:
-        epsilon: as printed.
-
-    Raises:
-        ConfigError: no such epsilon is printed.
-    """
-    check_choice("epsilon", epsilon, tuple(_WANG_TREES))
-    return {
-        "noise_multiplier": _WANG_TREES[epsilon],
-        "delta": 1e-6,
-        "num_rounds": 1_600,
-        "min_separation": 3_420,
-        "correlation": "tree",
-        "accountant": "rdp",
-        "max_tokens": 20,
-        "max_samples": 256,
-        "local_batch_size": 16,
-        "local_steps": 0,
-        "server_learning_rate": 1.0,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +35,11 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import (
     CorrelatedTrainingConfig,
     FederatedTraining,
-    wang_federation,
 )
 
 if TYPE_CHECKING:
@@ -149,37 +147,6 @@ class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
     def first_model(self) -> str:
         """What the rounds begin from, as a folder or a name."""
         return located(self.initial_model or self.model)
-
-    @classmethod
-    def wang(
-        cls,
-        *,
-        epsilon: Literal["1.77", "18.71"] = "1.77",
-        **overrides: Any,
-    ) -> Self:
-        """The paper's settings, as far as it prints them: 100 of 342,000 users in a round, once.
-
-        Noise, rounds and accounting as printed: one tree over all 1,600 rounds. So are a user's
-        batches and samples, and the teacher, share and steps of the public text. What the paper
-        does not print (optimisers, rates, clip norm, beta) is this package's.
-
-        Args:
-            epsilon: as printed.
-            overrides: further settings.
-
-        Raises:
-            ConfigError: no such epsilon is printed.
-        """
-        preset: dict[str, Any] = {
-            **wang_federation(epsilon),
-            "least_row_tokens": 1,
-            "select_share": 0.0008,
-            "student_steps": 8_000,
-            "student_batch_size": 128,
-            "teacher_top_k": 10,
-            **overrides,
-        }
-        return cls(**preset)
 
     def distillation(self) -> Distillation | None:
         """What it is taught by; None for nothing but the text."""
@@ -394,7 +361,6 @@ class PublicMidTraining(PrivateSumStrategy):
     """
 
     config_class = PublicMidTrainingConfig
-    wang = Preset(PublicMidTrainingConfig.wang)
 
     def __init__(
         self,

@@ -21,8 +21,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     Correlation,
     PrivacyLedger,
-    Release,
-    release_epsilon,
 )
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run.progress import Progress
@@ -33,7 +31,6 @@ from flower_privsyn.strategies import (
     PublicMidTrainingConfig,
 )
 from flower_privsyn.strategies import public_mid_training as public_step
-from flower_privsyn.strategies.public_mid_training import TrainingInHalves
 from flower_privsyn.training import causal, selection
 from flower_privsyn.training.local import LocalModel
 from flower_privsyn.training.selection import likelihoods
@@ -94,22 +91,6 @@ class TestCost:
         assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
         ledger = PrivacyLedger.read(strategy.run.ledger_file)
         assert ledger.epsilon_known_cohorts == ledger.epsilon_release
-
-    @pytest.mark.parametrize(("epsilon", "exact"), [("1.77", 1.6487), ("18.71", 17.6668)])
-    def test_what_the_paper_prints(self, epsilon: Any, exact: float, tmp_path: Path) -> None:
-        """One tree over all rounds, by Rényi; and the exact cost."""
-
-        def cost(**changes: Any) -> float:
-            settings = PublicMidTrainingConfig.wang(
-                epsilon=epsilon, **{"run_dir": str(tmp_path), **changes}
-            )
-            (phase,) = TrainingInHalves(settings).phases(342_000)
-            multiplier = (phase.noise_multiplier or 0.0) / phase.sensitivity
-            releases = [Release(noise_multiplier=multiplier, sampling=phase.sampling)]
-            return release_epsilon(releases, delta=settings.delta, accountant=settings.accountant)
-
-        assert cost() == pytest.approx(float(epsilon), abs=5e-3)
-        assert cost(accountant="pld") == pytest.approx(exact, rel=2e-3)
 
 
 class TestWhoTakesPart:
