@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +41,9 @@ _MOST_REFUSED = 8
 
 #: Statuses of servers that list no models, or not to everybody, and complete text all the same.
 _NO_LIST = (403, 404, 405)
+
+#: This machine, which no proxy reaches.
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 #: What an answer that is none counts as, whatever its status: it is asked for again.
 _BAD_GATEWAY = 502
@@ -131,7 +133,7 @@ class OpenAIGenerator:
             api_key=api_key,
             timeout=timeout,
             max_retries=max_retries,
-            by_proxy=not _is_here(parts.hostname),
+            by_proxy=parts.hostname not in _HERE,
         )
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
@@ -487,14 +489,6 @@ def _judge(response: Any) -> None:
         choices = _part(answer, "choices")
         if not isinstance(choices, list) or len(choices) != wanted:
             response.status_code = _BAD_GATEWAY
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host is this machine, which no proxy reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _part(value: Any, key: str) -> Any:

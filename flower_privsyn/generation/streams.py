@@ -60,27 +60,6 @@ def stream(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def penalised(logits: torch.Tensor, held: torch.Tensor, *, penalty: float) -> torch.Tensor:
-    """Make tokens that a text already holds less likely.
-
-    Args:
-        logits: (b, v) floating point.
-        held: (b, v) bool, which tokens each row's text holds.
-        penalty: >= 1; logits above zero are divided by it, those below multiplied.
-
-    Returns:
-        (b, v).
-
-    References:
-        Keskar et al., "CTRL: A Conditional Transformer Language Model for Controllable
-        Generation" (2019), section 4.1.
-    """
-    import torch
-
-    less = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(held, less, logits)
-
-
 def sample_tokens(
     logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float, top_p: float
 ) -> torch.Tensor:

@@ -314,9 +314,7 @@ class TransformersGenerator:
             given = _repeated(given, num_samples)
         cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
-        held = None  # (b, v) which tokens each text holds, where somebody asks
-        if sampling.repetition_penalty != 1.0:
-            held = uniforms.new_zeros((len(uniforms), self._vocabulary), dtype=torch.bool)
+        history = torch.zeros_like(uniforms, dtype=torch.int64)  # (b, new) what was drawn
         openers = self._openers(sampling.stop)
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
@@ -327,7 +325,10 @@ class TransformersGenerator:
                 given = _repeated(given, num_samples)
                 if cache is not None:
                     cache.batch_repeat_interleave(num_samples)
-            drawn = self._drawn(logits, uniforms[:, step], held, alive, sampling)  # (b,)
+            drawn = self._drawn(
+                logits, uniforms[alive, step], history[alive, :step], sampling
+            )  # (b,)
+            history[alive, step] = drawn
             self._note_drawn(drawn.tolist(), written, alive, running)
             self._note_stops(written, alive, running, sampling.stop, openers)
             num_running = sum(running)
@@ -406,17 +407,15 @@ class TransformersGenerator:
         self,
         logits: torch.Tensor,
         uniforms: torch.Tensor,
-        held: torch.Tensor | None,
-        alive: list[int],
+        history: torch.Tensor,
         sampling: SamplingParameters,
     ) -> torch.Tensor:
-        """Draw the next token of every sample that goes on, and remember that it holds it.
+        """Draw the next token of every sample that goes on.
 
         Args:
-            logits: (b, v) of the samples that go on; changed.
-            uniforms: (n,) of all samples, in [0, 1).
-            held: (n, v) which tokens each sample holds; None where nobody asks.
-            alive: which samples go on, increasing.
+            logits: (b, v); changed.
+            uniforms: (b,) in [0, 1).
+            history: (b, t) the tokens that each sample holds.
             sampling: how to draw.
 
         Raises:
@@ -428,17 +427,13 @@ class TransformersGenerator:
                 f"large for {self._model.dtype}; name another model, or another dtype"
             )
         logits[:, self._banned] = float("-inf")
-        if held is not None:
-            logits = streams.penalised(logits, held[alive], penalty=sampling.repetition_penalty)
-        drawn = streams.sample_tokens(
-            logits,
-            uniforms[alive] if len(alive) < len(uniforms) else uniforms,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+        if sampling.repetition_penalty != 1.0:
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            logits = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(history, logits)
+        return streams.sample_tokens(
+            logits, uniforms, temperature=sampling.temperature, top_p=sampling.top_p
         )
-        if held is not None:
-            held[alive, drawn] = True
-        return drawn
 
     def _note_drawn(
         self,

