@@ -247,14 +247,14 @@ class EmbeddingSource:
         if self.store is None:
             return records
         try:
-            stored = self.store.put(
-                key,
+            given = StoredRecords(
                 records=records.cohort.records,
                 owners=records.cohort.owners,
                 labels=records.cohort.labels,
-                user_ids=user_ids,
+                user_ids=tuple(user_ids),
                 fingerprint=self.fingerprint,
             )
+            stored = self.store.put(key, given)
         except DataError as error:
             logger.warning("%s They stay in the memory of this process.", error)
             return records

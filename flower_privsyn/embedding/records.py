@@ -47,14 +47,14 @@ _TICKET_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StoredRecords:
-    """The records of a node's users, mapped from its disk.
+    """The records of a node's users, in memory or mapped from its disk.
 
     Attributes:
-        records: float32 (n, d), read-only.
-        owners: int64 (n,), index into `user_ids`, nondecreasing, read-only.
+        records: float32 (n, d), read-only where mapped.
+        owners: int64 (n,), index into `user_ids`, nondecreasing, as the records.
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
-        labels: int64 (n,), classes of the records, read-only; None where they have none.
+        labels: int64 (n,), classes of the records, as these; None where they have none.
     """
 
     records: NDArray[np.float32]
@@ -159,53 +159,26 @@ class RecordStore:
             os.utime(path)  # what was used last is removed last
         return stored
 
-    def put(
-        self,
-        key: str,
-        *,
-        records: NDArray[np.float32],
-        owners: NDArray[np.int64],
-        user_ids: Sequence[str],
-        fingerprint: str,
-        labels: NDArray[np.int64] | None = None,
-    ) -> StoredRecords:
+    def put(self, key: str, records: StoredRecords) -> StoredRecords:
         """Write an entry, unless there is one, and map it.
 
         Args:
             key: From `content_key`.
-            records: float32 (n, d).
-            owners: int64 (n,), nondecreasing, in `range(len(user_ids))`.
-            user_ids: Of the u users.
-            fingerprint: Of the embedder.
-            labels: int64 (n,), classes of the records; None where they have none.
+            records: In memory.
 
         Raises:
-            DataError: If the shapes do not fit, or the entry cannot be written.
+            DataError: If the entry cannot be written.
         """
-        given = StoredRecords(
-            records=np.ascontiguousarray(records, dtype="<f4"),
-            owners=np.ascontiguousarray(owners, dtype="<i8"),
-            user_ids=tuple(user_ids),
-            fingerprint=fingerprint,
-            labels=None if labels is None else np.ascontiguousarray(labels, dtype="<i8"),
-        )
-        try:
-            _check(given)
-        except ValueError as error:
-            raise DataError(f"Records cannot be stored: {error}.") from None
         if (stored := self.find(key)) is not None:
             return stored  # another process was faster
         try:
             self._sweep()
             with replacing(self._path(key), for_the_owner=True) as temporary:
-                _write(temporary, given)
+                _write(temporary, records)
             self._shrink(keep=key)
+            return _read(self._path(key))
         except OSError as error:
             raise self._cannot_be_written(error) from None
-        stored = self.find(key)
-        if stored is None:
-            raise DataError(f"The record store {self._folder} does not keep what is written.")
-        return stored
 
     # ---- tickets
 
@@ -322,10 +295,12 @@ def embed_texts(
             try:
                 store.put(
                     key,
-                    records=np.stack(whole),
-                    owners=np.zeros(len(block), dtype=np.int64),
-                    user_ids=("",),
-                    fingerprint=embedder.fingerprint,
+                    StoredRecords(
+                        records=np.stack(whole),
+                        owners=np.zeros(len(block), dtype=np.int64),
+                        user_ids=("",),
+                        fingerprint=embedder.fingerprint,
+                    ),
                 )
             except DataError as error:
                 logger.warning("%s A process that is killed embeds its texts again.", error)
@@ -344,20 +319,6 @@ def limit_bytes() -> int:
         return int(check_number(RECORDS_GIB, float(text), ge=0, lt=2**30) * 2**30)
     except ValueError:
         raise wrong_value(RECORDS_GIB, "a number of GiB, at least 0", text) from None
-
-
-def _check(stored: StoredRecords) -> None:
-    """Refuse arrays that do not belong together.
-
-    Raises:
-        ValueError: Rows without an owner among the users, or in another order, or without a label.
-    """
-    rows, owners, labels = len(stored.records), stored.owners, stored.labels
-    if owners.shape != (rows,) or not (labels is None or labels.shape == (rows,)):
-        raise ValueError(f"{rows} records have {len(owners)} owners, or another number of labels")
-    users = len(stored.user_ids)
-    if rows and not (owners[0] >= 0 and owners[-1] < users and (np.diff(owners) >= 0).all()):
-        raise ValueError(f"owners must be nondecreasing and in range({users})")
 
 
 def _write(path: Path, stored: StoredRecords) -> None:
@@ -407,5 +368,8 @@ def _read(path: Path) -> StoredRecords:
         fingerprint=facts["fingerprint"],
         labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
     )
-    _check(stored)
+    count, users, owners = len(stored.records), len(stored.user_ids), stored.owners
+    whole = owners.shape == (count,) and (not count or 0 <= owners[0] <= owners[-1] < users)
+    if not whole:
+        raise ValueError(f"{count} records of {users} users have {len(owners)} owners")
     return stored

@@ -24,6 +24,7 @@ from flower_privsyn.client_apps.node_users import check_partition
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import (
     RecordStore,
+    StoredRecords,
     content_key,
     embed_texts,
     load_tokenizer,
@@ -63,7 +64,8 @@ class TestEntries:
         cache = tmp_path / "cache"
         records = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
         owners = np.array([0, 0, 2, 2])
-        RecordStore(cache).put(KEY, records=records, owners=owners, user_ids=IDS, fingerprint="f")
+        given = StoredRecords(records=records, owners=owners, user_ids=IDS, fingerprint="f")
+        RecordStore(cache).put(KEY, given)
         found = RecordStore(cache).find(KEY)
         assert found is not None
         np.testing.assert_array_equal(found.records, records)

@@ -13,4 +13,5 @@ IDS = ("ann", "bob", "\u00e9va")
 def put(store: RecordStore, key: str = KEY, rows: int = 5, seed: int = 0) -> StoredRecords:
     records = np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
     owners = np.sort(np.arange(rows) % 3).astype(np.int64)
-    return store.put(key, records=records, owners=owners, user_ids=IDS, fingerprint="f")
+    given = StoredRecords(records=records, owners=owners, user_ids=IDS, fingerprint="f")
+    return store.put(key, given)
