@@ -12,7 +12,6 @@ from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
-    ProgressCallback,
     SamplingParameters,
     TextGenerator,
     at_once,
@@ -159,7 +158,6 @@ class Expand:
         num_samples: int,
         seed: int,
         adapter: Path | None = None,
-        progress: ProgressCallback | None = None,
         on_batch: BatchCallback | None = None,
         earlier: Earlier = NOTHING,
     ) -> ExpandResult:
@@ -172,7 +170,6 @@ class Expand:
             num_samples: How many texts to keep, those of earlier included, >= 0.
             seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
             adapter: The folder of a LoRA adapter for the generator.
-            progress: Called with the number of texts just kept.
             on_batch: Called after every batch with what it kept (never with nothing), so that
                 finished texts can be written down before the next batch is begun.
             earlier: What an interrupted call with the same arguments did: this one writes the texts
@@ -223,11 +220,8 @@ class Expand:
                 examples = {flat[index] for index in group}
                 parsed = whole.strip() if self._prompt is None else self._prompt.parse(whole)
                 kept.take(parsed, group, examples)
-            if len(kept.texts) > first:
-                if on_batch is not None:
-                    on_batch(kept.texts[first:], kept.parents[first:], attempts)
-                if progress is not None:
-                    progress(len(kept.texts) - first)
+            if len(kept.texts) > first and on_batch is not None:
+                on_batch(kept.texts[first:], kept.parents[first:], attempts)
         return ExpandResult(
             texts=tuple(kept.texts),
             parents=tuple(kept.parents),

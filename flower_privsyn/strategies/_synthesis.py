@@ -146,6 +146,7 @@ def expand_resumably(
         ]
         append_json_lines(kept, fresh)
         records.extend(fresh)
+        reporter.update(len(fresh))
 
     with progress.stage(stage, num_samples) as reporter:
         reporter.update(len(records))
@@ -154,7 +155,6 @@ def expand_resumably(
             num_samples=num_samples,
             seed=seed,
             adapter=adapter,
-            progress=reporter.update,
             on_batch=keep,
             earlier=earlier,
         )

@@ -11,18 +11,13 @@ import pytest
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import (
     ByInstruction,
-    Expand,
     SamplingParameters,
-    load_generator,
     load_instruction,
-    load_prompt,
 )
 from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.testing import EchoGenerator
-from tests.support.generation_server import Server
 
 SAMPLING = SamplingParameters(seed=3, max_new_tokens=20)
-SEEDS = ["a first text", "a second text", "a third text"]
 
 
 class Chat(EchoGenerator):
@@ -135,25 +130,3 @@ def test_what_takes_no_messages_and_adapters_are_refused() -> None:
         ByMessages(Chat(), instruction="").generate(
             ["a\n"], sampling=SAMPLING, adapter=Path("somewhere")
         )
-
-
-def test_a_server_is_rehearsed_and_expands_by_messages_alone(server: Server) -> None:
-    prompt = load_prompt("pre-text")
-    model = load_generator(f"{server.url}#tiny")
-    expand = Expand(
-        ByMessages(model, instruction=prompt.instruction),
-        prompt=prompt,
-        sampling=SamplingParameters(seed=0, max_new_tokens=33),
-    )
-    expand.rehearse(SEEDS)
-    ((path, body, _),) = server.requests
-    # As the run will ask: one that thinks before it answers says nothing in a single token.
-    assert (path, body["max_tokens"]) == ("/v1/chat/completions", 33)
-    result = expand.run(SEEDS, num_samples=7, seed=5)
-    assert len(set(result.texts)) == 7
-    assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
-    system, user = server.requests[-1][1]["messages"]
-    assert system == {"role": "system", "content": prompt.instruction}
-    assert "the text alone" in prompt.instruction
-    assert user["role"] == "user"
-    assert user["content"].endswith("Original Text Sample 4\n")

@@ -10,6 +10,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import (
+    Expand,
     SamplingParameters,
     load_generator,
     load_prompt,
@@ -46,13 +47,22 @@ def test_settings_reach_the_server(server: Server) -> None:
         generator.generate(["a"], sampling=SamplingParameters(seed=1))
 
 
-def test_what_expands_asks_a_chat_model_by_messages(server: Server) -> None:
+def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> None:
+    prompt = load_prompt("pre-text")
     settings = ExpandingSettings(generator=f"{server.url}#tiny", generator_interface="chat")
-    writer = settings.writer(load_prompt("pre-text"))
-    writer.generate(["a"], sampling=SamplingParameters(seed=1))
+    sampling = SamplingParameters(seed=0, max_new_tokens=33)
+    expand = Expand(settings.writer(prompt), prompt=prompt, sampling=sampling)
+    seeds = ["a first text", "a second text", "a third text"]
+    expand.rehearse(seeds)
+    # As the run will ask: one that thinks before it answers says nothing in a single token.
+    assert server.requests[0][1]["max_tokens"] == 33
+    assert len(set(expand.run(seeds, num_samples=7, seed=5).texts)) == 7
     assert set(server.paths()) == {"/v1/chat/completions"}
+    system, user = server.requests[-1][1]["messages"]
+    assert system == {"role": "system", "content": prompt.instruction}
+    assert user["content"].endswith("Original Text Sample 4\n")
     with pytest.raises(ConfigError, match="echo takes no messages"):
-        settings.writer(load_prompt("pre-text"), EchoGenerator())
+        settings.writer(prompt, EchoGenerator())
 
 
 def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
