@@ -18,23 +18,21 @@ The paper is central and its unit is a text; here users vote, and a user is the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt
 from flower_privsyn.data.cut import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Needs, Question, ReleasedSum, State, need
-from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
 from flower_privsyn.strategies._population import Population, survivor_records, survivors
@@ -46,45 +44,12 @@ if TYPE_CHECKING:
 #: How often a model is asked for a first text before another of its class stands for it.
 _TRIES = 4
 
-#: What differs between the data of the paper, as its authors' code has it: texts of N, the noise
-#: multipliers for epsilon 1, 2 and 4 over 10 rounds, seeds, temperature and tokens.
-_AS_PRINTED: dict[str, dict[str, Any]] = {
-    "pubmed": {
-        "texts": 75_316,
-        "noise": {"1": 13.26, "2": 7.01, "4": 3.75},
-        "seeds": 2000,
-        "initial_words": 200,
-        "temperature": 1.0,
-        "max_new_tokens": 448,
-        "embedding_model": "sentence-transformers/sentence-t5-base",
-        "domain": "the abstract of a medical research paper",
-    },
-    "openreview": {
-        "texts": 8_396,
-        "noise": {"1": 11.60, "2": 6.22, "4": 3.38},
-        "seeds": 2000,
-        "initial_words": 300,
-        "temperature": 1.2,
-        "max_new_tokens": 448,
-        "embedding_model": "sentence-transformers/stsb-roberta-base-v2",
-        "domain": "a review of a research paper",
-    },
-    "yelp": {
-        "texts": 1_939_290,
-        "noise": {"1": 15.34, "2": 8.03, "4": 4.24},
-        "seeds": 5000,
-        "initial_words": 60,
-        "temperature": 1.4,
-        "max_new_tokens": 64,
-        "embedding_model": "sentence-transformers/stsb-roberta-base-v2",
-        "domain": "a customer's review of a business",
-    },
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class AugPEConfig(EvolutionConfig):
     """Settings of `AugPE`; the defaults are the authors' for open models, with our noise.
+
+    With one text a user and `max_samples` = 1 the sensitivity is the paper's.
 
     References:
         Xie et al. 2024, and the authors' code (AI-secure/aug-pe).
@@ -172,43 +137,6 @@ class AugPEConfig(EvolutionConfig):
         query = LabelledHistogram if self.class_names else NearestNeighborHistogram
         return query(max_samples=self.max_samples, clip=self.clip)
 
-    @classmethod
-    def as_printed(
-        cls,
-        *,
-        data: Literal["pubmed", "openreview", "yelp"],
-        epsilon: Literal["1", "2", "4"],
-        **overrides: Any,
-    ) -> Self:
-        """The authors' settings for open models on one of the paper's data sets.
-
-        One text is one user, who votes once (`max_samples` = 1), so that the sensitivity is the
-        paper's. Their code asks for no number of words with open models; neither do these prompts
-        insist. Classes of OpenReview and Yelp are left to `classes`.
-
-        Raises:
-            ConfigError: no such data set or epsilon is printed.
-        """
-        check_choice("data", data, tuple(_AS_PRINTED))
-        printed = _AS_PRINTED[data]
-        check_choice("epsilon", epsilon, tuple(printed["noise"]))
-        preset: dict[str, Any] = {
-            "noise_multiplier": printed["noise"][epsilon],
-            "delta": 1 / (printed["texts"] * math.log(printed["texts"])),
-            "num_users": printed["texts"],
-            "max_samples": 1,
-            "max_tokens": 512,
-            "num_candidates": 7 * printed["seeds"],
-            "initial_words": printed["initial_words"],
-            "temperature": printed["temperature"],
-            "max_new_tokens": printed["max_new_tokens"],
-            "embedding_model": printed["embedding_model"],
-            "domain": printed["domain"],
-            "generator": "openai-community/gpt2",
-            **overrides,
-        }
-        return cls(**preset)
-
 
 @final
 class AugPE(PrivateSumStrategy):
@@ -241,7 +169,6 @@ class AugPE(PrivateSumStrategy):
     """
 
     config_class = AugPEConfig
-    as_printed = Preset(AugPEConfig.as_printed)
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,6 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (
@@ -93,20 +92,6 @@ PreferenceTrainer = Callable[..., TrainingReport]
 _MAX_TRAINING_TOKENS: Final = 1024
 
 Scores = npt.NDArray[np.float64]
-
-
-Participation = Literal["full", "1000-of-72000", "1000-of-133000"]
-
-#: Noise multipliers of the paper's Table 3, by (epsilon, participation), for 20 rounds and
-#: delta = 3e-6; computed there by Renyi accounting of Poisson sampling.
-PRINTED_NOISE_MULTIPLIERS: dict[tuple[str, str], float] = {
-    ("1", "full"): 19.3,
-    ("7", "full"): 3.35,
-    ("1", "1000-of-72000"): 1.14,
-    ("7", "1000-of-72000"): 0.52,
-    ("1", "1000-of-133000"): 1.05,
-    ("7", "1000-of-133000"): 0.475,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,65 +202,6 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
             answer_space=self.answer_space,
         )
 
-    @classmethod
-    def popri_as_printed(
-        cls, *, epsilon: Literal["1", "7"], participation: Participation = "full", **overrides: Any
-    ) -> Self:
-        """The published settings: scores not centred, clipped, one number per response.
-
-        T = 20, K = 1,800, J = 10, DPO with rank 4 and alpha 8, 8e-7 (the upper end of the paper's
-        range) on a cosine, 24 pairs a step, 2 epochs; the noise multiplier of Table 3 by Renyi
-        accounting of Poisson sampling, which is what is drawn here.
-        """
-        preset: dict[str, Any] = {**_printed(epsilon, participation), "centre": "none"}
-        if participation != "full":
-            cohort, population = (int(part) for part in participation.split("-of-"))
-            preset |= {"sampling": "poisson", "sampling_rate": cohort / population}
-        return cls(**{**preset, **overrides})
-
-    @classmethod
-    def popri_as_coded(
-        cls, *, epsilon: Literal["1", "7"], participation: Participation = "full", **overrides: Any
-    ) -> Self:
-        """What the authors released: scores centred over all responses and scaled to norm 1.
-
-        beta 0.01, rank 16, alpha 16, 1 epoch, constant 8e-7 after 10 steps of warm-up, each round
-        measured against the one before. Its cohorts have a fixed size and are accounted for as
-        such, so the ledger shows a larger epsilon than the paper prints, where they are sampled.
-        """
-        preset: dict[str, Any] = {
-            **_printed(epsilon, participation),
-            "centre": "all",
-            "scale": "unit",
-            "beta": 0.01,
-            "lora_rank": 16,
-            "lora_alpha": 16,
-            "learning_rate_schedule": "constant",
-            "warmup_steps": 10,
-            "training_epochs": 1,
-            "reference": "previous",
-        }
-        if participation != "full":
-            preset |= {"sampling": "fixed-size", "sample_size": 1000}
-        return cls(**{**preset, **overrides})
-
-
-def _printed(epsilon: str, participation: str) -> dict[str, Any]:
-    """What the paper and its authors' code agree in."""
-    key = (epsilon, participation)
-    if key not in PRINTED_NOISE_MULTIPLIERS:
-        known = ", ".join(f"{e} with {p}" for e, p in PRINTED_NOISE_MULTIPLIERS)
-        raise ConfigError(
-            f"epsilon and participation must be one of {known}, got {epsilon} with {participation}"
-        )
-    return {
-        "noise_multiplier": PRINTED_NOISE_MULTIPLIERS[key],
-        "accountant": "rdp",
-        "max_samples": 0,
-        "answer_space": "candidates",
-        "learning_rate": 8e-7,
-    }
-
 
 @final
 class POPri(PrivateSumStrategy):
@@ -307,8 +233,6 @@ class POPri(PrivateSumStrategy):
     """
 
     config_class = POPriConfig
-    popri_as_printed = Preset(POPriConfig.popri_as_printed)
-    popri_as_coded = Preset(POPriConfig.popri_as_coded)
 
     def __init__(
         self,

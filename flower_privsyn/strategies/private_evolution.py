@@ -24,13 +24,12 @@ Algorithm 2:
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt, check_choice
+from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.run.method import Needs, ReleasedSum, State, need
 from flower_privsyn.run.settings import Preset
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator, Variation
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: What the authors' experiments subtract at epsilon 7.58: 8 samples x 1.541 x sqrt(2) votes.
-PRE_TEXT_THRESHOLD_VOTES = 8 * 1.541 * math.sqrt(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,34 +94,10 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
 
         Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
-        per text and the threshold follows the noise. `pre_text_as_printed` has the paper's votes.
+        per text and the threshold follows the noise.
         """
         preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **overrides}
         return cls(epsilon=epsilon, **preset)
-
-    @classmethod
-    def pre_text_as_printed(cls, *, epsilon: Literal["1.29", "7.58"], **overrides: Any) -> Self:
-        """The published settings of one of PrE-Text's two budgets.
-
-        Noise multiplier 11.3 (epsilon 1.29 by the papers' RDP accountant) or 2.31 (7.58), N_syn
-        1,024 or 2,048, H in votes, embeddings in float32. Two things stay this package's: the
-        models (printed: RoBERTa-large and LLaMA-2-7B) and how many texts are written.
-
-        Raises:
-            ConfigError: no such epsilon is printed.
-        """
-        check_choice("epsilon", epsilon, ("1.29", "7.58"))
-        strong = epsilon == "1.29"
-        preset: dict[str, Any] = {
-            "noise_multiplier": 11.3 if strong else 2.31,
-            "accountant": "rdp",
-            "num_candidates": 1024 if strong else 2048,
-            "threshold": PRE_TEXT_THRESHOLD_VOTES * (5.9 if strong else 1.0),
-            "threshold_unit": "votes",
-            "broadcast_precision": "float32",
-            **overrides,
-        }
-        return cls(**preset)
 
 
 @final
@@ -158,7 +130,6 @@ class PrivateEvolution(PrivateSumStrategy):
 
     config_class = PrivateEvolutionConfig
     pre_text = Preset(PrivateEvolutionConfig.pre_text)
-    pre_text_as_printed = Preset(PrivateEvolutionConfig.pre_text_as_printed)
 
     def __init__(
         self,

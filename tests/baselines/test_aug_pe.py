@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from flower_privsyn.data import Cut, load_users
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
+from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.strategies import CLIENT_KEYS, AugPEConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
@@ -32,11 +34,9 @@ def settings(name: str | None = None) -> AugPEConfig:
 def test_settings_are_complete_and_accepted() -> None:
     values = resolve_config(load_app(APP))
     assert set(values) - CLIENT_KEYS == AugPEConfig.keys()
-    printed = AugPEConfig.as_printed(data="pubmed", epsilon="1")
-    ours = settings()
-    changed = {key for key, value in ours.to_dict().items() if printed.to_dict()[key] != value}
-    assert changed == {"epsilon", "noise-multiplier", "delta"}
-    assert ours.delta == pytest.approx(printed.delta, rel=0.01)
+    found = settings()
+    assert (found.num_rounds, found.num_variations, found.lookahead) == (10, 7, 0)
+    assert (found.selection, found.variation, found.max_samples) == ("rank", "prompt", 1)
 
 
 def test_every_row_has_a_file() -> None:
@@ -47,13 +47,13 @@ def test_every_row_has_a_file() -> None:
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("epsilon", ["1", "2", "4"])
-def test_rows_of_open_models_are_as_printed(data: Any, epsilon: Any) -> None:
+def test_rows_of_open_models_cost_what_is_printed(data: Any, epsilon: Any) -> None:
     found = settings(f"{data}-eps-{epsilon}")
-    printed = AugPEConfig.as_printed(data=data, epsilon=epsilon, classes=found.classes)
-    for key, value in printed.to_dict().items():
-        if key != "delta":
-            assert found.to_dict()[key] == value, key
-    assert found.delta == pytest.approx(printed.delta, rel=1e-3)
+    assert found.num_candidates == 7 * {"yelp": 5000}.get(data, 2000)
+    assert found.delta == pytest.approx(1 / (found.num_users * math.log(found.num_users)), rel=1e-3)
+    noise = Release(noise_multiplier=found.noise_multiplier or 0, sampling=FullParticipation())
+    spent = release_epsilon({noise: found.num_rounds}, delta=found.delta)
+    assert spent == pytest.approx(float(epsilon), rel=0.01)
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,14 @@ def test_named_settings_are_accepted(app: Path, name: str) -> None:
     values = resolve_config(load_app(app), config_name=name)
     config = PrivateEvolutionConfig.from_run_config(values)
     if "as-printed" in name:
-        printed = PrivateEvolutionConfig.pre_text_as_printed(
-            epsilon="1.29" if "1.29" in name else "7.58"
-        )
-        for key in ("noise_multiplier", "accountant", "num_candidates", "broadcast_precision"):
-            assert getattr(config, key) == getattr(printed, key)
-        assert config.survivor_weights == printed.survivor_weights == "distinct"
-        assert config.threshold == pytest.approx(printed.threshold, rel=1e-7)
+        strong = "1.29" in name
+        noise, size = (11.3, 1024) if strong else (2.31, 2048)
+        assert (config.noise_multiplier, config.num_candidates) == (noise, size)
+        assert (config.accountant, config.broadcast_precision) == ("rdp", "float32")
+        # Their experiments subtract 8 samples x 1.541 x sqrt(2) votes, 5.9 times that at 1.29.
+        votes = 8 * 1.541 * math.sqrt(2) * (5.9 if strong else 1.0)
+        assert config.threshold_unit == "votes"
+        assert config.threshold == pytest.approx(votes, rel=1e-7)
         assert (config.lookahead, config.num_rounds, config.delta) == (4, 11, 3e-6)
 
 

@@ -310,22 +310,6 @@ class TestTheAlgorithm:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("data", ["pubmed", "openreview", "yelp"])
-    @pytest.mark.parametrize("epsilon", ["1", "2", "4"])
-    def test_as_printed(self, data: Any, epsilon: Any) -> None:
-        from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
-
-        config = AugPEConfig.as_printed(data=data, epsilon=epsilon)
-        assert (config.num_rounds, config.num_variations, config.lookahead) == (10, 7, 0)
-        assert (config.selection, config.variation) == ("rank", "prompt")
-        assert config.of_each_class == {"yelp": 5000}.get(data, 2000)
-        release = Release(
-            noise_multiplier=config.noise_multiplier or 0.0, sampling=FullParticipation()
-        )
-        spent = release_epsilon({release: 10}, delta=config.delta)
-        assert spent == pytest.approx(float(epsilon), rel=0.01)
-        assert config.histogram().clip_norm == 1.0
-
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.queries import expand_scores
 from flower_privsyn.report import write_run_page
@@ -141,6 +142,27 @@ class TestJudgedByMoments:
         assert summary["writer"] == f"the adapter that wrote in round {writer}"
         page = write_run_page(strategy.run, run.with_suffix(".html")).read_text()
         assert "the released mean and covariance" in page
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"rejected_rank": 6}, "rejected-rank = 6 .*responses-per-prompt = 5"),
+            ({"checkpoint": "fred", "num_rounds": 1}, "num-rounds.*at least 2"),
+            ({"generator": "http://localhost:8000/v1"}, "training-model"),
+            ({"generator": "gguf:model.gguf"}, "loads no adapters"),
+        ],
+    )
+    def test_bad_ones_are_named(self, config: Builder, changes: dict[str, Any], named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            config(**changes)
+
+    def test_the_model_to_train(self, config: Builder) -> None:
+        assert config().model_to_train == "privsyn-lm"
+        assert config(generator="/models/llama").model_to_train == "/models/llama"
+        served = config(generator="http://h:1/v1#m", training_model="/models/llama")
+        assert served.model_to_train == "/models/llama"
 
 
 class TestGenerationServer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,22 +217,11 @@ class TestSurvivors:
         assert len(releases(strategy.run.path)) == 3
 
 
-class TestPaperSettings:
-    def test_presets(self) -> None:
-        ours = PrivateEvolutionConfig.pre_text(epsilon=1.29)
-        assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
-        assert (ours.mask_fraction, ours.mask_steps, ours.max_new_tokens) == (0.3, 2, 85)
-        for epsilon, multiplier, size in (("1.29", 11.3, 1024), ("7.58", 2.31, 2048)):
-            printed = PrivateEvolutionConfig.pre_text_as_printed(epsilon=epsilon)
-            assert printed.noise_multiplier == multiplier
-            assert printed.num_candidates == size
-            assert printed.threshold_unit == "votes"
-        strong = PrivateEvolutionConfig.pre_text_as_printed(epsilon="1.29")
-        weak = PrivateEvolutionConfig.pre_text_as_printed(epsilon="7.58")
-        assert weak.threshold == pytest.approx(8 * 1.541 * math.sqrt(2))
-        assert strong.threshold == pytest.approx(5.9 * weak.threshold)
-        with pytest.raises(ConfigError, match=r'epsilon must be one of "1.29", "7.58", got .1.'):
-            PrivateEvolutionConfig.pre_text_as_printed(epsilon="1")  # type: ignore[arg-type]
+def test_the_papers_settings() -> None:
+    ours = PrivateEvolutionConfig.pre_text(epsilon=1.29)
+    assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
+    assert (ours.mask_fraction, ours.mask_steps, ours.max_new_tokens) == (0.3, 2, 85)
+    assert (ours.num_candidates, ours.lookahead) == (2048, 4)
 
 
 class TestBeforeSpending:
