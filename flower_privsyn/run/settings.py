@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -33,8 +32,6 @@ from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.secure_aggregation import Terms
 
 logger = logging.getLogger("flwr.privsyn")
-
-T = TypeVar("T")
 
 #: Settings of which every method may have another default: an app that runs several leaves it.
 _EMPTY_IS_DEFAULT = frozenset({"sampling"})
@@ -481,23 +478,3 @@ class PrivateSumConfig(Settings):
                 population,
                 1 / population,
             )
-
-
-class Preset:
-    """A paper's settings as a constructor: `PrivateEvolution.pre_text(epsilon=1.29)`.
-
-    Args:
-        settings: the class method of the settings that states them.
-    """
-
-    def __init__(self, settings: Callable[..., PrivateSumConfig]) -> None:
-        self._settings = settings
-
-    def __get__(self, strategy: object, owner: Callable[..., T]) -> Callable[..., T]:
-        """What makes the strategy of these settings; it takes the keywords of the settings."""
-
-        @functools.wraps(self._settings)
-        def made(**changed: Any) -> T:
-            return owner(self._settings(**changed))
-
-        return made

@@ -32,7 +32,6 @@ import numpy as np
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
 from flower_privsyn.privacy import RandomSource
 from flower_privsyn.run.method import Needs, ReleasedSum, State, need
-from flower_privsyn.run.settings import Preset
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
 from flower_privsyn.strategies._population import Population, survivor_records, survivors
@@ -89,16 +88,6 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         IN_PYTHON,
     ] = "distinct"
 
-    @classmethod
-    def pre_text(cls, *, epsilon: float | None = None, **overrides: Any) -> Self:
-        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
-
-        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
-        per text and the threshold follows the noise.
-        """
-        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **overrides}
-        return cls(epsilon=epsilon, **preset)
-
 
 @final
 class PrivateEvolution(PrivateSumStrategy):
@@ -129,7 +118,6 @@ class PrivateEvolution(PrivateSumStrategy):
     """
 
     config_class = PrivateEvolutionConfig
-    pre_text = Preset(PrivateEvolutionConfig.pre_text)
 
     def __init__(
         self,
@@ -148,6 +136,16 @@ class PrivateEvolution(PrivateSumStrategy):
             config, embedder=embedder, variation=variation, generator=generator
         )
         super().__init__(config, method, random=random)
+
+    @classmethod
+    def pre_text(cls, *, epsilon: float | None = None, **settings: Any) -> Self:
+        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
+
+        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
+        per text and the threshold follows the noise.
+        """
+        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **settings}
+        return cls(epsilon=epsilon, **preset)
 
 
 class EvolutionByVotes(Evolution):

@@ -176,7 +176,7 @@ class TestCountedInARun:
     [
         (
             PrivateEvolution,
-            PrivateEvolutionConfig.pre_text(**ONE_ROUND, num_candidates=2048, lookahead=1),
+            PrivateEvolutionConfig(**ONE_ROUND, num_candidates=2048, lookahead=1),
             786_432,
             2_048,
         ),

@@ -13,7 +13,7 @@ import pytest
 
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
-from flower_privsyn.strategies import PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
 from flower_privsyn.strategies._evolution import resampled
 from flower_privsyn.strategies._population import Population
 from flower_privsyn.strategies._variation import Likelihood
@@ -218,7 +218,7 @@ class TestSurvivors:
 
 
 def test_the_papers_settings() -> None:
-    ours = PrivateEvolutionConfig.pre_text(epsilon=1.29)
+    ours = PrivateEvolution.pre_text(epsilon=1.29).config
     assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
     assert (ours.mask_fraction, ours.mask_steps, ours.max_new_tokens) == (0.3, 2, 85)
     assert (ours.num_candidates, ours.lookahead) == (2048, 4)
