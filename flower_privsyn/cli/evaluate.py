@@ -39,7 +39,6 @@ def evaluate(
             "model to fine-tune as a classifier of labelled synthetic text, such as roberta-base",
         ),
     ] = None,
-    max_texts: Annotated[int, option("N", "most texts to embed on either side")] = 5000,
     output: Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")] = None,
     seed: Seed = 0,
     columns: Columns = "",
@@ -72,7 +71,6 @@ def evaluate(
             training=training,
             work=folder,
             encoder=encoder,
-            max_texts=max_texts,
             seed=seed,
             progress=ShownProgress(follow),
         )

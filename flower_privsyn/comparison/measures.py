@@ -226,7 +226,6 @@ class Measures:
             embedder=self.embedder(self._common),
             embedding_model=str(self._common["embedding-model"]),
             private=private,
-            max_tokens=int(self._common["max-tokens"]),
             max_texts=MAX_TEXTS,
             progress=job.progress,
         )

@@ -70,7 +70,6 @@ class TextComparison(NotPrivate):
     Attributes:
         embedding_model: whose embeddings the distances are of.
         texts: of both sides, that were embedded.
-        max_tokens: to which private text was cut, in that model's tokens.
         frechet: squared Fréchet distance.
         precision_recall: fidelity and coverage.
         discrepancy: squared maximum mean discrepancy.
@@ -85,7 +84,6 @@ class TextComparison(NotPrivate):
 
     embedding_model: str
     texts: tuple[int, int]
-    max_tokens: int
     frechet: FrechetDistance
     precision_recall: PrecisionRecall
     discrepancy: MeanDiscrepancy
@@ -147,7 +145,6 @@ def evaluate_run(
     work: Path | None = None,
     encoder: str | Path | None = None,
     embedder: Embedder | None = None,
-    max_texts: int = 5000,
     seed: int = 0,
     progress: ProgressReporter | None = None,
 ) -> RunEvaluation:
@@ -164,8 +161,6 @@ def evaluate_run(
         encoder: model to fine-tune as a classifier, beside logistic regression, where texts have
             classes; None to leave that out.
         embedder: in place of the run's embedding model.
-        max_texts: at most so many synthetic and so many held-out texts are embedded and compared,
-            drawn at random, >= 10.
         seed: of the draws, the fine-tuning and the bootstrap.
         progress: where steps are shown.
 
@@ -175,7 +170,7 @@ def evaluate_run(
         ModelError: A model cannot be loaded.
         MissingExtraError: A library is not installed.
     """
-    _check(run, held_out, private=private, downstream=downstream, work=work, max_texts=max_texts)
+    _check(run, held_out, private=private, downstream=downstream, work=work)
     shown: ProgressReporter = progress or NullProgress()
     embedder = embedder or run_embedder(run)
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
@@ -197,8 +192,6 @@ def evaluate_run(
             private=None if others is None else others.texts,
             embedder=embedder,
             embedding_model=str(run.config["embedding-model"]),
-            max_tokens=int(run.config["max-tokens"]),
-            max_texts=max_texts,
             seed=seed,
             progress=shown,
         )
@@ -223,10 +216,8 @@ def _check(
     private: Users | None,
     downstream: str | Path | None,
     work: Path | None,
-    max_texts: int,
 ) -> None:
     """Refuse what `evaluate_run` cannot do."""
-    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "
@@ -379,7 +370,6 @@ def compare_texts(
     embedder: Embedder,
     embedding_model: str,
     private: Sequence[str] | None = None,
-    max_tokens: int = 64,
     max_texts: int = 5000,
     seed: int = 0,
     progress: ProgressReporter | None = None,
@@ -392,7 +382,6 @@ def compare_texts(
         embedder: whose embeddings the distances are of.
         embedding_model: its name, for the record.
         private: samples of users who took part, for copies; None to leave that out.
-        max_tokens: to which private text was cut, for the record.
         max_texts: at most so many of both are embedded, drawn at random, >= 10; copies are looked
             for in all of them.
         seed: of the draws.
@@ -429,7 +418,6 @@ def compare_texts(
     return TextComparison(
         embedding_model=embedding_model,
         texts=(len(some), len(others)),
-        max_tokens=max_tokens,
         frechet=frechet,
         precision_recall=support,
         discrepancy=discrepancy,

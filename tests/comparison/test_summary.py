@@ -113,24 +113,6 @@ class TestDistilled:
         assert rows["public-only"]["distilled_gap"] is None
         assert rows["finetune-private"]["distilled_gap"]["mean"] == pytest.approx(1.0)
 
-    def test_the_table_has_its_columns_where_somebody_was_taught(self) -> None:
-        document = {
-            "stamp": STAMP,
-            "titles": {method.name: method.title for method in self.METHODS},
-            "cells": self.cells(),
-            "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
-            "downstream": "privsyn-tiny",
-            "delta": 4.2e-5,
-            "seeds": [0],
-        }
-        for cells, there in ((self.cells(), True), (CELLS, False)):
-            text = markdown({**document, "summary": summarise(cells, self.METHODS)})
-            assert ("distilled gap closed" in text) == there
-            assert ("both distilled" in text) == there
-            if there:
-                row = next(line for line in text.splitlines() if line.startswith("| POPri |"))
-                assert "| 26.00 | 1.5000 | 20 |" in row
-
 
 def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
     cells = [cell("popri", 1.0, seed, 0.26) for seed in (0, 1)]
