@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -528,52 +528,48 @@ MomentDimensions = Annotated[
 DIMENSIONS: Final = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpaceChoice:
-    """How the coordinates of moments are settled.
+@dataclass(frozen=True, match_args=False)
+class AsksMoments(Protocol):
+    """Settings of a run that asks for moments."""
 
-    Attributes:
-        dimensions: principal components of public text; 0 for all numbers of an embedding.
-        public_text: the setting.
-        max_tokens: length of a public text.
-        precision: in which arrays travel.
-        seed: of the draw among public texts.
-        radius: how far from the centre an embedding counts; 0 to follow from public text.
-        centred: whether the public text's mean is subtracted.
-    """
-
-    dimensions: int
+    moment_dimensions: int
     public_text: str
     max_tokens: int
-    precision: str
+    broadcast_precision: Literal["float16", "float32"]
     seed: int
-    radius: float = 0.0
-    centred: bool = True
 
-    def texts(self, tokenizer: Any, *, enough: bool = False) -> list[str]:
-        """The public texts, of which there must be more than dimensions.
 
-        Args:
-            tokenizer: of the embedding model.
-            enough: read no more than there must be.
+def space_texts(tokenizer: Any, *, config: AsksMoments, enough: bool = False) -> list[str]:
+    """The public texts that coordinates are settled from, more than there are dimensions.
 
-        Raises:
-            PrivsynError: they cannot be read, or are too few.
-        """
-        from flower_privsyn.data import public_texts
+    Args:
+        tokenizer: of the embedding model.
+        config: the settings.
+        enough: read no more than there must be.
 
-        return public_texts(
-            self.public_text,
-            tokenizer=tokenizer,
-            max_tokens=self.max_tokens,
-            fewest=max(2, self.dimensions + 1),
-            wanted_by=f"moment-dimensions = {self.dimensions}",
-            enough=enough,
-        )
+    Raises:
+        PrivsynError: they cannot be read, or are too few.
+    """
+    from flower_privsyn.data import public_texts
+
+    return public_texts(
+        config.public_text,
+        tokenizer=tokenizer,
+        max_tokens=config.max_tokens,
+        fewest=max(2, config.moment_dimensions + 1),
+        wanted_by=f"moment-dimensions = {config.moment_dimensions}",
+        enough=enough,
+    )
 
 
 def settled_space(
-    folder: Path, choice: SpaceChoice, *, embedder: Embedder, progress: Progress
+    folder: Path,
+    config: AsksMoments,
+    *,
+    embedder: Embedder,
+    progress: Progress,
+    radius: float = 0.0,
+    centred: bool = True,
 ) -> MomentSpace:
     """The coordinates of a run: read from the run directory, or settled now from public text.
 
@@ -582,9 +578,11 @@ def settled_space(
 
     Args:
         folder: the run directory.
-        choice: how they are settled.
+        config: the settings.
         embedder: whose embeddings users are asked about.
         progress: where the work reports.
+        radius: how far from the centre an embedding counts; 0 to follow from public text.
+        centred: whether the public text's mean is subtracted.
 
     Raises:
         ConfigError: there are not enough public texts for the dimensions, or more dimensions than
@@ -594,22 +592,22 @@ def settled_space(
     file = folder / SPACE_FILE
     if file.exists():
         return MomentSpace.load(file)
-    if choice.dimensions > embedder.dimension:
+    if config.moment_dimensions > embedder.dimension:
         raise ConfigError(
-            f"moment-dimensions = {choice.dimensions} is more than the {embedder.dimension} "
-            "numbers of an embedding"
+            f"moment-dimensions = {config.moment_dimensions} is more than the "
+            f"{embedder.dimension} numbers of an embedding"
         )
-    texts = choice.texts(embedder.tokenizer)
-    chooser = np.random.default_rng(derive_seed(choice.seed, "moments"))
+    texts = space_texts(embedder.tokenizer, config=config)
+    chooser = np.random.default_rng(derive_seed(config.seed, "moments"))
     drawn = np.sort(chooser.permutation(len(texts))[:SPACE_TEXTS])
     with progress.stage("Coordinates from public text", len(drawn)) as stage:
         embeddings = embedder.embed([texts[place] for place in drawn], progress=stage.update)
     space = MomentSpace.of_public(
         embeddings,
-        dimensions=choice.dimensions,
-        radius=choice.radius,
-        centred=choice.centred,
-        precision=choice.precision,
+        dimensions=config.moment_dimensions,
+        radius=radius,
+        centred=centred,
+        precision=config.broadcast_precision,
     )
     space.save(file)
     return space

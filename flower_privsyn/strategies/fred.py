@@ -66,7 +66,6 @@ from flower_privsyn.strategies._moments import (
     MomentSketch,
     MomentSpace,
     NoisyMoments,
-    SpaceChoice,
     candidate_names,
     embedded,
     noise_ratio,
@@ -74,6 +73,7 @@ from flower_privsyn.strategies._moments import (
     read_sets,
     settled_space,
     shift_of,
+    space_texts,
 )
 
 if TYPE_CHECKING:
@@ -193,18 +193,6 @@ class FreDConfig(PrivateSumConfig):
             )
         self.questions()
 
-    def space(self) -> SpaceChoice:
-        """How the coordinates are settled."""
-        return SpaceChoice(
-            dimensions=self.moment_dimensions,
-            public_text=self.public_text,
-            max_tokens=self.max_tokens,
-            precision=self.broadcast_precision,
-            seed=self.seed,
-            radius=self.moment_radius,
-            centred=self.moment_centre == "public",
-        )
-
     def questions(self, radius: float = 1.0) -> tuple[Moments, ...]:
         """The question of every round, or that of the first and that of those after it.
 
@@ -298,7 +286,7 @@ class ReleasedMoments(Method):
             models=(NeededModel(setting="embedding-model", name=name, kind="embedding"),),
             libraries=("sentence_transformers", "torch", "transformers"),
             public_text=self.config.public_text,
-            reads=(partial(self.config.space().texts, enough=True),),
+            reads=(partial(space_texts, config=self.config, enough=True),),
         )
 
     def outline(self, look: Look) -> Outline:
@@ -345,7 +333,12 @@ class ReleasedMoments(Method):
             seed=config.seed,
         )
         self._space = settled_space(
-            place.run.path, config.space(), embedder=embedder, progress=place.progress
+            place.run.path,
+            config,
+            embedder=embedder,
+            progress=place.progress,
+            radius=config.moment_radius,
+            centred=config.moment_centre == "public",
         )
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)

@@ -60,9 +60,9 @@ from flower_privsyn.strategies._moments import (
     MomentDimensions,
     MomentSketch,
     MomentSpace,
-    SpaceChoice,
     question_outline,
     settled_space,
+    space_texts,
 )
 from flower_privsyn.strategies._population import Population
 from flower_privsyn.strategies._responses import (
@@ -297,23 +297,12 @@ class PreferencesByScores(Method):
         radius = 1.0 if self._space is None else self._space.radius
         return Moments(radius=radius, max_samples=self.config.max_samples)
 
-    @property
-    def _space_choice(self) -> SpaceChoice:
-        config = self.config
-        return SpaceChoice(
-            dimensions=config.moment_dimensions,
-            public_text=config.public_text,
-            max_tokens=config.max_tokens,
-            precision=config.broadcast_precision,
-            seed=config.seed,
-        )
-
     def needs(self) -> Needs:
         """Models and public text, and what trains adapters."""
         config = self.config
         reads: list[Callable[[Any], object]] = [partial(read_public, config=config, enough=True)]
         if self._judges:
-            reads.append(partial(self._space_choice.texts, enough=True))
+            reads.append(partial(space_texts, config=config, enough=True))
         trained = "training-model" if config.training_model else "generator"
         return Needs(
             models=(
@@ -373,7 +362,7 @@ class PreferencesByScores(Method):
         self._rehearse()
         if self._judges:
             self._space = settled_space(
-                self.run.path, self._space_choice, embedder=self._embedder, progress=self.progress
+                self.run.path, config, embedder=self._embedder, progress=self.progress
             )
         return (embeddings_by(self._embedder),)
 
