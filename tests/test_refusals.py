@@ -46,6 +46,11 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("joint-sketch", {"select-share": 0}, ("select-share", "got 0", "at most 1")),
     ("joint-sketch", {"synthesis": "copied"}, ("synthesis", "'copied'", '"selected"')),
     ("ctcl", {"num-topics": 0}, ("num-topics", "got 0", COUNT)),
+    (
+        "ctcl",
+        {"sampling": "full", "correlation": "banded"},
+        ("correlation", '"banded"', '"cyclic"'),
+    ),
     ("dp-fedavg", {"trainable": "some"}, ("trainable", "'some'", '"lora"')),
     ("dp-fedavg", {"lora-rank": 0}, ("lora-rank", "got 0", "between 1 and 1024")),
     ("dp-ftrl", {"correlation": "wave"}, ("correlation", "'wave'", '"banded"')),

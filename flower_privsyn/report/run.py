@@ -230,7 +230,7 @@ def _distances(summary: RunSummary) -> Any:
     return chart(
         "Squared distance to the released mean and covariance",
         {"distance": [(n, value, None) for n, value in points]},
-        x="Round of refinement" if "refine" in summary.settings else "Round",
+        x="Round",
         y="squared distance (Fréchet)",
     )
 

@@ -291,6 +291,15 @@ class CTCLConfig(CorrelatedTrainingConfig):
     temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "the nucleus; 0.95 in the paper."] = 0.95
 
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        if self.sampling != "cyclic" and self.correlation != "blt":
+            raise ConfigError(
+                f'correlation = "{self.correlation}" needs sampling = "cyclic", got sampling = '
+                f'"{self.sampling}": the noise of its rounds is independent'
+            )
+
     @property
     def histogram(self) -> NearestNeighborHistogram:
         """The question of the first round: a user weighs 1 in all, whatever they wrote."""
