@@ -85,5 +85,13 @@ def read_key(variable: str) -> str | None:
 
 
 def redact(text: str, key: str | None) -> str:
-    """What somebody else wrote, with `[api key]` in place of a key; as it is without one."""
-    return text.replace(key, "[api key]") if key else text
+    """What somebody else wrote, with `[api key]` in place of a key; as it is without one.
+
+    A server shows the beginning or the end of a key, too: of eight characters or more.
+    """
+    if not key:
+        return text
+    for length in range(len(key), min(len(key), 8) - 1, -1):
+        for shown in (key[:length], key[-length:]):
+            text = text.replace(shown, "[api key]")
+    return text
