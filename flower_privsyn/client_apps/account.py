@@ -44,6 +44,8 @@ class Charge:
         server: Name the owner gives the server; "" where none is given.
         run: Flower's number of the run.
         node: Flower's number of the node.
+        partition: (partition-id, num-partitions) where the node holds this part of a data set that
+            is dealt to several; None where it holds all of it.
         spec: What the round releases, as the server states it: the round is 1-based, the
             sensitivity at least `clip_norm`, the sampling that of this node's users, and the
             relation the one that the run claims, which the account does not use.
@@ -59,6 +61,7 @@ class Charge:
     server: str
     run: int
     node: int
+    partition: tuple[int, int] | None
     spec: ReleaseSpec
     num_rounds: int
     clip_norm: float
@@ -89,6 +92,7 @@ class Charge:
             "server": self.server,
             "run": self.run,
             "node": self.node,
+            "partition": None if self.partition is None else list(self.partition),
             "num_rounds": self.num_rounds,
             "clip_norm": self.clip_norm,
             **self.spec.to_dict(known=streams),
@@ -105,14 +109,16 @@ class Charge:
     @staticmethod
     def from_line(line: Mapping[str, Any], streams: Mapping[str, Correlation]) -> Charge:
         """Rebuild a charge; raises KeyError, TypeError or ValueError for a damaged line."""
+        part = line["partition"]
         return Charge(
             server=str(line["server"]),
             run=int(line["run"]),
             node=int(line["node"]),
+            partition=None if part is None else (int(part[0]), int(part[1])),
             spec=ReleaseSpec.from_dict(line, known=streams),
             num_rounds=int(line["num_rounds"]),
             clip_norm=float(line["clip_norm"]),
-            sampling_key_digest=str(line.get("sampling_key_digest", "")),
+            sampling_key_digest=str(line["sampling_key_digest"]),
             classes=tuple(map(str, line.get("classes", []))),
             secure=None
             if line.get("trust", "server") == "server"
@@ -163,7 +169,7 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
     if correlation is not None:
         multiplier = correlation.noise_multiplier(multiplier)
         sampling = FullParticipation()
-    elif len(group) > 1 or any(
+    elif _copies(group) > 1 or any(
         (charge.spec.sampling, charge.spec.max_nodes_per_user) != (sampling, nodes)
         for charge in group
     ):
@@ -178,20 +184,28 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
 
 
 def _multiplier(asked: Sequence[Charge]) -> float:
-    """The noise of one round over what one user can move: a user can be in all of its answers."""
+    """The noise of one round over what one user can move in all of its answers together."""
     multiplier = min(charge.spec.mechanism.noise_multiplier for charge in asked)
-    if len(asked) > 1:
+    copies = _copies(asked)
+    if copies > 1:
         deviation = min(charge.spec.mechanism.standard_deviation for charge in asked)
         # What is asked twice here is asked twice on the user's other nodes too, whose accounts
         # are kept elsewhere.
         nodes = max(charge.spec.max_nodes_per_user for charge in asked)
-        here = max(Counter(charge.node for charge in asked).values())
-        most = max(len(asked), nodes * here) * max(charge.clip_norm for charge in asked)
+        here = max(Counter((charge.node, charge.partition) for charge in asked).values())
+        most = max(copies, nodes * here) * max(charge.clip_norm for charge in asked)
         multiplier = min(multiplier, deviation / most)
     return multiplier
 
 
-_VERSION = 1
+def _copies(asked: Sequence[Charge]) -> int:
+    """In how many answers of one round a user can be; parts of one deal share no user."""
+    parts = Counter(charge.partition for charge in asked)
+    deals = {None if part is None else part[1] for part in parts}
+    return max(parts.values()) if None not in deals and len(deals) == 1 else len(asked)
+
+
+_VERSION = 2
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Written and removed before a run: some charges are as long.
 _TRIED_BYTES = 2**13

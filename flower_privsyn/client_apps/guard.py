@@ -93,10 +93,6 @@ class NodeGuard:
         self.ledger = None
         if policy is not None:
             self.dataset = dataset_name(node_config, policy)
-            part = [node_config.get(key) for key in ("partition-id", "num-partitions")]
-            # Outside a simulation, whether a recipe partitions its users, only its author knows.
-            if in_simulation() and None not in part:
-                self.dataset += f", part {part[0]} of {part[1]}"
             self.ledger = NodeLedger(self.dataset)
 
     @classmethod
@@ -386,10 +382,14 @@ def guard_of(context: Context) -> NodeGuard:
 
 def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
     """What an answer is charged as in the node's own account."""
+    config = context.node_config
+    # Outside a simulation, whether a recipe deals its users, only its author knows.
+    parts = in_simulation() and "partition-id" in config and "num-partitions" in config
     return Charge(
         server=guard.server,
         run=context.run_id,
         node=context.node_id,
+        partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
         spec=ask.spec,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,

@@ -244,10 +244,10 @@ class JointSketch(Query):
         if self.bigram_share > 0:
             if bigrams is None:
                 raise ValueError("a share of bigrams needs a table of them")
-            # Half the bytes, where the keys have room: a vocabulary of 65,536 tokens at most.
-            narrow = vocabulary**2 <= 2**32
-            sent["bigrams"] = np.asarray(bigrams, dtype=np.uint32 if narrow else np.int64)
-            _check_bigrams(sent["bigrams"])
+            keys = np.asarray(bigrams, dtype=np.int64)
+            _check_bigrams(keys)
+            # Half the bytes, where the keys have room.
+            sent["bigrams"] = keys.astype(np.uint32) if keys[-1] < 2**32 else keys
         return sent
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:

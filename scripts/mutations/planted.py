@@ -330,9 +330,9 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user on two nodes of one round costs one release",
             guards="of every answer that a user is in",
-            where="client_apps/account.py::_multiplier",
-            before="max(len(asked), nodes * here)",
-            after="nodes * here",
+            where="client_apps/account.py::_copies",
+            before="if None not in deals and len(deals) == 1 else len(asked)",
+            after="if None not in deals and len(deals) == 1 else 1",
             tests=("tests/client_apps/test_account.py::TestWhoIsIn",),
         ),
         Mutation(
