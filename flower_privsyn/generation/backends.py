@@ -51,15 +51,6 @@ class SamplingParameters(Settings):
         Le(1),
         "Only the smallest set of tokens with this probability is drawn from.",
     ] = 1.0
-    repetition_penalty: Annotated[
-        float,
-        Ge(1),
-        Le(100),
-        "Logits of tokens that the continuation already holds are divided by this, those below "
-        "zero multiplied, before the temperature; the prompt's tokens are not held against it. "
-        "Only models that run in this process through Transformers know other values than 1 "
-        "(Keskar et al., CTRL, 2019).",
-    ] = 1.0
     stop: Annotated[
         tuple[str, ...],
         "Strings that end a continuation; the continuation does not hold them.",

@@ -295,12 +295,6 @@ class OpenAIGenerator:
         self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
     ) -> dict[str, Any]:
         """What every request says of how it is answered."""
-        if sampling.repetition_penalty != 1.0:  # servers hold the prompt's tokens against a text
-            raise ConfigError(
-                f"generation setting repetition_penalty = {sampling.repetition_penalty:g} needs a "
-                f"model that runs in this process through Transformers, which {self.name!r} does "
-                "not"
-            )
         return {
             "model": model,
             "n": num_samples,

@@ -314,7 +314,6 @@ class TransformersGenerator:
             given = _repeated(given, num_samples)
         cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
-        history = torch.zeros_like(uniforms, dtype=torch.int64)  # (b, new) what was drawn
         openers = self._openers(sampling.stop)
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
@@ -325,10 +324,7 @@ class TransformersGenerator:
                 given = _repeated(given, num_samples)
                 if cache is not None:
                     cache.batch_repeat_interleave(num_samples)
-            drawn = self._drawn(
-                logits, uniforms[alive, step], history[alive, :step], sampling
-            )  # (b,)
-            history[alive, step] = drawn
+            drawn = self._drawn(logits, uniforms[alive, step], sampling)  # (b,)
             self._note_drawn(drawn.tolist(), written, alive, running)
             self._note_stops(written, alive, running, sampling.stop, openers)
             num_running = sum(running)
@@ -407,7 +403,6 @@ class TransformersGenerator:
         self,
         logits: torch.Tensor,
         uniforms: torch.Tensor,
-        history: torch.Tensor,
         sampling: SamplingParameters,
     ) -> torch.Tensor:
         """Draw the next token of every sample that goes on.
@@ -415,7 +410,6 @@ class TransformersGenerator:
         Args:
             logits: (b, v); changed.
             uniforms: (b,) in [0, 1).
-            history: (b, t) the tokens that each sample holds.
             sampling: how to draw.
 
         Raises:
@@ -427,10 +421,6 @@ class TransformersGenerator:
                 f"large for {self._model.dtype}; name another model, or another dtype"
             )
         logits[:, self._banned] = float("-inf")
-        if sampling.repetition_penalty != 1.0:
-            from transformers import RepetitionPenaltyLogitsProcessor
-
-            logits = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(history, logits)
         return streams.sample_tokens(
             logits, uniforms, temperature=sampling.temperature, top_p=sampling.top_p
         )

@@ -1,4 +1,4 @@
-"""The format of run directories: its number, what states the ledger's lines, and file dates."""
+"""What a run directory states of itself: its format, versions, dates, and why a run ended."""
 
 from __future__ import annotations
 

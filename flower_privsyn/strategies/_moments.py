@@ -277,24 +277,8 @@ class MomentSketch:
     two_rounds: bool = False
 
     @classmethod
-    def of_joint(
-        cls,
-        space: MomentSpace,
-        query: Moments,
-        releases: Sequence[SumOfUsers],
-        *,
-        count: float = 0.0,
-    ) -> Self | None:
-        """Read one release, or several of the same question; None without any.
-
-        Args:
-            space: the coordinates.
-            query: the question.
-            releases: noisy sums.
-            count: records, where their number is public; 0 for the released count, or where there
-                is none the users.
-        """
-        found = NoisyMoments.of(space, query, releases, count=count)
+    def of_joint(cls, space: MomentSpace, found: NoisyMoments | None) -> Self | None:
+        """The sketch of first and second moments of the same releases; None without both."""
         if found is None or found.second is None:
             return None
         mean, noise = found.mean, found.mean_noise
@@ -323,7 +307,7 @@ class MomentSketch:
             space: the coordinates.
             questions: of the first round, and of those after it.
             releases: noisy sums; all after the first are of second moments.
-            count: records, where their number is public; 0 as for `of_joint`.
+            count: as for `NoisyMoments.of`.
         """
         first = NoisyMoments.of(space, questions[0], releases[:1], count=count)
         after = NoisyMoments.of(space, questions[1], releases[1:], count=count)

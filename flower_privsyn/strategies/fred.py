@@ -396,7 +396,8 @@ class ReleasedMoments(Method):
         space, releases = need(self._space), self.place.releases()
         count, (first, *after) = float(self.config.num_records), self._questions
         if not after:
-            return MomentSketch.of_joint(space, first, releases, count=count)
+            found = NoisyMoments.of(space, first, releases, count=count)
+            return MomentSketch.of_joint(space, found)
         return MomentSketch.of_two_rounds(space, (first, after[0]), releases, count=count)
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002

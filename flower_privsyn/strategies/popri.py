@@ -60,6 +60,7 @@ from flower_privsyn.strategies._moments import (
     MomentDimensions,
     MomentSketch,
     MomentSpace,
+    NoisyMoments,
     question_outline,
     settled_space,
     space_texts,
@@ -436,7 +437,9 @@ class PreferencesByScores(Method):
         """Rank, train, and write the next candidates; or keep the moments."""
         config, number = self.config, release.round_number
         if "group" not in state:
-            sketch = MomentSketch.of_joint(need(self._space), self._moments, [release.of_users])
+            space = need(self._space)
+            found = NoisyMoments.of(space, self._moments, [release.of_users])
+            sketch = MomentSketch.of_joint(space, found)
             if sketch is not None:
                 sketch.warn()
                 sketch.save(self.run.path)

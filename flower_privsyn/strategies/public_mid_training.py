@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
-from flower_privsyn.privacy import RandomSource
 from flower_privsyn.run.method import (
     ChosenRows,
     NeededModel,
@@ -35,11 +34,11 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import (
     CorrelatedTrainingConfig,
     FederatedTraining,
+    TrainingStrategy,
 )
 
 if TYPE_CHECKING:
@@ -321,58 +320,6 @@ class PublicStep:
         return need(self._public)
 
 
-@final
-class PublicMidTraining(PrivateSumStrategy):
-    """Train a language model on the users' own text, with public text in the middle.
-
-    DP-FTRL for T' rounds; at the server, the public text that the model of these rounds and a
-    public one find likeliest, and training on it with a larger public model as the teacher; DP-FTRL
-    for the other rounds, from the model that this made. The trained model is in
-    `<run-dir>/models/final`, those before and after the public text beside it.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            PublicMidTraining(
-                epsilon=1.0, num_rounds=40, min_separation=40, num_users=1250, num_nodes=50
-            ).start(grid)
-        ```
-    with `clientapp = "flower_privsyn.client_apps.training:app"`.
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`. All rounds, those before and those after the public
-        text, are one Gaussian mechanism with the sensitivity of its correlation matrix, charged as
-        a whole with the first round, as for `DPFTRL`: a user takes part at most
-        ceil(`num_rounds` / `min_separation`) times, and with `min_separation` >= `num_rounds`, as
-        in the paper, once in the whole run. What is done between the rounds reads public text and
-        the released checkpoint: it is post-processing.
-
-        The choice of T' and of the public training must not look at private text, or it costs what
-        looking costs.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        random: source of noise; only tests pass one.
-        settings: by the names of the fields of `PublicMidTrainingConfig`.
-
-    References:
-        Wang et al. 2023, Algorithm 1.
-    """
-
-    config_class = PublicMidTrainingConfig
-
-    def __init__(
-        self,
-        config: PublicMidTrainingConfig | None = None,
-        *,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = PublicMidTrainingConfig.given(config, settings, strategy="PublicMidTraining")
-        super().__init__(config, TrainingInHalves(config), random=random)
-
-
 class TrainingInHalves(FederatedTraining):
     """The server's half of `PublicMidTraining`.
 
@@ -460,3 +407,46 @@ class TrainingInHalves(FederatedTraining):
             model = self.base_of({"base": f"models/{AFTER}"})
             return model, model.parameters
         return super().trained(state)
+
+
+@final
+class PublicMidTraining(TrainingStrategy):
+    """Train a language model on the users' own text, with public text in the middle.
+
+    DP-FTRL for T' rounds; at the server, the public text that the model of these rounds and a
+    public one find likeliest, and training on it with a larger public model as the teacher; DP-FTRL
+    for the other rounds, from the model that this made. The trained model is in
+    `<run-dir>/models/final`, those before and after the public text beside it.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            PublicMidTraining(
+                epsilon=1.0, num_rounds=40, min_separation=40, num_users=1250, num_nodes=50
+            ).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. All rounds, those before and those after the public
+        text, are one Gaussian mechanism with the sensitivity of its correlation matrix, charged as
+        a whole with the first round, as for `DPFTRL`: a user takes part at most
+        ceil(`num_rounds` / `min_separation`) times, and with `min_separation` >= `num_rounds`, as
+        in the paper, once in the whole run. What is done between the rounds reads public text and
+        the released checkpoint: it is post-processing.
+
+        The choice of T' and of the public training must not look at private text, or it costs what
+        looking costs.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        random: source of noise; only tests pass one.
+        settings: by the names of the fields of `PublicMidTrainingConfig`.
+
+    References:
+        Wang et al. 2023, Algorithm 1.
+    """
+
+    config_class = PublicMidTrainingConfig
+    method_class = TrainingInHalves

@@ -100,16 +100,6 @@ def test_the_size_of_a_batch_changes_no_text(llama: Path, generator: Transformer
     assert other.generate(PROMPTS, num_samples=3, sampling=SAMPLED) == expected
 
 
-def test_a_penalty_is_on_what_a_text_holds_and_not_its_prompt(generator: TransformersGenerator):
-    rows = generator._tokenize(PROMPTS, GREEDY)
-    plain = generator._continue(rows, 1, [0] * 4, GREEDY)
-    assert any(len(set(tokens)) < len(tokens) for tokens in plain)
-    penalised = generator._continue(rows, 1, [0] * 4, replace(GREEDY, repetition_penalty=100.0))
-    for tokens, before in zip(penalised, plain, strict=True):
-        assert len(set(tokens)) == len(tokens)
-        assert tokens[0] == before[0]
-
-
 def test_the_first_token_has_the_models_distribution(llama: Path, generator: TransformersGenerator):
     """Chi-square of 4,000 first tokens against the softmax of the model's logits."""
     tokenizer, model = generator._tokenizer, generator._model

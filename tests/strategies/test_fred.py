@@ -31,6 +31,7 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import SumOfUsers, need
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
+from flower_privsyn.strategies._moments import NoisyMoments
 from flower_privsyn.strategies.fred import RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity, hash_embedder
 from tests.support.federation import WORDS, asked, make_users, rounds_asked
@@ -212,7 +213,9 @@ class TestOneRelease:
         for _ in range(400):
             values = mechanism.release(total, random=random)
             noisy = SumOfUsers(values, 40.0, mechanism.standard_deviation)
-            found = need(MomentSketch.of_joint(exact.space, query, [noisy]))
+            found = need(
+                MomentSketch.of_joint(exact.space, NoisyMoments.of(exact.space, query, [noisy]))
+            )
             variances.append(np.diag(found.covariance))
             second = found.covariance + np.outer(found.mean, found.mean)
             second -= exact.covariance + np.outer(exact.mean, exact.mean)
