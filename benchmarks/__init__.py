@@ -1,18 +1,27 @@
 """Speed, beside the library, with the commands that produced every printed figure.
 
-Every benchmark is a module with `main(arguments)`: it prints what it measured and returns it as
-`Ratio`s. `python -m benchmarks.all` runs them all and makes one table of these.
+Every benchmark is a module with `main(arguments)`: it prints a table of `Ratio`s and returns them.
+`python -m benchmarks.all` runs them all and makes one table of theirs.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from flower_privsyn.embedding.machine import processor
+from flower_privsyn.environment import library_versions
+
 Against = Literal["floor", "peer"]
+Work = Callable[[], object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ratio:
     """What a part of the package takes, beside something that does the same.
 
@@ -20,21 +29,131 @@ class Ratio:
         part: of the package, with its size: "votes, 2,048 candidates".
         other: what it is measured against: "sgemm", "faiss".
         kind: "floor": nobody can do without; "peer": how others do it.
-        ours: what the part takes.
-        theirs: what the other takes, in the same unit; None where its library is not installed.
-        unit: "s" (of the clock), "CPU s", ...; more is worse.
+        ours: what the part took, run by run.
+        theirs: what the other took, as many times or once; None where its library is missing.
+        unit: "s" (of the clock) or "CPU s", of all threads; more is worse.
         missing: how to install what is not.
     """
 
     part: str
     other: str
     kind: Against
-    ours: float
-    theirs: float | None
-    unit: str
+    ours: Sequence[float]
+    theirs: Sequence[float] | None
+    unit: str = "CPU s"
     missing: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """Ours over theirs: below 1, the package is faster."""
-        return None if self.theirs is None else self.ours / self.theirs
+        """The median of ours over theirs, run by run: below 1, the package is faster."""
+        if self.theirs is None:
+            return None
+        return float(np.median(np.divide(self.ours, self.theirs)))
+
+    @property
+    def least(self) -> float | None:
+        """The same of what each took at the least."""
+        return None if self.theirs is None else min(self.ours) / min(self.theirs)
+
+
+def in_turn(
+    ways: Mapping[str, Work], *, repeats: int, unit: str = "CPU s"
+) -> dict[str, list[float]]:
+    """What each takes, run by run: in turn, so that a busy moment hits all."""
+    clock = time.process_time if unit == "CPU s" else time.perf_counter
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, work in ways.items():
+            begun = clock()
+            work()
+            if repeat:  # the first one starts threads and takes pages
+                taken[name].append(clock() - begun)
+    return taken
+
+
+def compared(
+    part: str,
+    ours: Work,
+    others: Mapping[tuple[str, Against], Work | float | None],
+    *,
+    repeats: int,
+    unit: str = "CPU s",
+    missing: str = "",
+) -> list[Ratio]:
+    """A part beside others.
+
+    Args:
+        part: as `Ratio` has it.
+        ours: the part.
+        others: by name and kind: work, or what it takes, or None where its library is missing.
+        repeats: >= 1.
+        unit: as `Ratio` has it.
+        missing: how to install what is not.
+    """
+    works = {name: other for (name, _), other in others.items() if callable(other)}
+    taken = in_turn({"": ours} | works, repeats=repeats, unit=unit)
+    found = []
+    for (name, kind), other in others.items():
+        theirs = None if other is None else taken[name] if callable(other) else [other]
+        found.append(
+            Ratio(
+                part=part,
+                other=name,
+                kind=kind,
+                ours=taken[""],
+                theirs=theirs,
+                unit=unit,
+                missing=missing,
+            )
+        )
+    return found
+
+
+def operations_per_second(*, precision: str = "float32", unit: str = "CPU s") -> float:
+    """Floating-point operations of one large product of matrices."""
+    import torch
+
+    size = 1024
+    left, right = (torch.randn(size, size, dtype=getattr(torch, precision)) for _ in range(2))
+    return 2.0 * size**3 / min(in_turn({"": lambda: left @ right}, repeats=10, unit=unit)[""])
+
+
+def unit_rows(generator: np.random.Generator, rows: int, dimension: int) -> np.ndarray:
+    """(rows, dimension) float32, random rows of norm 1."""
+    drawn = generator.standard_normal((rows, dimension), dtype=np.float32)
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    return drawn
+
+
+def table(ratios: Sequence[Ratio]) -> str:
+    """The ratios in Markdown, and below it the peers that are not there."""
+    lines = [
+        "| part | against | takes | the other takes | ratio | of the least |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.part} | {one.other} ({one.kind}) | {np.median(one.ours):.3g} {one.unit} "
+        f"| {np.median(one.theirs):.3g} {one.unit} | {one.ratio:.2f} | {one.least:.2f} |"
+        for one in ratios
+        if one.theirs is not None
+    ]
+    absent = {one.other: one.missing for one in ratios if one.theirs is None}
+    lines += [f"\nLeft out: {name} ({how})." for name, how in absent.items()]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """What figures are taken on."""
+    versions = library_versions("torch", "numpy")
+    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    return (
+        f"{processor().get('model name', 'processor')}, {os.cpu_count()} cores, {libraries}, "
+        f"OMP_NUM_THREADS={threads}, load {os.getloadavg()[0]:.0f}"
+    )
+
+
+def shown(ratios: list[Ratio]) -> list[Ratio]:
+    """Print the ratios with the machine; they come back."""
+    print(f"{machine()}\n\n{table(ratios)}", flush=True)
+    return ratios

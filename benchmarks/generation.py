@@ -1,55 +1,36 @@
-"""Tokens and texts per second of generation, against `generate()` and plain mask filling.
+"""Generation and mask filling, beside `generate()`, plain mask filling and what nothing can beat.
 
     python -m benchmarks.generation [--models NAME ...] [--masked NAME] [--repeats 3]
 
-Every prompt is continued by 64 tokens (end tokens are switched off, so that all batches do the
-same work), from prompts of 8 tokens and from expansion prompts of three passages. The floor is the
-larger of the floating-point operations over this machine's float32 matrix-product peak and the
-bytes (weights and key-value cache once a step) over its memory bandwidth, both measured here.
+Every prompt is continued by 64 tokens (end tokens are switched off, so that all do the same work),
+from prompts of 8 tokens and from expansion prompts of three passages. The floor is the larger of
+the floating-point operations over the speed of one large product and the bytes (weights and
+key-value cache once a step) over the speed of one large sum, both measured here.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import Ratio
+from benchmarks import Ratio, compared, in_turn, operations_per_second, shown
 from flower_privsyn.data import public_texts
 from flower_privsyn.generation import MaskFill, SamplingParameters, TransformersGenerator
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.library import quiet_transformers
 
-NEW_TOKENS = 64
-MASK_TOKENS = 64
+NEW_TOKENS = MASK_TOKENS = 64
 
 
-def best_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The least wall seconds of some calls, after one that is not counted."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def peaks() -> tuple[float, float]:
-    """float32 matrix products in flops per second, and bytes read per second by a sum."""
-    a = torch.randn(2048, 2048)
-    flops = 2 * 2048**3 / best_seconds(lambda: a @ a, 5)
-    b = torch.ones(2**26)  # 256 MiB: beyond every cache
-    return flops, b.numel() * 4 / best_seconds(lambda: b.sum(), 5)
-
-
-# ------------------------------------------------------------------------------------ generation
+def bytes_per_second() -> float:
+    """Read by a sum."""
+    values = torch.ones(2**26)  # 256 MiB: beyond every cache
+    return values.numel() * 4 / min(in_turn({"": values.sum}, repeats=5, unit="s")[""])
 
 
 def plain_generate(
@@ -59,81 +40,60 @@ def plain_generate(
     tokenizer, model = generator._tokenizer, generator._model
     batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
     batch.pop("token_type_ids", None)
+    length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
 
     def work() -> list[str]:
         with torch.inference_mode():
-            out = model.generate(
-                **batch, do_sample=True, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS
-            )
+            out = model.generate(**batch, do_sample=True, **length)
         return list(tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :]))
 
     return work
 
 
-def our_generate(generator: TransformersGenerator, prompts: Sequence[str]) -> Callable[[], object]:
-    """The same through the package; prompts differ, so nothing is shared between them."""
-    generator._end_tokens = frozenset()  # every sample writes all its tokens
-    sampling = SamplingParameters(seed=0, max_new_tokens=NEW_TOKENS)
-    return lambda: generator.generate(prompts, sampling=sampling)
-
-
-def generation_floor(model: Any, rows: int, prompt: int, peak: tuple[float, float]) -> float:
+def generation_floor(model: Any, rows: int, prompt: int, flops: float, read: float) -> float:
     """Seconds that nothing can beat: rows x 64 tokens after prompts of a mean length."""
     config = model.config
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2)  # head tied
     blocks = matrices - config.vocab_size * config.hidden_size
     mean_length = prompt + NEW_TOKENS / 2
     attention = 4.0 * config.num_hidden_layers * config.hidden_size
-    flops = rows * (
+    operations = rows * (
         NEW_TOKENS * (2 * matrices + attention * mean_length)
         + prompt * (2 * blocks + attention * prompt / 2)
     )
     cache = rows * mean_length * config.num_hidden_layers * 2 * config.hidden_size
     data = NEW_TOKENS * (matrices + cache) * model.dtype.itemsize
-    return max(flops / peak[0], data / peak[1])
+    return max(operations / flops, data / read)
 
 
-def compare_generation(
-    name: str, batches: Sequence[int], repeats: int, peak: tuple[float, float]
-) -> list[Ratio]:
-    """Print one line per batch and kind of prompt."""
-    ratios = []
-    generator = TransformersGenerator(name)
-    tokenizer, marker = generator._tokenizer, load_prompt("pre-text")
+def of_generation(name: str, batch: int, repeats: int, flops: float, read: float) -> list[Ratio]:
+    """One model at one size of a batch, from both kinds of prompt."""
+    generator, marker = TransformersGenerator(name, batch_size=batch), load_prompt("pre-text")
+    generator._end_tokens = frozenset()  # every sample writes all its tokens
+    tokenizer, sampling = (
+        generator._tokenizer,
+        SamplingParameters(seed=0, max_new_tokens=NEW_TOKENS),
+    )
     texts = public_texts(tokenizer=tokenizer, max_tokens=MASK_TOKENS)
-    print(f"{name}: {NEW_TOKENS} new tokens, tokens/s (times the floor's seconds)")
-    for batch in batches:
-        generator = TransformersGenerator(name, batch_size=batch)
-        kinds = {
-            "8 tokens": [tokenizer.decode(tokenizer(t)["input_ids"][:8]) for t in texts[:batch]],
-            "expansion": [
-                marker.render([texts[3 * i], texts[3 * i + 1], texts[3 * i + 2]])
-                for i in range(batch)
-            ],
-        }
-        for kind, prompts in kinds.items():
-            length = float(np.mean([len(row) for row in tokenizer(prompts)["input_ids"]]))
-            floor = generation_floor(generator._model, batch, round(length), peak)
-            cases = {
-                "generate()": plain_generate(generator, prompts),
-                "ours": our_generate(generator, prompts),
-            }
-            figures, taken = [], {}
-            for label, work in cases.items():
-                seconds = taken[label] = best_seconds(work, repeats)
-                speed = batch * NEW_TOKENS / seconds
-                figures.append(f"{label} {speed:,.0f} ({seconds / floor:.1f}x)")
-            print(f"  batch {batch:>3}, prompts of {kind} ({length:.0f}): " + ", ".join(figures))
-            part = f"generation, {name}, {batch} prompts of {length:.0f} tokens"
-            ours = taken["ours"]
-            ratios += [
-                Ratio(part, "products or memory, whichever is slower", "floor", ours, floor, "s"),
-                Ratio(part, "generate()", "peer", ours, taken["generate()"], "s"),
-            ]
-    return ratios
-
-
-# ------------------------------------------------------------------------------------- mask fill
+    found = []
+    for prompts in (
+        [tokenizer.decode(tokenizer(text)["input_ids"][:8]) for text in texts[:batch]],
+        [marker.render(texts[3 * i : 3 * i + 3]) for i in range(batch)],
+    ):
+        length = round(np.mean([len(row) for row in tokenizer(prompts)["input_ids"]]))
+        found += compared(
+            f"generation, {name}, {batch} prompts of {length} tokens",
+            lambda prompts=prompts: generator.generate(prompts, sampling=sampling),  # type: ignore[misc]
+            {
+                ("products or memory, whichever is slower", "floor"): generation_floor(
+                    generator._model, batch, length, flops, read
+                ),
+                ("generate()", "peer"): plain_generate(generator, prompts),
+            },
+            repeats=repeats,
+            unit="s",
+        )
+    return found
 
 
 def plain_mask_fill(name: str, texts: Sequence[str], *, batch: int = 64) -> Callable[[], object]:
@@ -169,44 +129,18 @@ def plain_mask_fill(name: str, texts: Sequence[str], *, batch: int = 64) -> Call
     return work
 
 
-def mask_fill_floor(model: Any, texts: int, peak: tuple[float, float]) -> float:
-    """Seconds of two passes over 64 tokens with the head on 30 % of them."""
+def mask_fill_operations(model: Any, texts: int) -> float:
+    """Of two passes over 64 tokens with the head on 30 % of them."""
     config = model.config
     embedding = config.vocab_size * config.hidden_size
     blocks = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
     length = MASK_TOKENS + 2
     attention = 4.0 * config.num_hidden_layers * config.hidden_size * length
-    flops = 2 * texts * length * (2 * (blocks + 0.3 * embedding) + attention)
-    return flops / peak[0]
-
-
-def compare_mask_fill(
-    name: str, count: int, repeats: int, peak: tuple[float, float]
-) -> list[Ratio]:
-    """Print one line."""
-    fill = MaskFill(name, max_tokens=MASK_TOKENS)
-    texts = public_texts(tokenizer=fill._tokenizer, max_tokens=MASK_TOKENS)[:count]
-    floor = mask_fill_floor(fill._model, count, peak)
-    figures, taken = [], {}
-    for label, work in (
-        ("plain", plain_mask_fill(name, texts)),
-        ("ours", lambda: fill.vary(texts, seed=0)),
-    ):
-        seconds = taken[label] = best_seconds(work, repeats)
-        figures.append(f"{label} {count / seconds:,.0f} ({seconds / floor:.1f}x)")
-    print(
-        f"{name}: two steps on {count} texts of at most {MASK_TOKENS} tokens, texts/s (times the "
-        "floor's seconds)\n  " + ", ".join(figures)
-    )
-    part = f"mask filling, {count} texts"
-    return [
-        Ratio(part, "its products", "floor", taken["ours"], floor, "s"),
-        Ratio(part, "plain mask filling", "peer", taken["ours"], taken["plain"], "s"),
-    ]
+    return 2.0 * texts * length * (2 * (blocks + 0.3 * embedding) + attention)
 
 
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
-    """Measure generation, then mask filling."""
+    """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["privsyn-lm"])
     parser.add_argument("--masked", default="privsyn-mlm")
@@ -214,15 +148,24 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args(given)
-    peak = peaks()
-    print(
-        f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads: "
-        f"{peak[0] / 1e9:.0f} GFLOP/s, {peak[1] / 1e9:.1f} GB/s"
+    flops, read, repeats = operations_per_second(unit="s"), bytes_per_second(), arguments.repeats
+    found = []
+    for name in arguments.models:
+        for batch in arguments.batches:
+            found += of_generation(name, batch, repeats, flops, read)
+    fill = MaskFill(arguments.masked, max_tokens=MASK_TOKENS)
+    texts = public_texts(tokenizer=fill._tokenizer, max_tokens=MASK_TOKENS)[: arguments.texts]
+    found += compared(
+        f"mask filling, {len(texts)} texts",
+        lambda: fill.vary(texts, seed=0),
+        {
+            ("its products", "floor"): mask_fill_operations(fill._model, len(texts)) / flops,
+            ("plain mask filling", "peer"): plain_mask_fill(arguments.masked, texts),
+        },
+        repeats=repeats,
+        unit="s",
     )
-    ratios = []
-    for model in arguments.models:
-        ratios += compare_generation(model, arguments.batches, arguments.repeats, peak)
-    return ratios + compare_mask_fill(arguments.masked, arguments.texts, arguments.repeats, peak)
+    return shown(found)
 
 
 if __name__ == "__main__":

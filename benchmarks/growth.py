@@ -29,7 +29,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import Ratio
+from benchmarks import Ratio, operations_per_second, unit_rows
 
 DIMENSION, SAMPLES, TEXTS = 384, 5, 6144
 METHODS = ("votes", "similarities")
@@ -56,17 +56,14 @@ class HashVectors:
     ) -> npt.NDArray[np.float32]:
         """(n, 384) float32."""
         vectors = np.concatenate(
-            [unit(np.random.default_rng(zlib.crc32(text.encode())), 1) for text in texts]
+            [
+                unit_rows(np.random.default_rng(zlib.crc32(text.encode())), 1, DIMENSION)
+                for text in texts
+            ]
         )
         if progress is not None:
             progress(len(texts))
         return vectors
-
-
-def unit(generator: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
-    """(rows, 384) float32 of norm 1."""
-    drawn = generator.standard_normal((rows, DIMENSION), dtype=np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
 def population(path: Path, users: int) -> None:
@@ -115,7 +112,7 @@ def measured(method: str, users: int, nodes: int, candidates: int, rounds: int) 
 
         def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
             began.setdefault(number, time.process_time())
-            drawn = unit(np.random.default_rng(number), candidates)
+            drawn = unit_rows(np.random.default_rng(number), candidates, DIMENSION)
             if isinstance(query, MeanSimilarity):
                 return Question(query, query.broadcast(drawn, prompt=np.arange(candidates) // 10))
             return Question(query, {"candidates": drawn})
@@ -157,18 +154,11 @@ def measured(method: str, users: int, nodes: int, candidates: int, rounds: int) 
 
 def products(method: str, users: int, candidates: int) -> float:
     """CPU seconds of the question's matrix products at the speed of a large one."""
-    size = 1024
-    matrix = np.ones((size, size), np.float32)
-    times = []
-    for _ in range(5):
-        started = time.process_time()
-        matrix @ matrix
-        times.append(time.process_time() - started)
     rows = users * SAMPLES
     operations = 2.0 * rows * candidates * DIMENSION
     if method == "similarities":
         operations = rows * DIMENSION + 2.0 * (users + candidates) * DIMENSION**2
-    return operations * statistics.median(times) / (2.0 * size**3)
+    return operations / operations_per_second()
 
 
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
@@ -197,7 +187,15 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
                 if name == "users":
                     floor = products(method, point, size["candidates"])
                     part = f"a round of {method}, {point:,} users"
-                    found.append(Ratio(part, "its products", "floor", seconds[-1], floor, "CPU s"))
+                    found.append(
+                        Ratio(
+                            part=part,
+                            other="its products",
+                            kind="floor",
+                            ours=[seconds[-1]],
+                            theirs=[floor],
+                        )
+                    )
             if len(points) > 1:
                 slope = np.polyfit(np.log(points), np.log(seconds), 1)[0]
                 print(f"{method:13} {name:13} {slope:6.2f}    {'; '.join(shown)}", flush=True)

@@ -15,10 +15,8 @@ import itertools
 import json
 import os
 import tempfile
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +37,6 @@ PFL_INSTALL = (
 
 #: Names the file that Flower's worker processes read.
 _PLAN = "PRIVSYN_BENCHMARK_PLAN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What a round of all users took.
-
-    Attributes:
-        wall: seconds.
-        cpu: CPU seconds of all processes that took part.
-    """
-
-    wall: float
-    cpu: float
 
 
 def in_order(samples: Samples) -> list[Sequence[int]]:
@@ -252,10 +237,10 @@ def our_client() -> Any:
 
 
 class Watch:
-    """Notes when rounds of training begin: wall time, and CPU time of all processes."""
+    """Notes the CPU seconds of all processes whenever a round of training begins."""
 
     def __init__(self, grid: Any) -> None:
-        self.marks: list[tuple[float, float]] = []
+        self.marks: list[float] = []
         inner = grid.push_messages
 
         # Flower's loop and ours both send this way, and few nodes are sent everything at once.
@@ -269,15 +254,11 @@ class Watch:
 
     def note(self) -> None:
         """A round begins, or the last one has ended."""
-        self.marks.append((time.perf_counter(), cpu_seconds()))
+        self.marks.append(cpu_seconds())
 
-    def rounds(self) -> list[Round]:
-        """All but the first, in which processes start and models are loaded."""
-        marks = self.marks[1:]
-        return [
-            Round(wall=after[0] - before[0], cpu=after[1] - before[1])
-            for before, after in itertools.pairwise(marks)
-        ]
+    def rounds(self) -> list[float]:
+        """Of all but the first, in which processes start and models are loaded."""
+        return [after - before for before, after in itertools.pairwise(self.marks[1:])]
 
 
 def cpu_seconds() -> float:
@@ -295,7 +276,7 @@ def cpu_seconds() -> float:
 
 def by_flower(
     model: str, texts: Sequence[Sequence[str]], users: Sequence[Samples], query: ModelDelta
-) -> tuple[list[Round], np.ndarray]:
+) -> tuple[list[float], np.ndarray]:
     """Flower's own way; returns rounds, and the average update of the first, flat."""
     from flwr.app import ArrayRecord, Context
     from flwr.serverapp import Grid, ServerApp
@@ -340,7 +321,7 @@ def by_flower(
 
 def ours_in_flower(
     model: str, texts: Sequence[Sequence[str]], users: Sequence[Samples], query: ModelDelta
-) -> list[Round]:
+) -> list[float]:
     """Our strategy and client app, two nodes that hold half of the users each."""
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
@@ -357,6 +338,7 @@ def ours_in_flower(
             config = DPFedAvgConfig(
                 model=model,
                 noise_multiplier=1.0,
+                accept_noise=True,
                 num_rounds=3,
                 num_nodes=2,
                 local_learning_rate=query.learning_rate,

@@ -34,19 +34,41 @@ def test_every_benchmark_has_the_same_entrance(name: str) -> None:
 
 
 def test_a_small_benchmark_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = "--users 30 --samples 2 --dimension 8 --candidates 16 --repeats 1"
+    small = "--users 30 --samples 2 --dimension 8 --candidates 16 8 --repeats 1"
     monkeypatch.setitem(together.BENCHMARKS, "nearest_neighbor", small)
-    ratios, why = together.run("nearest_neighbor", details=False)
+    ratios, why = together.run("nearest_neighbor")
     assert why == ""
-    assert [(one.other, one.kind) for one in ratios] == [("sgemm", "floor"), ("faiss", "peer")]
+    assert [(one.other, one.kind) for one in ratios] == [
+        (name, kind)
+        for _ in range(2)  # numbers of candidates
+        for name, kind in (("sgemm", "floor"), ("faiss", "peer"))
+    ]
     assert ratios[0].ratio is not None
     assert ratios[0].ratio > 0
-    absent = Ratio("votes", "pfl", "peer", 2.0, None, "s", "pip install pfl")
-    table = together.table([ratios[0], Ratio("votes", "sgemm", "floor", 3.0, 2.0, "s"), absent])
-    assert "| votes | sgemm (floor) | 3 s | 2 s | 1.50 |" in table
+
+
+def test_a_ratio_is_the_median_of_runs_and_beside_it_that_of_the_least() -> None:
+    one = Ratio(
+        part="votes", other="sgemm", kind="floor", ours=[3.0, 8.0, 2.0], theirs=[2.0, 2.0, 1.0]
+    )
+    assert (one.ratio, one.least) == (2.0, 2.0)
+    absent = Ratio(
+        part="votes", other="pfl", kind="peer", ours=[2.0], theirs=None, missing="pip install pfl"
+    )
+    table = benchmarks.table([one, absent])
+    assert "| votes | sgemm (floor) | 3 CPU s | 2 CPU s | 2.00 | 2.00 |" in table
     assert table.endswith("Left out: pfl (pip install pfl).")
+
+
+def test_works_are_timed_in_turn_after_one_run_of_each() -> None:
+    done: list[str] = []
+    taken = benchmarks.in_turn(
+        {"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repeats=2
+    )
+    assert done == ["a", "b"] * 3
+    assert {name: len(times) for name, times in taken.items()} == {"a": 2, "b": 2}
 
 
 def test_a_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(together.BENCHMARKS, "nearest_neighbor", "--users none")
-    assert together.run("nearest_neighbor", details=False) == ([], "SystemExit: 2")
+    assert together.run("nearest_neighbor") == ([], "SystemExit: 2")
