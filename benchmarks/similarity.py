@@ -3,7 +3,7 @@
     python -m benchmarks.similarity [--users 133000] [--samples 5] [--candidates 18000]
 
 Embeddings are random unit vectors, already cached, as in a round after the first. Both answer
-spaces of `MeanSimilarity.answer`, and at the server the root of the candidates and `expand_scores`.
+spaces of `MeanSimilarity.answer`, candidates factorised before, and at the server the root of the candidates and `expand_scores`.
 The peer is the matrix of scores in float32 blocks (one product of users and candidates, norms,
 clipping, sum) on `--few` of the users, scaled up. The floor is 2 (n + m) d^2 operations at the
 speed of one large product (n users, m candidates, d dimensions); the matrix takes 2 n m d.
@@ -59,6 +59,8 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     for space in ("candidates", "span"):
         query = MeanSimilarity(answer_space=space)
         asked[space] = query.broadcast(candidates, prompt=prompt)
+        for array in asked[space].values():  # as messages give them: what follows is kept with them
+            array.flags.writeable = False
         ratios = compared(
             f'similarities, answer space "{space}", {n:,} users, {m:,} candidates',
             lambda q=query, b=asked[space]: q.answer(cohort, b),  # type: ignore[misc]

@@ -22,6 +22,9 @@ from flower_privsyn.testing import random_cohort
 CENTRES = ("prompt", "all", "none")
 SPACES = ("candidates", "span")
 
+#: How far scores may be off, of their length: those of all candidates are made of coarse steps.
+TOLERANCE = {"candidates": 1e-3, "span": 1e-5}
+
 #: Digests of contributions by their scale, computed on an AVX-512 machine; IEEE 754 gives them on
 #: any.
 FROZEN_ANSWERS = {
@@ -45,21 +48,23 @@ def grouped(query: MeanSimilarity, prompt: np.ndarray | None) -> np.ndarray | No
     return prompt if query.centre == "prompt" else None
 
 
-def cosine(left: np.ndarray, right: np.ndarray) -> float:
-    norms = np.linalg.norm(left.astype(np.float64)) * np.linalg.norm(right.astype(np.float64))
-    return float(left.astype(np.float64) @ right.astype(np.float64)) / norms if norms else 0.0
+def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of every row with every row, (m, k); 0 with a row of length 0."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    norms = np.linalg.norm(left, axis=1)[:, None] * np.linalg.norm(right, axis=1)
+    return left @ right.T / np.where(norms > 0, norms, 1.0)
 
 
 def scores_by_definition(
     cohort: Cohort, candidates: np.ndarray, prompt: np.ndarray, *, centre: str, scale: str
 ) -> np.ndarray:
-    """(num_users, m): one user, one text, one candidate at a time."""
+    """(num_users, m): one user at a time."""
     result = np.zeros((cohort.num_users, len(candidates)))
     for user in range(cohort.num_users):
         texts = cohort.records[cohort.owners == user]
         if len(texts) == 0:
             continue
-        row = np.array([np.mean([cosine(c, t) for t in texts]) for c in candidates])
+        row = cosines(candidates, texts).mean(axis=1)
         if centre == "all":
             row = row - row.mean()
         if centre == "prompt":
@@ -106,14 +111,14 @@ class TestTheFormulas:
         for user in range(cohort.num_users):
             texts = cohort.records[cohort.owners == user]
             if len(texts):
-                summed = np.array([sum(cosine(c, t) for t in texts) for c in candidates])
+                summed = cosines(candidates, texts).sum(axis=1)
                 z = (summed - summed.mean()) / summed.std()
                 expected += z / np.linalg.norm(z)
         query = MeanSimilarity(centre="all", scale="unit", answer_space=space)
         answer = query.answer(cohort, ask(query, candidates))
         if space == "span":
             answer = expand_scores(answer, candidates, centre="all")
-        assert np.abs(answer - expected).max() <= 1e-5 * np.abs(expected).max()
+        assert np.abs(answer - expected).max() <= TOLERANCE[space] * np.abs(expected).max()
 
     def test_the_paper_clips_raw_cosines(self) -> None:
         candidates = np.array([[2, 0, 0], [0, 3, 0], [0, 0, 0]], dtype=np.float32)
@@ -124,11 +129,11 @@ class TestTheFormulas:
         assert np.allclose(
             query.contribution(cohort, {"candidates": candidates}),
             [[0.5, 0, 0], [0.6, 0.8, 0]],
-            atol=1e-6,
+            atol=1e-4,
         )
         many = {"candidates": np.repeat(candidates[:1], 16, axis=0)}
         assert np.allclose(
-            query.contribution(cohort, many), [[0.25] * 16, [0.25] * 16], atol=1e-6
+            query.contribution(cohort, many), [[0.25] * 16, [0.25] * 16], atol=1e-4
         )  # norms 2 and 2.4 before
 
     def test_unit_counts_a_weak_preference_in_full_and_clip_does_not(self) -> None:
@@ -137,8 +142,8 @@ class TestTheFormulas:
         ask_all = {"candidates": candidates}
         clipped = MeanSimilarity(centre="all", scale="clip").answer(cohort, ask_all)
         scaled = MeanSimilarity(centre="all", scale="unit").answer(cohort, ask_all)
-        assert np.allclose(clipped, [0.01, -0.01], atol=1e-5)
-        assert np.allclose(scaled, np.array([1, -1]) / np.sqrt(2), atol=1e-5)
+        assert np.allclose(clipped, [0.01, -0.01], atol=1e-4)
+        assert np.allclose(scaled, np.array([1, -1]) / np.sqrt(2), atol=1e-4)
 
     def test_prompts_may_have_any_numbers_sizes_and_order(self) -> None:
         generator = np.random.default_rng(3)
@@ -148,11 +153,11 @@ class TestTheFormulas:
         query = MeanSimilarity()
         answer = query.answer(cohort, {"candidates": candidates, "prompt": prompt})
         for group in (7, -1, 1000):
-            assert abs(answer[prompt == group].sum()) < 1e-6
+            assert abs(answer[prompt == group].sum()) < 1e-3
         assert abs(answer[4]) < 1e-12  # the only candidate of its prompt
         order = generator.permutation(12)
         shuffled = query.answer(cohort, {"candidates": candidates[order], "prompt": prompt[order]})
-        assert np.allclose(shuffled, answer[order], atol=1e-6)
+        assert np.allclose(shuffled, answer[order], atol=1e-3)
 
     def test_the_cap_keeps_the_first_records(self) -> None:
         cohort = random_cohort(num_users=8, max_records=6, dimension=5, seed=5)
@@ -194,10 +199,37 @@ class TestTheCohortForm:
             contributions = query.contribution(cohort, broadcast)
         assert np.linalg.norm(contributions, axis=1).max() <= 1.0
         direct = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
-        total = np.linalg.norm(direct, axis=1).sum()
+        room = 1e-5 * np.linalg.norm(direct, axis=1).sum() + 1e-7
+        if space == "candidates":  # a step of 2^-15 in each number that was multiplied
+            assert np.array_equal(answer, contributions.sum(axis=0))
+            room += 8 * 2.0**-15 * len(np.unique(owners))
         if space == "span":
             answer = expand_scores(answer, candidates, prompt=grouped(query, prompt), centre=centre)
-        assert np.linalg.norm(answer - direct.sum(axis=0)) <= 1e-5 * total + 1e-7
+        assert np.linalg.norm(answer - direct.sum(axis=0)) <= room
+
+    @pytest.mark.parametrize("centre", CENTRES)
+    @pytest.mark.parametrize("scale", ["clip", "unit"])
+    def test_a_sum_that_is_expanded_once_is_that_of_the_contributions(
+        self, centre: str, scale: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To the bit: users whose vectors are clipped, users whose are not, users without text."""
+        generator = np.random.default_rng(30)
+        candidates, prompt = unit(generator, 150, 24), np.arange(150) % 11
+        cohort = random_cohort(num_users=300, max_records=9, dimension=24, seed=31, empty=0.1)
+        shared = unit(generator, 1, 24)
+        cohort.records[::3] = shared * 7
+        cohort.records[1::5] = -shared  # who has as much of both is near to nothing
+        query = MeanSimilarity(centre=centre, scale=scale)
+        rows = query.contribution(cohort, ask(query, candidates, prompt))
+        norms = np.linalg.norm(rows, axis=1)
+        assert (norms == 0).any()
+        assert (norms > 0.999).any()
+        assert scale == "unit" or ((norms > 0) & (norms < 0.9)).any()
+        assert norms.max() <= 1.0
+        monkeypatch.setattr("flower_privsyn.queries.similarity._BLOCK_USERS", 7)
+        monkeypatch.setattr("flower_privsyn.queries.similarity._EXPANDED_USERS", 50)
+        answer = query.answer(cohort, ask(query, candidates, prompt))
+        assert np.array_equal(answer, rows.sum(axis=0))
 
     @pytest.mark.parametrize("space", SPACES)
     @pytest.mark.parametrize("scale", ["clip", "unit"])
@@ -222,12 +254,12 @@ class TestTheSpan:
         self, real: tuple[Cohort, np.ndarray, np.ndarray], centre: str, scale: str
     ) -> None:
         cohort, candidates, prompt = real
-        query = MeanSimilarity(centre=centre, scale=scale)
         span = MeanSimilarity(centre=centre, scale=scale, answer_space="span")
         root, groups = ask(span, candidates, prompt), grouped(span, prompt)
         assert span.answer_length(root) == candidates.shape[1]
         released = span.answer(cohort, root)
-        expected = query.contribution(cohort, ask(query, candidates, prompt)).sum(axis=0)
+        direct = scores_by_definition(cohort, candidates, prompt, centre=centre, scale=scale)
+        expected = direct.sum(axis=0)
         scores = expand_scores(released, candidates, prompt=groups, centre=centre)
         assert np.linalg.norm(scores - expected) <= 1e-5 * np.linalg.norm(expected)
 
@@ -263,8 +295,8 @@ class TestTheSpan:
             candidates = (candidates * np.logspace(0, -7, d)).astype(np.float32)
         prompt = np.arange(m) // 10
         cohort = random_cohort(num_users=200, max_records=3, dimension=d, seed=19, empty=0.0)
-        each = MeanSimilarity(centre=centre)
-        exact = each.contribution(cohort, ask(each, candidates, prompt)).sum(axis=0)
+        direct = scores_by_definition(cohort, candidates, prompt, centre=centre, scale="clip")
+        exact = direct.sum(axis=0)
         span = MeanSimilarity(centre=centre, answer_space="span")
         root = ask(span, candidates, prompt)["root"]
         noise = 1e-7 * np.abs(root).max() * generator.standard_normal(len(root))
