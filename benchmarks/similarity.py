@@ -3,10 +3,11 @@
     python -m benchmarks.similarity [--users 133000] [--samples 5] [--candidates 18000]
 
 Embeddings are random unit vectors, already cached, as in a round after the first. Both answer
-spaces of `MeanSimilarity.answer`, candidates factorised before, and at the server the root of the candidates and `expand_scores`.
-The peer is the matrix of scores in float32 blocks (one product of users and candidates, norms,
-clipping, sum) on `--few` of the users, scaled up. The floor is 2 (n + m) d^2 operations at the
-speed of one large product (n users, m candidates, d dimensions); the matrix takes 2 n m d.
+spaces of `MeanSimilarity.answer`, the candidates factorised before, and at the server the root of
+the candidates and `expand_scores`. The peer is the matrix of scores in float32 blocks (one product
+of users and candidates, norms, clipping, sum) on `--few` of the users, scaled up. The floor is
+2 (n + m) d^2 operations at the speed of one large product (n users, m candidates, d dimensions);
+the matrix takes 2 n m d.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         ]
     direct = by_matrix(few, centred)
     ours = MeanSimilarity(answer_space="candidates").answer(few, asked["candidates"])
-    if np.abs(ours - direct).max() > 1e-3 * np.abs(direct).max():
+    if np.abs(ours - direct).max() > 5e-3 * np.abs(direct).max():
         raise SystemExit("the matrix of scores has other sums")
     answer = MeanSimilarity(answer_space="span").answer(few, asked["span"])
     for part, work in (
