@@ -1,13 +1,16 @@
 """The same six users in real federations: on Ray, by own processes, and SuperLink and SuperNodes.
 
-Six nodes of one user and two nodes of three must release bit-identical sums at zero noise.
+All release the same to the bit, noise and all: the app draws it by a seed.
 """
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import os
 import signal
+import ssl
 import subprocess
 import threading
 import time
@@ -19,6 +22,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.client_apps.policy import NodePolicy
@@ -26,12 +32,38 @@ from tests.support.federation_app import write_app
 from tests.support.simulation import ROUNDS, SCRIPTS, free_port, ledger, simulate, sums
 from tests.support.sockets import addresses
 
+SEEDED = "random=InsecureRandom(1)"
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A key for 127.0.0.1 and its certificate, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    there = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(there, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret, public = folder / "key.pem", folder / "certificate.pem"
+    secret.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    public.write_bytes(signed.public_bytes(pem))
+    return secret, public
+
 
 @contextmanager
 def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
-    """A SuperLink and SuperNodes on loopback; yields the environment of Flower's commands."""
+    """A SuperLink and SuperNodes on loopback, by TLS; yields Flower's commands' environment."""
     folder.mkdir()
-    # The runs here add no noise, which an owner has to allow.
+    secret, public = certificate(folder)
+    # The runs here add little noise, which an owner has to allow.
     (folder / "policy.toml").write_text("max-epsilon = inf\n")
     environment = {
         **os.environ,
@@ -64,17 +96,23 @@ def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
 
     try:
         launch(
-            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "superlink", "flower-superlink", "--host", "127.0.0.1",
             "--port", str(port), "--database", str(folder / "state.db"),
+            "--ssl-certfile", str(public), "--ssl-keyfile", str(secret),
+            "--ssl-ca-certfile", str(public),
         )  # fmt: skip
         for _ in range(600):
             with suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                urllib.request.urlopen(
+                    f"https://127.0.0.1:{port}/health",
+                    timeout=2,
+                    context=ssl.create_default_context(cafile=str(public)),
+                ).close()
                 break
             time.sleep(0.1)
         for node in range(num_nodes):
             launch(
-                f"node{node}", "flower-supernode", "--insecure",
+                f"node{node}", "flower-supernode", "--root-certificates", str(public),
                 "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1",
                 "--port", str(free_port()),
                 "--node-config", f"partition-id={node} num-partitions={num_nodes}",
@@ -82,7 +120,7 @@ def deployment(folder: Path, num_nodes: int) -> Iterator[dict[str, str]]:
         (folder / "cli").mkdir()
         (folder / "cli" / "config.toml").write_text(
             f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n'
-            "insecure = true\n"
+            f'root-certificates = "{public}"\n'
         )
         yield {**environment, "FLWR_HOME": str(folder / "cli")}
     finally:
@@ -115,28 +153,46 @@ def deploy(app: Path, folder: Path, num_nodes: int) -> Path:
     raise AssertionError(f"the deployment did not finish:\n{logs}")
 
 
+def seeded_app(folder: Path) -> Path:
+    """The app with noise that a seed draws, which no setting can ask for."""
+    app = write_app(folder)
+    for file, before, after in (
+        ("six/server_app.py", "variation=ShuffleWords())", f"variation=ShuffleWords(), {SEEDED})"),
+        (
+            "six/server_app.py",
+            "from flower_privsyn.strategies",
+            "from flower_privsyn.privacy import InsecureRandom\nfrom flower_privsyn.strategies",
+        ),
+        ("pyproject.toml", "noise-multiplier = 0.0", "noise-multiplier = 0.5"),
+    ):
+        text = (app / file).read_text()
+        assert before in text
+        (app / file).write_text(text.replace(before, after))
+    return app
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_app(tmp_path_factory.mktemp("app") / "six-users")
+    return seeded_app(tmp_path_factory.mktemp("app") / "six-users")
 
 
 @pytest.fixture(scope="module")
 def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a Ray simulation of six nodes with one user each, its settings made in code."""
-    folder = tmp_path_factory.mktemp("six")
-    app = write_app(folder / "app")
+    """The run of a Ray simulation of two nodes, its settings made in code."""
+    folder = tmp_path_factory.mktemp("on-ray")
+    app = seeded_app(folder / "app")
     server = app / "six" / "server_app.py"
     project = app / "pyproject.toml"
     head, _, config = project.read_text().partition("[tool.flwr.app.config]\n")
     public = next(line for line in config.splitlines() if line.startswith("public-text"))
     project.write_text(
-        head + '[tool.flwr.app.config]\nnum-nodes = 6\nbehaviour = "honest"\napp-does = ""\n'
+        head + '[tool.flwr.app.config]\nnum-nodes = 2\nbehaviour = "honest"\napp-does = ""\n'
     )
     source = server.read_text()
     start = source.index("    config = ")
     stop = source.index("    return PrivateEvolution(config")
     in_code = f"""    config = PrivateEvolutionConfig(
-        noise_multiplier=0.0, num_users=6, num_nodes=6, num_rounds={len(ROUNDS)}, num_candidates=24,
+        noise_multiplier=0.5, num_users=6, num_nodes=2, num_rounds={len(ROUNDS)}, num_candidates=24,
         lookahead=1, clip="l2", accept_noise=True, expand_samples=0,
         node_timeout=120.0, public_text={public.partition(" = ")[2]},
     )
@@ -161,28 +217,28 @@ def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def six_by_one(in_code: Path) -> list[np.ndarray]:
-    """What a Ray simulation of six nodes with one user each releases."""
+def on_ray(in_code: Path) -> list[np.ndarray]:
+    """What a Ray simulation releases."""
     return sums(in_code)
 
 
 @pytest.mark.timeout(600)
 def test_superlink_and_supernode_processes(
-    app: Path, six_by_one: list[np.ndarray], tmp_path: Path
+    app: Path, on_ray: list[np.ndarray], tmp_path: Path
 ) -> None:
     run = deploy(app, tmp_path / "deployment", 2)
-    for simulated, deployed in zip(six_by_one, sums(run), strict=True):
+    for simulated, deployed in zip(on_ray, sums(run), strict=True):
         assert np.array_equal(simulated, deployed)
     # Every SuperNode has an owner, whose account has a line for every answer.
     account = NodeLedger("default", folder=tmp_path / "deployment" / "ledgers").account()
     assert len(account.charges) == 2 * len(ROUNDS)
-    assert account.epsilon(NodePolicy()) == np.inf
+    assert 1.0 < account.epsilon(NodePolicy()) < np.inf
 
 
-def test_processes_of_this_machine(app: Path, six_by_one: list[np.ndarray], tmp_path: Path) -> None:
-    assert simulate(app, tmp_path / "run", num_nodes=3) is None
-    for on_ray, here in zip(six_by_one, sums(tmp_path / "run"), strict=True):
-        assert np.array_equal(on_ray, here)
+def test_processes_of_this_machine(app: Path, on_ray: list[np.ndarray], tmp_path: Path) -> None:
+    assert simulate(app, tmp_path / "run") is None
+    for simulated, here in zip(on_ray, sums(tmp_path / "run"), strict=True):
+        assert np.array_equal(simulated, here)
 
 
 @pytest.mark.timeout(600)
