@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from annotated_types import Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
-from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.expand import Earlier
-from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
-from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
 from flower_privsyn.run.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.models.bias import LogitBias
 
 
 logger = logging.getLogger("flwr.privsyn")
@@ -228,84 +223,3 @@ def write_corpus(
     run.write_synthetic(records)
     kept.unlink(missing_ok=True)
     return {"synthetic_texts": len(records), "dropped": dropped}
-
-
-def biased_generator(
-    name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
-) -> Path | None:
-    """Write a generator with a bias of its logits, where it has the tokens that the bias is of.
-
-    Args:
-        name: of the generator, as `load_generator` takes it.
-        tokens_of: a model whose tokens the bias is of.
-        folder: where to write it.
-        lacking: from the generator's name to the bias.
-
-    Returns:
-        The folder; None, and a warning that says why, for one that runs elsewhere, has other
-        tokens, or has a bias already.
-    """
-    from flower_privsyn.training.bias import load_plain, save_biased
-    from flower_privsyn.training.distillation import check_same_tokens
-
-    try:
-        if is_address(name) or is_gguf(name):
-            raise ConfigError("its logits are not at hand")
-        check_same_tokens(tokens_of, name, setting="its model")
-        load_plain(name)
-    except PrivsynError as error:
-        logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
-        return None
-    save_biased(name, folder, lacking(name))
-    return folder
-
-
-def write_after(
-    expand: Expand,
-    examples: Sequence[str],
-    *,
-    ids: Sequence[str],
-    num_samples: int,
-    best_of: int,
-    seed: int,
-    score: Callable[[list[str]], npt.NDArray[np.float64]],
-    kept: Path,
-    progress: ProgressReporter,
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Write more texts than are wanted, shown examples, and keep the best.
-
-    Args:
-        expand: the generator, its prompt and how it samples.
-        examples: the texts that stand in the prompts.
-        ids: identifiers of the examples, the parents of a text; there may be more of them.
-        num_samples: texts that are kept, >= 1.
-        best_of: texts that are written for each of these, >= 1.
-        seed: of what is written.
-        score: of texts, higher for better ones.
-        kept: JSON-lines file of what was written so far.
-        progress: where the work reports.
-
-    Returns:
-        The best in the order in which they were written, and how many texts were dropped before.
-
-    Raises:
-        GenerationError: the generator failed, or nothing that it wrote can be kept; what it wrote
-            before is in `kept`.
-    """
-    wanted = best_of * num_samples
-    records, dropped = expand_resumably(
-        expand,
-        examples,
-        ids=ids[: len(examples)],
-        num_samples=wanted,
-        kept=kept,
-        seed=derive_seed(seed, "write", 0),
-        round_number=1,
-        source="written",
-        stage="Write synthetic text",
-        progress=progress,
-    )
-    refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
-    scores = score([str(record["text"]) for record in records])
-    best = np.argsort(-scores, kind="stable")[:num_samples]
-    return [records[index] for index in sorted(best.tolist())], dropped

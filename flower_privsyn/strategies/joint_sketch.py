@@ -20,19 +20,21 @@ Papers:
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
+from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
@@ -58,8 +60,10 @@ from flower_privsyn.strategies._token_sketch import (
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
+    from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.privacy import RandomSource
-    from flower_privsyn.training.selection import Scorer
+
+logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,24 +273,33 @@ class AskedOnce(Method):
         return {"synthetic": self.run.write_synthetic(records)}
 
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
-        from flower_privsyn.strategies._synthesis import write_after
+        """Write more texts than are wanted after what was chosen, and keep the best."""
+        from flower_privsyn.data.cut import token_ids
+        from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
 
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
-        records, dropped = write_after(
-            self._expansion(self._writer(student)),
+        expand = self._expansion(self._writer(student))
+        wanted = config.best_of * config.synthetic_samples
+        records, dropped = expand_resumably(
+            expand,
             [text for _, text in shown],
             ids=[f"public:{index}" for index, _ in shown],
-            num_samples=config.synthetic_samples,
-            best_of=config.best_of,
-            seed=config.seed,
-            score=text_scorer(
-                config.scorer_of_long_rows(student.sketch), self._need_text().tokenizer
-            ),
+            num_samples=wanted,
             kept=self.run.path / WRITTEN,
+            seed=derive_seed(config.seed, "write", 0),
+            round_number=1,
+            source="written",
+            stage="Write synthetic text",
             progress=self.progress,
         )
-        return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
+        refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
+        rows = token_ids(self._need_text().tokenizer, [str(record["text"]) for record in records])
+        scorer = config.scorer_of_long_rows(student.sketch)
+        scores = scorer([np.array(row, dtype=np.int64) for row in rows])
+        best = np.sort(np.argsort(-scores, kind="stable")[: config.synthetic_samples])
+        written = self.run.write_synthetic([records[index] for index in best.tolist()])
+        return {"synthetic": written, "dropped": dropped}
 
     def _writer(self, student: SketchedStudent) -> TextGenerator:
         """The generator, as it learnt from what was chosen and with what it lacks in its logits.
@@ -294,7 +307,6 @@ class AskedOnce(Method):
         The second where it has the sketch's tokens.
         """
         from flower_privsyn.generation import load_generator
-        from flower_privsyn.strategies._synthesis import biased_generator
 
         config = self.config
         if self.given_writer is not None:
@@ -322,7 +334,6 @@ class AskedOnce(Method):
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
-        from flower_privsyn.generation.generators import is_gguf
         from flower_privsyn.models.pretrained import load_pretrained
 
         config = self.config
@@ -383,17 +394,31 @@ class AskedOnce(Method):
         return need(self._text)
 
 
-def text_scorer(scorer: Scorer, tokenizer: Any) -> Callable[[list[str]], npt.NDArray[np.float64]]:
-    """A score of rows of tokens as a score of texts.
+def biased_generator(
+    name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
+) -> Path | None:
+    """Write a generator with a bias of its logits, where it has the tokens that the bias is of.
 
     Args:
-        scorer: of rows.
-        tokenizer: the ``tokenizers.Tokenizer`` of those tokens.
+        name: of the generator, as `load_generator` takes it.
+        tokens_of: a model whose tokens the bias is of.
+        folder: where to write it.
+        lacking: from the generator's name to the bias.
+
+    Returns:
+        The folder; None, and a warning that says why, for one that runs elsewhere, has other
+        tokens, or has a bias already.
     """
-    from flower_privsyn.data.cut import token_ids
+    from flower_privsyn.training.bias import load_plain, save_biased
+    from flower_privsyn.training.distillation import check_same_tokens
 
-    def score(texts: list[str]) -> npt.NDArray[np.float64]:
-        rows = token_ids(tokenizer, texts)
-        return scorer([np.array(row, dtype=np.int64) for row in rows])
-
-    return score
+    try:
+        if is_address(name) or is_gguf(name):
+            raise ConfigError("its logits are not at hand")
+        check_same_tokens(tokens_of, name, setting="its model")
+        load_plain(name)
+    except PrivsynError as error:
+        logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
+        return None
+    save_biased(name, folder, lacking(name))
+    return folder

@@ -29,10 +29,10 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import TRAINED_WRITER, WRITER
+from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.run.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
-from flower_privsyn.strategies._synthesis import biased_generator
+from flower_privsyn.strategies.joint_sketch import biased_generator
 from flower_privsyn.testing import EchoGenerator
 from flower_privsyn.training.bias import save_biased, unlearnt
 from tests.support.federation import asked, make_users
@@ -271,14 +271,26 @@ class TestWriting:
     }
 
     def test_by_a_generator_is_filtered_by_the_same_score(
-        self, federation: Builder, config: Builder
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings = config(noise_multiplier=0.0, synthesis="written", synthetic_samples=5)
+        found: list[np.ndarray] = []
+        scorer_of = JointSketchConfig.scorer_of_long_rows
+
+        def noting(config: JointSketchConfig, sketch: Any) -> Any:
+            scorer = scorer_of(config, sketch)
+            return lambda rows: found.append(scorer(rows)) or found[-1]
+
+        monkeypatch.setattr(JointSketchConfig, "scorer_of_long_rows", noting)
+        settings = config(noise_multiplier=0.0, synthesis="written", synthetic_samples=5, best_of=3)
         strategy = JointSketch(settings, generator=EchoGenerator())
         strategy.start(federation(make_users(20)))
         records = lines(strategy.run.path / "synthetic.jsonl")
-        assert 0 < len(records) <= 5
         assert {record["source"] for record in records} == {"written"}
+        # Of three for each the best, in the order in which they were written.
+        written = [record["text"] for record in lines(strategy.run.path / WRITTEN)]
+        assert len(written) == len(found[-1]) == 15
+        best = sorted(np.argsort(-found[-1], kind="stable")[:5].tolist())
+        assert [record["text"] for record in records] == [written[place] for place in best]
 
     def test_by_a_generator_of_the_same_tokens_is_biased(
         self, federation: Builder, config: Builder

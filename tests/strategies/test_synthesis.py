@@ -1,41 +1,18 @@
-"""Texts that are written after examples, of which the best are kept."""
+"""Texts that are written after examples, whatever kills the process that writes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
 from flower_privsyn.run.progress import NullProgress
-from flower_privsyn.strategies._synthesis import write_after
-from flower_privsyn.testing import EchoGenerator
+from flower_privsyn.strategies._synthesis import expand_resumably
 
 EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]
-
-
-@pytest.mark.parametrize("best_of", [1, 3])
-def test_the_best_of_so_many_are_kept_as_they_were_written(best_of: int, tmp_path: Path) -> None:
-    kept = tmp_path / "written.jsonl"
-    records, _ = write_after(
-        Expand(EchoGenerator(), sampling=SamplingParameters(seed=0, max_new_tokens=12)),
-        EXAMPLES,
-        ids=[f"public:{index}" for index in range(len(EXAMPLES))],
-        num_samples=4,
-        best_of=best_of,
-        seed=0,
-        score=lambda texts: np.array([float(len(text)) for text in texts]),
-        kept=kept,
-        progress=NullProgress(),
-    )
-    written = [record["text"] for record in read_json_lines(kept)]
-    assert len(written) == 4 * best_of
-    best = sorted(written, key=len, reverse=True)[:4]
-    assert [record["text"] for record in records] == [text for text in written if text in best]
-    assert {record["source"] for record in records} == {"written"}
 
 
 class Killed(BaseException):
@@ -65,15 +42,16 @@ def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
             refuse_repetition=True,
             sampling=SamplingParameters(seed=0, max_new_tokens=12),
         )
-        records, _ = write_after(
+        records, _ = expand_resumably(
             expand,
             EXAMPLES,
             ids=[f"public:{index}" for index in range(len(EXAMPLES))],
             num_samples=10,
-            best_of=1,
-            seed=3,
-            score=lambda texts: np.zeros(len(texts)),
             kept=kept,
+            seed=3,
+            round_number=1,
+            source="written",
+            stage="Write",
             progress=NullProgress(),
         )
         return records

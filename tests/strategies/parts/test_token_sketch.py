@@ -14,7 +14,6 @@ from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._sketch_reading import BlockReading, SketchReading
 from flower_privsyn.strategies._token_sketch import TokenSketch
-from flower_privsyn.strategies.joint_sketch import text_scorer
 
 
 def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -> BlockReading:
@@ -72,15 +71,13 @@ def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
 def test_a_text_of_few_tokens_scores_below_all_others(
     sketch: TokenSketch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer, _ = load_tokenizer("privsyn-tiny")
     monkeypatch.setattr(
         TokenSketch,
         "scorer",
         lambda self: lambda rows: np.array([-float(len(row)) for row in rows]),
     )
     config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
-    score = text_scorer(config.scorer_of_long_rows(sketch), tokenizer)
-    scores = score(["Dr.", "a court of law sits", "the judge of the court of law sits in it"])
+    scores = config.scorer_of_long_rows(sketch)([np.arange(count) for count in (3, 4, 9)])
     assert scores[0] == -np.inf
     assert scores[1] > scores[2] > -np.inf
 
