@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries.query import (
@@ -49,44 +49,28 @@ def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most:
         those with the smaller keys are kept.
     """
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    waiting: list[npt.NDArray[Any]] = []
-    held = 0
-
-    def take_in() -> None:
-        nonlocal keys, counts, held
-        pairs = _bigrams(waiting, vocabulary)
-        waiting.clear()
-        held = 0
-        # Sorting plain numbers is many times faster than finding the order of numbers: only the
-        # distinct ones are put in order beside what is there.
-        found, times = np.unique(pairs, return_counts=True)
-        together, numbers = np.concatenate((keys, found)), np.concatenate((counts, times))
-        order = np.argsort(together, kind="stable")
-        together, numbers = together[order], numbers[order]
-        first = np.flatnonzero(np.diff(together, prepend=-1))
-        keys = together[first]
-        counts = np.add.reduceat(numbers, first) if len(first) else numbers
-
-    for row in rows:
-        waiting.append(row)
-        held += len(row)
-        if held >= _MOST_HELD:
-            take_in()
-    take_in()
+    for part in _parts(rows):
+        text = _Text.of(part, np.zeros(len(part), dtype=np.int64))
+        # Few of so many pairs are distinct, and these alone are sorted beside what is there.
+        found, times = np.unique(text.bigrams(vocabulary)[1], return_counts=True)
+        keys, places = np.unique(np.concatenate((keys, found)), return_inverse=True)
+        numbers = np.concatenate((counts, times))
+        counts = np.bincount(places, weights=numbers, minlength=len(keys)).astype(np.int64)
     chosen = np.lexsort((keys, -counts))[:most]
     return np.sort(keys[chosen])
 
 
-def _bigrams(rows: Sequence[npt.NDArray[Any]], vocabulary: int) -> IntArray:
-    """(n,) first * vocabulary + second of all pairs of tokens that stand in one row."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *rows]).astype(np.int64, copy=False)
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
-        raise ValueError(f"tokens must be in range({vocabulary})")
-    follows = np.ones(len(tokens), dtype=np.bool_)
-    follows[(np.cumsum(lengths) - lengths)[lengths > 0]] = False
-    second = np.flatnonzero(follows)
-    return tokens[second - 1] * vocabulary + tokens[second]
+def _parts(rows: Iterable[npt.NDArray[Any]]) -> Iterator[list[npt.NDArray[Any]]]:
+    """Rows of about so many tokens at a time."""
+    part: list[npt.NDArray[Any]] = []
+    held = 0
+    for row in rows:
+        part.append(row)
+        held += len(row)
+        if held >= _MOST_HELD:
+            yield part
+            part, held = [], 0
+    yield part
 
 
 def find_bigrams(keys: IntArray, pairs: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
@@ -202,8 +186,8 @@ class JointSketch(Query):
     bigram_share: Annotated[
         float,
         Ge(0),
-        Le(1),
-        "b, the bigrams' share of the squared norm; 0 asks for tokens alone, 1 for bigrams alone.",
+        Lt(1),
+        "b, the bigrams' share of the squared norm; 0 asks for tokens alone.",
     ] = 0.0
     max_tokens_per_user: Annotated[
         int,
@@ -288,40 +272,33 @@ class JointSketch(Query):
 
     def blocks(self, broadcast: Broadcast) -> tuple[Block, ...]:
         """What the numbers of an answer are, in their order: the tokens, then the bigrams."""
-        found = []
-        start = 0
-        if self.bigram_share < 1:
-            vocabulary = int(broadcast["vocabulary"][0])
-            found.append(
-                Block(
-                    name="tokens",
-                    num_items=vocabulary,
-                    keys=None,
-                    weight=math.sqrt(1.0 - self.bigram_share),
-                    start=0,
-                )
-            )
-            start = vocabulary
-        if self.bigram_share > 0:
-            keys = _wide(broadcast["bigrams"])
-            found.append(
-                Block(
-                    name="bigrams",
-                    num_items=len(keys),
-                    keys=keys,
-                    weight=math.sqrt(self.bigram_share),
-                    start=start,
-                )
-            )
-        return tuple(found)
+        vocabulary = int(broadcast["vocabulary"][0])
+        tokens = Block(
+            name="tokens",
+            num_items=vocabulary,
+            keys=None,
+            weight=math.sqrt(1.0 - self.bigram_share),
+            start=0,
+        )
+        if not self.bigram_share:
+            return (tokens,)
+        keys = _wide(broadcast["bigrams"])
+        bigrams = Block(
+            name="bigrams",
+            num_items=len(keys),
+            keys=keys,
+            weight=math.sqrt(self.bigram_share),
+            start=vocabulary,
+        )
+        return tokens, bigrams
 
     # ------------------------------------------------------------------ what users answer
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """The vectors of all users, (num_users, answer_length)."""
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
-        for users, columns, values in self._values(cohort, broadcast):
-            rows[users, columns] = values
+        for block, users, items, amounts in self._amounts(cohort, broadcast):
+            rows[users, block.start + items] = amounts * (block.weight * _SHORTER)
         return rows
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
@@ -330,13 +307,10 @@ class JointSketch(Query):
         A row is below the clip norm by more than rounding, so the clip leaves it as it is; what
         remains of a contribution is to cut its numbers to the grid, of which every sum is exact.
         """
-        length = self.answer_length(broadcast)
-        total = np.zeros(length, dtype=np.float64)
-        for _, columns, values in self._values(cohort, broadcast):
-            values /= GRID
-            np.trunc(values, out=values)
-            values *= GRID
-            total += np.bincount(columns, weights=values, minlength=length)
+        total = np.zeros(self.answer_length(broadcast), dtype=np.float64)
+        for block, _, items, amounts in self._amounts(cohort, broadcast):
+            steps = np.trunc(amounts * (block.weight * _SHORTER) / GRID)
+            total[block.columns] += np.bincount(items, steps * GRID, minlength=block.num_items)
         return total
 
     def item_moments(self, cohort: Cohort, broadcast: Broadcast) -> dict[str, ItemMoments]:
@@ -354,59 +328,47 @@ class JointSketch(Query):
         """
         if cohort.num_users < 1:
             raise ValueError("moments are of at least one user")
-        blocks = self.blocks(broadcast)
-        sums = [np.zeros((2, block.num_items), dtype=np.float64) for block in blocks]
-        for _, batch in _batches(cohort, self.max_tokens_per_user):
-            text = _Text.of(batch, self.max_tokens_per_user)
-            for block, total in zip(blocks, sums, strict=True):
-                users, items, counts = self._counts(text, block, broadcast)
-                amounts = counts / _lengths(users, counts, batch.num_users)[users]
-                total[0] += np.bincount(items, weights=amounts, minlength=block.num_items)
-                total[1] += np.bincount(items, weights=amounts**2, minlength=block.num_items)
+        sums = {
+            block.name: np.zeros((2, block.num_items), dtype=np.float64)
+            for block in self.blocks(broadcast)
+        }
+        for block, _, items, amounts in self._amounts(cohort, broadcast):
+            for total, values in zip(sums[block.name], (amounts, amounts**2), strict=True):
+                total += np.bincount(items, weights=values, minlength=block.num_items)
+        count = cohort.num_users
         return {
-            block.name: ItemMoments(
-                mean=total[0] / cohort.num_users,
-                square=total[1] / cohort.num_users,
-                num_users=cohort.num_users,
-            )
-            for block, total in zip(blocks, sums, strict=True)
+            name: ItemMoments(mean=first / count, square=second / count, num_users=count)
+            for name, (first, second) in sums.items()
         }
 
-    def _values(
+    def _amounts(
         self, cohort: Cohort, broadcast: Broadcast
-    ) -> Iterator[tuple[IntArray, IntArray, Float64Array]]:
-        """The numbers that are not zero: their users, their places in an answer, and they."""
-        blocks = self.blocks(broadcast)
-        for first_user, batch in _batches(cohort, self.max_tokens_per_user):
-            text = _Text.of(batch, self.max_tokens_per_user)
-            for block in blocks:
-                users, columns, counts = self._counts(text, block, broadcast)
-                lengths = _lengths(users, counts, batch.num_users)
-                values = counts / lengths[users]
-                values *= block.weight * _SHORTER
-                yield users + first_user, columns + block.start, values
+    ) -> Iterator[tuple[Block, IntArray, IntArray, Float64Array]]:
+        """What counts, batch by batch and block by block: users, items, and how much each counts.
 
-    def _counts(
-        self, text: _Text, block: Block, broadcast: Broadcast
-    ) -> tuple[IntArray, IntArray, IntArray]:
-        """How often each user has each item of a block, as far as it counts.
-
-        Returns:
-            Users and items, each pair once, and the counts, > 0.
+        Each pair of a user and an item once; an amount is over the length of the user's block.
         """
-        users, items, counts = _counted(*text.items(block, broadcast), block.num_items)
-        if self.max_occurrences:
-            np.minimum(counts, self.max_occurrences, out=counts)
-        return users, items, counts
+        blocks, most = self.blocks(broadcast), self.max_tokens_per_user
+        vocabulary = int(broadcast["vocabulary"][0])
+        for first_user, batch in _batches(cohort, most):
+            text = _Text.of(batch.records, batch.owners).first(most)
+            for block in blocks:
+                owners, items = text.items(block, vocabulary)
+                users, items, counts = _counted(owners, items, block.num_items)
+                if self.max_occurrences:
+                    np.minimum(counts, self.max_occurrences, out=counts)
+                # The root of a whole number below 2^53.
+                lengths = np.sqrt(np.bincount(users, weights=counts * counts))
+                yield block, users + first_user, items, counts / lengths[users]
 
 
 @dataclass(frozen=True, repr=False)
 class _Text:
-    """The tokens of a batch that count, one after another.
+    """Tokens, one after another.
 
     Attributes:
         tokens: (n,).
-        owners: (n,) whose they are.
+        owners: (n,) whose they are, nondecreasing.
         follows: (n,) whether the token before is the one before in the same record.
     """
 
@@ -415,41 +377,43 @@ class _Text:
     follows: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, cohort: Cohort, most: int) -> _Text:
-        """The first `most` tokens of each user."""
-        kept, owners, ranks = _first_records(cohort, most)
-        if not len(kept):
-            none = np.zeros(0, dtype=np.int64)
-            return cls(none, none, none.astype(np.bool_))
-        parts = [
-            record[: most - rank]
-            for record, rank in zip(kept.tolist(), ranks.tolist(), strict=True)
-        ]
-        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-        tokens = np.concatenate(parts)
-        if tokens.dtype.kind not in "iu":
+    def of(cls, records: Sequence[npt.NDArray[Any]], owners: IntArray) -> _Text:
+        """The tokens of records, and whose each record is."""
+        lengths = _lengths(records)
+        tokens = np.concatenate([np.zeros(0, dtype=np.int64), *records])
+        if tokens.dtype.kind != "i":
             raise ValueError(f"tokens must be whole numbers, got {tokens.dtype}")
         follows = np.ones(len(tokens), dtype=np.bool_)
-        starts = np.cumsum(lengths) - lengths
-        follows[starts[lengths > 0]] = False
-        return cls(tokens.astype(np.int64, copy=False), np.repeat(owners, lengths), follows)
+        follows[(np.cumsum(lengths) - lengths)[lengths > 0]] = False
+        return cls(tokens, np.repeat(owners, lengths), follows)
 
-    def items(self, block: Block, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
-        """What a block counts of the text: owners and items, one entry per occurrence.
+    def first(self, most: int) -> _Text:
+        """The first `most` tokens of each user."""
+        begins = np.flatnonzero(np.diff(self.owners, prepend=-1))
+        counts = np.diff(begins, append=len(self.owners))
+        if counts.max(initial=0) <= most:
+            return self
+        keep = np.arange(len(self.owners)) - np.repeat(begins, counts) < most
+        return _Text(self.tokens[keep], self.owners[keep], self.follows[keep])
 
-        A number that is no token of the vocabulary counts for nothing.
-        """
-        vocabulary = int(broadcast["vocabulary"][0])
-        usable = (self.tokens >= 0) & (self.tokens < vocabulary)
+    def items(self, block: Block, vocabulary: int) -> tuple[IntArray, IntArray]:
+        """What a block counts of the text: owners and items, one entry per occurrence."""
         if block.keys is None:
-            if usable.all():
-                return self.owners, self.tokens
+            usable = self._usable(vocabulary)
             return self.owners[usable], self.tokens[usable]
-        second = np.flatnonzero(self.follows)
-        second = second[usable[second] & usable[second - 1]]
-        pairs = self.tokens[second - 1] * vocabulary + self.tokens[second]
+        owners, pairs = self.bigrams(vocabulary)
         places, known = find_bigrams(block.keys, pairs)
-        return self.owners[second[known]], places[known]
+        return owners[known], places[known]
+
+    def bigrams(self, vocabulary: int) -> tuple[IntArray, IntArray]:
+        """Owners and keys, first * vocabulary + second, of all pairs that stand in one record."""
+        usable, second = self._usable(vocabulary), np.flatnonzero(self.follows)
+        second = second[usable[second] & usable[second - 1]]
+        return self.owners[second], self.tokens[second - 1] * vocabulary + self.tokens[second]
+
+    def _usable(self, vocabulary: int) -> npt.NDArray[np.bool_]:
+        """A number that is no token of the vocabulary counts for nothing."""
+        return (self.tokens >= 0) & (self.tokens < vocabulary)
 
 
 @once_per_array
@@ -477,22 +441,12 @@ def _check_bigrams(keys: npt.NDArray[Any]) -> None:
 
 def _batches(cohort: Cohort, most: int) -> Iterator[tuple[int, Cohort]]:
     """The cohort in pieces of whole users, with the first user of each."""
-    lengths = np.fromiter(map(len, cohort.records), dtype=np.int64, count=len(cohort.records))
+    lengths = _lengths(cohort.records)
     tokens = np.bincount(cohort.owners, weights=lengths, minlength=cohort.num_users)
     batch = np.cumsum(np.minimum(tokens, most)) // _BATCH_TOKENS
     edges = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), cohort.num_users]
     for start, stop in itertools.pairwise(edges):
         yield start, cohort.between(start, stop)
-
-
-def _first_records(cohort: Cohort, most: int) -> tuple[npt.NDArray[Any], IntArray, IntArray]:
-    """The records that begin within a user's first tokens, whose they are, and where they begin."""
-    lengths = np.fromiter(map(len, cohort.records), dtype=np.int64, count=len(cohort.records))
-    starts = np.cumsum(lengths) - lengths
-    first = np.searchsorted(cohort.owners, cohort.owners, side="left")
-    ranks = starts - starts[first]
-    keep = ranks < most
-    return cohort.records[keep], cohort.owners[keep], ranks[keep]
 
 
 def _counted(
@@ -509,8 +463,5 @@ def _counted(
     return users, found, counts
 
 
-def _lengths(users: IntArray, counts: IntArray, num_users: int) -> Float64Array:
-    """(num_users,) the L2 norm of each user's counts: the root of a whole number below 2^53."""
-    squares = np.bincount(users, weights=counts * counts, minlength=num_users)
-    lengths: Float64Array = np.sqrt(squares)
-    return lengths
+def _lengths(records: Sequence[npt.NDArray[Any]]) -> IntArray:
+    return np.fromiter(map(len, records), dtype=np.int64, count=len(records))

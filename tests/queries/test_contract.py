@@ -63,7 +63,7 @@ ASKED: list[Query] = [
     Moments(radius=5.0, covariance_share=1.0),
     JointSketch(bigram_share=0.4, max_tokens_per_user=30),
     JointSketch(max_occurrences=2),
-    JointSketch(bigram_share=1.0),
+    JointSketch(bigram_share=0.999),
     ModelDelta(clip_to=0.8),
     ModelDelta(clip_to=1.1, bit_share=0.2),
     ConditionalDelta(clip_to=0.8),
