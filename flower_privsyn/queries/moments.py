@@ -175,11 +175,7 @@ class Moments(Query):
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """The numbers of the blocks that have a weight."""
-        return self.num_moments(len(broadcast["centre"]))
-
-    def num_moments(self, dimensions: int) -> int:
-        """The numbers of an answer about k dimensions."""
-        return int(self.columns(dimensions)[2].stop)
+        return int(self.columns(len(broadcast["centre"]))[2].stop)
 
     def columns(self, dimensions: int) -> tuple[slice, slice, slice]:
         """Where count, mean and second moments are in an answer; empty where they have no weight.
@@ -211,7 +207,7 @@ class Moments(Query):
         w0, w1, w2 = self.weights
         k = points.shape[1]
         count, mean, second = self.columns(k)
-        rows = np.empty((len(points), self.num_moments(k)), dtype=np.float64)
+        rows = np.empty((len(points), second.stop), dtype=np.float64)
         rows[:, count] = w0
         if w1 > 0:
             np.multiply(points, w1, out=rows[:, mean])

@@ -71,14 +71,6 @@ _BLOCK_USERS = 2048
 
 
 @dataclass(frozen=True)
-class _Span:
-    """The symmetric root of C'C and its pseudo-inverse; (d, d)."""
-
-    root: Float64Array
-    inverse: Float64Array
-
-
-@dataclass(frozen=True)
 class _Expansion:
     """From vectors in the span to scores of all candidates.
 
@@ -176,7 +168,7 @@ class MeanSimilarity(Query):
         about = _checked(candidates, prompt, self.centre)
         if self.answer_space == "candidates":
             return about
-        root = _factorise(_centred(candidates, prompt, self.centre)).root
+        root, _ = _factorise(_centred(candidates, prompt, self.centre))
         if self.scale == "unit":
             # Rows of norm 1 do not feel it, and a node sees the root mean square of the cosines.
             root = root / np.sqrt(len(candidates))
@@ -313,7 +305,7 @@ def expand_scores(
             f"the release must be ({candidates.shape[1]},) and finite, got {release.shape}"
         )
     centred = _centred(candidates, prompt, centre)
-    scores: Float64Array = centred @ (_factorise(centred).inverse @ release)
+    scores: Float64Array = centred @ (_factorise(centred)[1] @ release)
     return scores
 
 
@@ -380,17 +372,17 @@ def _expansion(
 ) -> _Expansion:
     """What a node that is asked about candidates makes of them."""
     centred = _centred(candidates, prompt, centre)
-    span = _factorise(centred)
-    scores: Float64Array = centred @ (span.inverse / _STEP)
+    root, inverse = _factorise(centred)
+    scores: Float64Array = centred @ (inverse / _STEP)
     np.rint(scores, out=scores)
     # Of whole numbers these squares are exact; an eigenvalue is known to 2^-40 of the largest.
     longest = _STEP * math.sqrt(float(np.linalg.eigvalsh(scores.T @ scores)[-1]))
     scores *= _STEP
-    return _Expansion(RightFactor.of(span.root), scores, max(1.0, longest) * (1 + 2.0**-20))
+    return _Expansion(RightFactor.of(root), scores, max(1.0, longest) * (1 + 2.0**-20))
 
 
-def _factorise(centred: Float64Array) -> _Span:
-    """The symmetric root of C'C and its pseudo-inverse.
+def _factorise(centred: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """The symmetric root of C'C and its pseudo-inverse, both (d, d).
 
     An orthogonal factorisation of C would give the short directions more digits. It takes four
     times as long, and many times as long when other processes use the cores.
@@ -401,4 +393,4 @@ def _factorise(centred: Float64Array) -> _Span:
     inverse_lengths = np.where(kept, 1.0 / np.where(kept, lengths, 1.0), 0.0)
     root = (directions * lengths) @ directions.T
     inverse = (directions * inverse_lengths) @ directions.T
-    return _Span(root=root, inverse=inverse)
+    return root, inverse

@@ -54,7 +54,7 @@ def answers_by_definition(cohort: Cohort, query: Moments, shift: np.ndarray) -> 
         own = cohort.records[cohort.owners == user]
         own = own[: query.max_samples] if query.max_samples else own
         vectors = [vector_by_definition(record, query, shift) for record in own]
-        total = np.sum(vectors, axis=0) if vectors else np.zeros(query.num_moments(K))
+        total = np.sum(vectors, axis=0) if vectors else np.zeros(query.answer_length(asked(query)))
         rows.append(total if query.unit == "record" else total / max(1, len(vectors)))
     return np.array(rows)
 
@@ -128,7 +128,10 @@ class TestTheBound:
         assert 0.999 * query.clip_norm <= np.linalg.norm(alone(heavy, query)) <= query.clip_norm
         silent = Cohort(np.zeros((0, D), np.float32), np.zeros(0, np.int64), 3)
         assert not query.answer(silent, asked(query)).any()
-        assert query.contribution(silent, asked(query)).shape == (3, query.num_moments(K))
+        assert query.contribution(silent, asked(query)).shape == (
+            3,
+            query.answer_length(asked(query)),
+        )
 
     def test_a_user_weighs_one_however_much_is_written(self) -> None:
         x = np.eye(D, dtype=np.float32)[:2]
