@@ -32,6 +32,9 @@ from flower_privsyn.queries.query import (
     once_per_array,
 )
 
+#: Arrays of tokens, in a list or in an array of objects.
+_Records = Sequence[npt.NDArray[Any]] | npt.NDArray[np.object_]
+
 #: Tokens of public text whose pairs are sorted at a time: about 100 MiB.
 _MOST_HELD: Final = 2**22
 
@@ -377,7 +380,7 @@ class _Text:
     follows: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, records: Sequence[npt.NDArray[Any]], owners: IntArray) -> _Text:
+    def of(cls, records: _Records, owners: IntArray) -> _Text:
         """The tokens of records, and whose each record is."""
         lengths = _lengths(records)
         tokens = np.concatenate([np.zeros(0, dtype=np.int64), *records])
@@ -463,5 +466,5 @@ def _counted(
     return users, found, counts
 
 
-def _lengths(records: Sequence[npt.NDArray[Any]]) -> IntArray:
+def _lengths(records: _Records) -> IntArray:
     return np.fromiter(map(len, records), dtype=np.int64, count=len(records))
