@@ -8,8 +8,7 @@ from typing import Any
 
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Columns, Rows
-from flower_privsyn.data.gathered import Gathered
-from flower_privsyn.data.users import Users
+from flower_privsyn.data.users import Gathered, Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.data.columns import parse_date, parse_label
+from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import skipping
 
@@ -23,6 +22,12 @@ _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9.,eE+-]*\s*")
 
 # Domain separation: the coin of one purpose says nothing about the coin of another one.
 _HELD_OUT = b"held-out"
+
+#: What is left of the nodes that are kept when their rows are more than memory is given to.
+_LEFT: Final = 0.75
+
+#: What a document takes beside its characters: its object, and what says whose and of when it is.
+_DOCUMENT_BYTES: Final = 180
 
 
 def seed_key(seed: int) -> bytes:
@@ -134,8 +139,9 @@ class Users:
     def from_rows(cls, rows: Iterable[Sequence[object]]) -> Users:
         """Group rows by user, in order of first appearance.
 
-        Empty texts (or white space), and values that are no text at all, count for their user but
-        are no document. A date that cannot be read is an unknown one, as in files.
+        Each is judged as a row of a file is (`load_users`): empty texts (or white space), and
+        values that are no text at all, count for their user but are no document, and a date that
+        cannot be read is an unknown one.
 
         Args:
             rows: Each ``(user_id, text)``, ``(user_id, text, date)`` or ``(user_id, text, date,
@@ -145,34 +151,19 @@ class Users:
                 dates or no labels.
 
         Raises:
-            DataError: If a row has other fields, or an id that is neither; the sentence names the
-                row.
+            DataError: If a row has other fields, or an id that is neither or empty; the sentence
+                names the row.
         """
-        documents: dict[str, list[tuple[str, object, object]]] = {}
-        no_text: list[str] = []
-        widest = 2
-        for number, row in enumerate(rows, start=1):
-            user_id, text, *more = _fields(row, number)
-            own = documents.setdefault(user_id, [])
-            widest = max(widest, 2 + len(more))
-            if not isinstance(text, str):
-                no_text.append(user_id)
-            elif text.strip():
-                own.append((text, *more, *(None,) * (2 - len(more))))
-        if no_text:
-            skipping.note(no_text, records=len(no_text))
-        counts = [len(own) for own in documents.values()]
-        found = list(itertools.chain.from_iterable(documents.values()))
-        labels = (parse_label(label) for _, _, label in found)
-        return cls(
-            user_ids=tuple(documents),
-            texts=[text for text, _, _ in found],
-            owners=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            dates=[parse_date(day) for _, day, _ in found] if widest > 2 else None,
-            undated="rows of two fields have no dates",
-            labels=[label and label.strip() for label in labels] if widest > 3 else None,
-            unlabelled="rows of fewer than four fields have no labels",
-        )
+        fields = [_fields(row, number) for number, row in enumerate(rows, start=1)]
+        widest = max(map(len, fields), default=2)
+        cells = {
+            name: [row[place] if place < len(row) else None for row in fields]
+            for place, name in enumerate(("user id", "text", "date", "label")[:widest])
+        }
+        gathered = Gathered("the rows")
+        columns = Columns("user id", "text", "date", label="label")
+        gathered.add(columns.rows(cells, lambda row: f"row {row + 1}"))
+        return gathered.users()
 
     def __len__(self) -> int:
         """Number of users, those without documents included."""
@@ -356,7 +347,7 @@ class Users:
         return self.select(~held_out), self.select(held_out)
 
 
-def _fields(row: Sequence[object], number: int) -> list[Any]:
+def _fields(row: Sequence[object], number: int) -> Sequence[object]:
     """The fields of a row that an app has made."""
     whole = not isinstance(row, str | bytes | Mapping) and isinstance(row, Iterable)
     fields = list(row) if whole else []
@@ -366,14 +357,94 @@ def _fields(row: Sequence[object], number: int) -> list[Any]:
             f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
             f"label), got {what}."
         )
-    if isinstance(fields[0], int | np.integer) and not isinstance(fields[0], bool):
-        fields[0] = str(int(fields[0]))  # as of every other source
-    if not isinstance(fields[0], str):
-        raise DataError(
-            f"row {number} must begin with a user id, a string or a whole number, got "
-            f"{type(fields[0]).__name__}."
-        )
     return fields
+
+
+class Gathered:
+    """What was read, part after part, grouped by user in order of first appearance.
+
+    A simulation deals one file to many nodes, and each of its processes reads it. All of the text
+    in each of them is what a population of a million has no memory for; so a process keeps the rows
+    of some nodes alone, and reads again for the others.
+
+    User i is dealt to node `i % nodes`, whole, as by `Users.deal`. Of everybody the ids are kept;
+    documents those of the nodes from `first` on, cyclically, and of ever fewer of them while they
+    take more than `most_bytes`: at least those of `first`.
+
+    Args:
+        where: The rows are from, for sentences.
+        nodes: To how many users are dealt.
+        first: Whose users are wanted, in 0..nodes - 1.
+        most_bytes: Of documents, about; None for all of them.
+
+    Raises:
+        ConfigError: `first` or `nodes` is out of range.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        nodes: int = 1,
+        first: int = 0,
+        most_bytes: int | None = None,
+    ) -> None:
+        check_whole("num-partitions", nodes, ge=1)
+        check_whole("partition-id", first, ge=0, le=nodes - 1)
+        self.where = where
+        self._codes: dict[str, int] = {}
+        self._nodes = nodes
+        self._first = first
+        self._most = most_bytes
+        self._width = nodes
+        self._documents: list[tuple[int, str, date | None, str | None]] = []
+        self._unusable: list[int] = []
+        self._dated = self._labelled = False
+        self._why: tuple[str, str] | None = None
+        #: Of the documents that are kept, about.
+        self.nbytes = 0
+
+    def holds(self, node: int) -> bool:
+        """Whether a node's documents are kept."""
+        return (node - self._first) % self._nodes < self._width
+
+    def add(self, rows: Rows) -> None:
+        """Take in the rows of a file, or some of them; those of a file come in order."""
+        self._why = self._why or (rows.undated, rows.unlabelled)
+        self._dated |= rows.dates is not None
+        self._labelled |= rows.labels is not None
+        nothing = [None] * len(rows.texts)
+        columns = (rows.users, rows.texts, rows.dates or nothing, rows.labels or nothing)
+        for user, text, day, label in zip(*columns, strict=True):
+            owner = self._codes.setdefault(user, len(self._codes))
+            if text is None:
+                self._unusable.append(owner)
+            elif self.holds(owner % self._nodes) and text.strip():
+                self._documents.append((owner, text, day, label))
+                self.nbytes += len(text) + _DOCUMENT_BYTES
+        while self._most is not None and self._width > 1 and self.nbytes > self._most:
+            self._width = max(1, int(_LEFT * self._width))
+            self._documents = [one for one in self._documents if self.holds(one[0] % self._nodes)]
+            self.nbytes = sum(len(one[1]) + _DOCUMENT_BYTES for one in self._documents)
+
+    def users(self, node: int = 0) -> Users:
+        """The users of a node whose documents are kept; unusable ones of theirs are counted."""
+        ids = list(self._codes)[node :: self._nodes]
+        unusable = [owner for owner in self._unusable if owner % self._nodes == node]
+        if unusable:
+            skipping.note({ids[o // self._nodes] for o in unusable}, records=len(unusable))
+        own = [one for one in self._documents if one[0] % self._nodes == node]
+        own.sort(key=lambda one: one[0])  # stable: of a user in the order of the source
+        undated, unlabelled = self._why or ("", "")
+        return Users(
+            user_ids=tuple(ids),
+            texts=[text for _, text, _, _ in own],
+            owners=np.array([owner // self._nodes for owner, *_ in own], dtype=np.int64),
+            dates=[day for _, _, day, _ in own] if self._dated else None,
+            undated=f"{undated} ({self.where})",
+            labels=[label for *_, label in own] if self._labelled else None,
+            unlabelled=f"{unlabelled} ({self.where})",
+        )
 
 
 def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
