@@ -14,7 +14,6 @@ What a name may be:
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flower_privsyn.data import data_sets, read
+from flower_privsyn.data.columns import is_unicode, parse_label
 from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
@@ -108,7 +108,7 @@ class PublicCorpus:
             try:
                 found = _stamp(self.path)
             except OSError as error:
-                raise self._unreadable(error) from error
+                raise _unreadable(self.setting, self.source, self.path, error) from error
             if self.data_set is not None:
                 found += ["data set", self.data_set]
         return found if self.most is None else [*found, "first", self.most]
@@ -130,99 +130,48 @@ class PublicCorpus:
             MissingExtraError: As `documents`.
         """
         found = self._of_files() if self.data_set is None else self._of_rows()
-        return itertools.islice(found, self.most)
+        try:
+            for where, row in itertools.islice(found, self.most):
+                yield _document(where, row)
+        except DataError as error:
+            raise DataError(f'{self.setting} = "{self.source}": {error}') from error
+        except Exception as error:  # whatever a library of files or of the network raises
+            raise _unreadable(self.setting, self.source, self.path or self.source, error) from error
 
-    def _of_files(self) -> Iterator[tuple[str, str | None]]:
+    def _of_files(self) -> Iterator[tuple[str, object]]:
         if self.path is None:
             raise ValueError("a data set of the hub has no files")
         files = _files(self.path) if self.path.is_dir() else [self.path]
         if not files:
-            raise DataError(
-                f'{self.setting} = "{self.source}": {self.path} holds no text '
-                "(.jsonl, .jsonl.gz, .json.gz or .txt)"
-            )
+            raise DataError(f"{self.path} holds no text (.jsonl, .jsonl.gz, .json.gz or .txt)")
         for file in files:
-            yield from (
-                self._of_text(file) if file.suffix.lower() == ".txt" else self._of_lines(file)
-            )
+            if file.suffix.lower() == ".txt":
+                yield str(file), {"text": read.text_of(file)}
+            else:
+                yield from read.json_values(file)
 
-    def _of_text(self, path: Path) -> Iterator[tuple[str, str | None]]:
-        try:
-            yield path.read_text(encoding="utf-8-sig"), None
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error, path) from error
-
-    def _of_lines(self, path: Path) -> Iterator[tuple[str, str | None]]:
-        try:
-            with read.opened(path) as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield _of_line(path, number, line.decode("utf-8-sig"))
-        except NoTextError as error:
-            raise NoTextError(f'{self.setting} = "{self.source}": {error}') from None
-        except (OSError, DataError, UnicodeDecodeError) as error:
-            raise self._unreadable(error, path) from error
-
-    def _of_rows(self) -> Iterator[tuple[str, str | None]]:
-        """The rows of a data set."""
-        try:
-            rows = data_sets.by_name(str(self.data_set), streaming=True)
-            for number, row in enumerate(rows, start=1):
-                text = row.get("text")
-                if not isinstance(text, str):
-                    raise NoTextError(
-                        f'{self.setting} = "{self.source}": row {number} has no string "text"; its '
-                        f"columns are {', '.join(map(str, row))}"
-                    )
-                yield text, _label(row.get("label"))
-        except DataError as error:
-            if isinstance(error, NoTextError):
-                raise
-            raise DataError(f'{self.setting} = "{self.source}": {error}') from error
-        except Exception as error:  # whatever a library of files or of the network raises
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception, path: Path | None = None) -> DataError:
-        return _unreadable(self.setting, self.source, path or self.path or self.source, error)
+    def _of_rows(self) -> Iterator[tuple[str, object]]:
+        rows = data_sets.by_name(str(self.data_set), streaming=True)
+        return ((f"row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-class NoTextError(DataError):
-    """A line or a row that was read and holds no text."""
-
-
-def _of_line(path: Path, number: int, line: str) -> tuple[str, str | None]:
-    """The text and the label of one line of a public file.
-
-    Args:
-        path: of the file, for the sentence.
-        number: of the line, from 1.
-        line: a JSON object.
+def _document(where: str, row: object) -> tuple[str, str | None]:
+    """The text and the label of a row of public text.
 
     Raises:
-        NoTextError: it is no object with a string `text`.
+        DataError: it is no object with a string `text`.
     """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
     text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise NoTextError(f'{path} line {number}: expected a JSON object with a string "text"')
-    return text, _label(row.get("label"))
-
-
-def _label(value: object) -> str | None:
-    """A class as text; None for what names none."""
-    if isinstance(value, str | int) and not isinstance(value, bool):
-        return str(value).strip()
-    return None
+    if not isinstance(row, dict) or not isinstance(text, str) or not is_unicode(text):
+        said = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+        raise DataError(f'{where}: expected a JSON object with a string "text" in UTF-8{said}')
+    return text, (parse_label(row.get("label")) or "").strip() or None
 
 
 def _unreadable(setting: str, source: str, where: Path | str, error: Exception) -> DataError:
     """The sentence for what cannot be read."""
-    reason = getattr(error, "strerror", None) or (
-        str(error) if isinstance(error, DataError) else type(error).__name__
-    )
+    where = getattr(error, "filename", None) or where
+    reason = getattr(error, "strerror", None) or type(error).__name__
     return DataError(f'{setting} = "{source}": {where} cannot be read ({reason})')
 
 

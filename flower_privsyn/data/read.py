@@ -57,22 +57,6 @@ def suffix_of(path: Path) -> str | None:
     return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """A file to read from, unpacked where its name ends in `.gz`.
-
-    Raises:
-        DataError: While it is read: it is no complete gzip file.
-        OSError: It cannot be read.
-    """
-    packed = path.name.lower().endswith(".gz")
-    try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            yield io.BufferedReader(cast(io.RawIOBase, file)) if packed else cast(BinaryIO, file)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise DataError(f"{path} is not a complete gzip file.") from None
-
-
 def read_file(path: Path, columns: Columns) -> Iterator[Rows]:
     """The rows of a file, told by its name.
 
@@ -159,10 +143,7 @@ def _read_texts(folder: Path, columns: Columns) -> Rows:
     found = below or alone
     if not found:
         raise DataError(f"{folder} holds no data file; what is read: {READ}.")
-    texts = [
-        path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
-        for _, path in found
-    ]
+    texts = [text_of(path) for _, path in found]
     # The columns are not theirs to name: a file name is a user.
     of_files = Columns("user", "text", "", strict=columns.strict)
     rows = of_files.rows(
@@ -175,30 +156,41 @@ def _read_texts(folder: Path, columns: Columns) -> Rows:
 # ---- lines of text -----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _text_of(path: Path) -> Iterator[io.TextIOWrapper]:
+def text_of(path: Path) -> str:
     """The text of a file; bytes that are not UTF-8 as halves of surrogate pairs."""
-    with (
-        opened(path) as file,
-        io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text,
-    ):
-        yield text
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
+    """A file to read text from, unpacked where its name ends in `.gz`; bytes as in `text_of`.
+
+    Raises:
+        DataError: While it is read: it is no complete gzip file.
+        OSError: It cannot be read.
+    """
+    packed = path.name.lower().endswith(".gz")
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            raw = io.BufferedReader(cast(io.RawIOBase, file)) if packed else cast(BinaryIO, file)
+            yield io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise DataError(f"{path} is not a complete gzip file.") from None
 
 
 def _read_json(path: Path, columns: Columns) -> Iterator[Rows]:
     """Objects, one in each line, or those of an array."""
     first: dict[str, Any] | None = None
     there, strings = set[str](), set[str]()  # columns with values, and those with text
-    with _text_of(path) as text:
-        found = _objects(path, text)
-        while part := list(itertools.islice(found, _PART_ROWS)):
-            places, rows = [place for place, _ in part], [_row(*one, columns) for one in part]
-            first = rows[0] if first is None else first
-            cells = {name: [row.get(name) for row in rows] for name in columns.wanted}
-            for name in columns.texts:
-                there |= {name for value in cells[name] if value is not None}
-                strings |= {name for value in cells[name] if isinstance(value, str)}
-            yield columns.rows(cells, places.__getitem__)
+    found = json_values(path)
+    while part := list(itertools.islice(found, _PART_ROWS)):
+        places, rows = [place for place, _ in part], [_row(*one, columns) for one in part]
+        first = rows[0] if first is None else first
+        cells = {name: [row.get(name) for row in rows] for name in columns.wanted}
+        for name in columns.texts:
+            there |= {name for value in cells[name] if value is not None}
+            strings |= {name for value in cells[name] if isinstance(value, str)}
+        yield columns.rows(cells, places.__getitem__)
     if first is None:
         raise EmptyError(f"{path} is empty.")
     for name in columns.texts if columns.strict else ():
@@ -208,8 +200,18 @@ def _read_json(path: Path, columns: Columns) -> Iterator[Rows]:
             raise DataError(f"{path}: {name!r} must be a string, and is one in no row.")
 
 
-def _objects(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
-    """What stands in each line or in an array, None where it is no JSON, with its place."""
+def json_values(path: Path) -> Iterator[tuple[str, object]]:
+    """What stands in each line of a file or in its array, None where it is no JSON, and where.
+
+    Raises:
+        DataError: The array is broken, or the file is no complete gzip file.
+        OSError: It cannot be read.
+    """
+    with _opened(path) as text:
+        yield from _json_values(path, text)
+
+
+def _json_values(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
     begun, where = False, str(path)
     # Not `splitlines`: a text may hold U+2028 and other separators unescaped.
     for number, line in enumerate(iter(text.readline, ""), start=1):
@@ -261,7 +263,7 @@ def _read_delimited(path: Path, columns: Columns) -> Iterator[Rows]:
     """
     # Of the whole process; nothing that reads CSV beside this fails of it.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    with _text_of(path) as text:
+    with _opened(path) as text:
         where, (before, delimiter, names) = str(path), _header(path, text, columns)
         rows = _fields(path, csv.reader(text, delimiter=delimiter, strict=True), before, len(names))
         empty = True
