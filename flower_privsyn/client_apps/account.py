@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pydantic import InstanceOf, TypeAdapter
+
 from flower_privsyn import files
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.environment import NODE_LEDGERS
@@ -62,17 +64,12 @@ class Charge:
     run: int
     node: int
     partition: tuple[int, int] | None
-    spec: ReleaseSpec
+    spec: InstanceOf[ReleaseSpec]
     num_rounds: int
     clip_norm: float
     sampling_key_digest: str = ""
     classes: tuple[str, ...] = ()
     secure: Terms | None = None
-
-    @property
-    def trust(self) -> str:
-        """Who must keep their word for the noise to be what the charge says."""
-        return "server" if self.secure is None else "nodes"
 
     @property
     def key(self) -> Key:
@@ -87,43 +84,17 @@ class Charge:
         Args:
             streams: The correlations that stand there, by the names of their streams.
         """
-        line: dict[str, Any] = {
-            "event": "charged",
-            "server": self.server,
-            "run": self.run,
-            "node": self.node,
-            "partition": None if self.partition is None else list(self.partition),
-            "num_rounds": self.num_rounds,
-            "clip_norm": self.clip_norm,
-            **self.spec.to_dict(known=streams),
-            "sampling_key_digest": self.sampling_key_digest,
-            "trust": self.trust,
-        }
-        if self.classes:
-            line["classes"] = list(self.classes)
-        if self.secure is not None:
-            line["least_nodes"] = self.secure.least_nodes
-            line["colluding_nodes"] = self.secure.colluding
-        return line
+        line = _FORM.dump_python(self, mode="json", exclude={"spec"})
+        return {"event": "charged", **line, **self.spec.to_dict(known=streams)}
 
     @staticmethod
     def from_line(line: Mapping[str, Any], streams: Mapping[str, Correlation]) -> Charge:
         """Rebuild a charge; raises KeyError, TypeError or ValueError for a damaged line."""
-        part = line["partition"]
-        return Charge(
-            server=str(line["server"]),
-            run=int(line["run"]),
-            node=int(line["node"]),
-            partition=None if part is None else (int(part[0]), int(part[1])),
-            spec=ReleaseSpec.from_dict(line, known=streams),
-            num_rounds=int(line["num_rounds"]),
-            clip_norm=float(line["clip_norm"]),
-            sampling_key_digest=str(line["sampling_key_digest"]),
-            classes=tuple(map(str, line.get("classes", []))),
-            secure=None
-            if line.get("trust", "server") == "server"
-            else Terms(least_nodes=line["least_nodes"], colluding=line["colluding_nodes"]),
-        )
+        spec = ReleaseSpec.from_dict(line, known=streams)
+        return _FORM.validate_python({**line, "spec": spec})
+
+
+_FORM = TypeAdapter(Charge)
 
 
 def planned_release(
@@ -205,7 +176,7 @@ def _copies(asked: Sequence[Charge]) -> int:
     return max(parts.values()) if None not in deals and len(deals) == 1 else len(asked)
 
 
-_VERSION = 2
+_VERSION = 3
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Written and removed before a run: some charges are as long.
 _TRIED_BYTES = 2**13

@@ -390,7 +390,7 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
         run=context.run_id,
         node=context.node_id,
         partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
-        spec=ask.spec,
+        spec=ask.release,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,
         sampling_key_digest=_sampling_key_digest(ask),
@@ -401,7 +401,8 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
 
 def _sampling_key_digest(ask: wire.Ask) -> str:
     """Digest of the key that the users' coins are flipped with, where the account counts them."""
-    if ask.correlation is None and isinstance(ask.sampling, PoissonSampling | FixedSizeSampling):
+    coins = isinstance(ask.release.sampling, PoissonSampling | FixedSizeSampling)
+    if ask.release.correlation is None and coins:
         return hashlib.blake2b(ask.sampling_key, digest_size=16).hexdigest()
     return ""
 

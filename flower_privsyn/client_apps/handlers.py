@@ -116,7 +116,7 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     Raises:
         WireError: the sampling cannot be true here, or the sum would not be exact.
     """
-    sampling, announced = ask.sampling, ask.announced(len(user_ids))
+    sampling, announced = ask.release.sampling, ask.announced(len(user_ids))
     if isinstance(sampling, FixedSizeSampling):
         if sampling.population < len(user_ids):
             raise wire.WireError("the request's population is smaller than this node's users alone")

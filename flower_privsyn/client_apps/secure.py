@@ -370,7 +370,7 @@ class SecureRounds:
         """The answer to the round's question, with this node's noise, under all masks."""
         store = _store(context)
         ask, mail = self._read(message), secure_wire.unpack(secure_wire.Mail, message)
-        session = Session(run=context.run_id, round_number=ask.round_number)
+        session = Session(run=context.run_id, round_number=ask.release.round)
         with store.locked():
             state = _expect(Shared, store.state(session))
             if ask.secure != state.roster.terms:
@@ -429,10 +429,11 @@ def noise_steps(ask: wire.Ask) -> float:
     """
     if ask.secure is None:
         raise wire.WireError("the request names no terms of secure aggregation")
-    deviation = ask.mechanism.standard_deviation * ask.secure.noise_share * STEPS
+    mechanism = ask.release.mechanism
+    deviation = mechanism.standard_deviation * ask.secure.noise_share * STEPS
     if deviation < LEAST_STEPS:
         raise wire.WireError(
-            f"the request's noise multiplier {ask.mechanism.noise_multiplier:g} leaves each node "
+            f"the request's noise multiplier {mechanism.noise_multiplier:g} leaves each node "
             f"{deviation:.3g} steps of the grid, at least {LEAST_STEPS:g} are needed"
         )
     return deviation

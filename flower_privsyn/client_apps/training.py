@@ -347,7 +347,7 @@ class _Tokens:
             epochs=query.epochs,
             batch_size=query.batch_size,
             max_steps=query.max_steps,
-            seed=[ask.data.seed % _SEEDS, ask.round_number, *user_id.encode()],
+            seed=[ask.data.seed % _SEEDS, ask.release.round, *user_id.encode()],
             into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update

@@ -273,7 +273,7 @@ def traffic(ask: Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> Tr
         nodes: on the roster.
     """
     degree, needed = graph_of(nodes, terms).degree, terms.signatures(nodes)
-    length, number = ask.query.answer_length(ask.broadcast), ask.round_number
+    length, number = ask.query.answer_length(ask.broadcast), ask.release.round
     key, signature = bytes(32), bytes(64)
     card = KeyCard(name=0, node_key=key, seal_key=key, mask_key=key, signature=signature)
     letters = dict.fromkeys(range(degree), bytes(64 + SEAL_BYTES))

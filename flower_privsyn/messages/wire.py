@@ -13,8 +13,8 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -42,21 +42,19 @@ from flower_privsyn.data import Cut
 from flower_privsyn.data.cut import CLASS_NAMES, are_class_names
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
-    Correlation,
     CyclicSampling,
     FixedSizeSampling,
-    GaussianMechanism,
     NeighboringRelation,
     ReleaseSpec,
     Sampling,
 )
-from flower_privsyn.privacy.mechanisms import STEPS, mechanism_from_dict
+from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import Broadcast, Query, Reads, TrainableModel
 from flower_privsyn.secure_aggregation import Terms
 
 #: What server and nodes must agree on.
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 
 
 T = TypeVar("T")
@@ -81,25 +79,13 @@ def printable(name: str) -> str:
     return name
 
 
-def from_json(make: Callable[[Any], Any]) -> PlainValidator:
-    """What reads a field that travels as JSON.
-
-    Args:
-        make: of the field's value from what was in the JSON.
-    """
-    return PlainValidator(lambda text: make(json.loads(text)))
-
-
 Name: TypeAlias = Annotated[StrictStr, AfterValidator(printable)]
 
 
-def _model(description: Mapping[str, Any] | None) -> TrainableModel | None:
-    if description is None:
-        return None
-    for value in description.values():
-        if isinstance(value, str):
-            printable(value)
-    return TrainableModel.from_dict(description)
+def _model(description: str) -> TrainableModel:
+    model = TrainableModel.from_dict(json.loads(description))
+    printable(model.name + model.layers)
+    return model
 
 
 def _classes(found: object) -> tuple[str, ...]:
@@ -143,7 +129,7 @@ class DataRequest:
     held_out_fraction: FiniteFloat
     seed: StrictInt
     max_nodes_per_user: StrictInt = 1
-    trains: Annotated[TrainableModel | None, from_json(_model)] = None
+    trains: Annotated[TrainableModel | None, PlainValidator(_model)] = None
     reads: Reads = "embeddings"
     classes: Annotated[tuple[str, ...], PlainValidator(_classes)] = ()
     conditioned: StrictBool = False
@@ -189,23 +175,9 @@ class ToCome:
         sampling: Who takes part in each.
     """
 
-    count: int
-    noise_multiplier: float
-    sampling: Sampling
-
-
-def _to_come(kinds: list[Any]) -> tuple[ToCome, ...]:
-    """What a plan has left, of few kinds: a node's accountant is at work on each."""
-    found = tuple(
-        ToCome(count=count, noise_multiplier=float(noise), sampling=Sampling.from_dict(sampling))
-        for count, noise, sampling in kinds
-    )
-    if len(found) > MOST_PHASES or not all(
-        type(one.count) is int and one.count >= 1 and 0.0 <= one.noise_multiplier < math.inf
-        for one in found
-    ):
-        raise WireError("the request's plan holds an absurd number")
-    return found
+    count: Annotated[StrictInt, Ge(1)]
+    noise_multiplier: Annotated[FiniteFloat, Ge(0)]
+    sampling: Annotated[Sampling, PlainValidator(Sampling.from_dict)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +199,9 @@ class Announcement:
     queries: tuple[Name, ...] = ()
     num_rounds: StrictInt = 1
     clip_norm: FiniteFloat = 0.0
-    to_come: Annotated[tuple[ToCome, ...], from_json(_to_come)] = ()
-    noise_multiplier: Json[Annotated[FiniteFloat, Ge(0)] | None] = None
+    #: Of few kinds: a node's accountant is at work on each.
+    to_come: Json[Annotated[tuple[ToCome, ...], Len(0, MOST_PHASES)]] = ()
+    noise_multiplier: Annotated[FiniteFloat, Ge(0)] | None = None
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     stream: Name = ""
     secure: StrictBool = False
@@ -264,11 +237,14 @@ def written(header: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, tuple):
-        return list(value)
-    if value is None or hasattr(value, "to_dict"):
-        return json.dumps(value and value.to_dict())
-    return value
+    if is_dataclass(value) or (isinstance(value, tuple) and any(map(is_dataclass, value))):
+        return json.dumps(value, default=_described)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _described(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = value.to_dict() if hasattr(value, "to_dict") else vars(value)
+    return described
 
 
 def read(kind: type[T], record: Mapping[str, Any], **given: Any) -> T:
@@ -293,7 +269,7 @@ def read(kind: type[T], record: Mapping[str, Any], **given: Any) -> T:
         if isinstance(cause, WireError):
             raise cause from None
         raise WireError(f"the message's {wrong['loc'][0]} cannot be read") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError("the message cannot be read") from error
     return header
 
@@ -304,20 +280,21 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 def without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a record without what is empty or false, which readers take as default.
+    """The values of a record without what is none, empty or false, which readers take as default.
 
     Flower's `message_size_mod`, which counts the bytes of a record, fails on empty values.
 
     Args:
         values: by key, what a `ConfigRecord` may hold.
     """
-    empty: tuple[Any, ...] = ("", b"", [])
+    empty: tuple[Any, ...] = (None, "", b"", [])
     return {key: one for key, one in values.items() if one not in empty and one is not False}
 
 
-def request_record(data: DataRequest) -> ConfigRecord:
+def request_record(data: DataRequest, header: Announcement | Ask) -> ConfigRecord:
     """The request as part of a message."""
-    return ConfigRecord({"protocol": PROTOCOL, **written(data)})
+    keys = written(data) | written(header, without=_APART)
+    return ConfigRecord({"protocol": PROTOCOL, **keys})
 
 
 def data_request(record: Mapping[str, Any]) -> DataRequest:
@@ -565,23 +542,18 @@ def message_type(query: type[Query] | Query) -> str:
     return f"query.{query.name}"
 
 
-#: Fields of a question that are no keys of their own, or under another name.
-_APART = ("round_number", "query", "broadcast", "data", "secure")
+#: Parts of a question that are records, or keys, of their own.
+_APART = ("query", "broadcast", "data")
 
 _Given = PlainValidator(lambda value: value)
 
 
-def _terms(values: Any) -> Terms:
-    """The terms of secure aggregation, as they travel."""
-    least, colluding = values
-    return Terms(least_nodes=least, colluding=colluding)
-
-
 @lru_cache(maxsize=8)
-def _correlation(description: str) -> Correlation | None:
-    """Read a correlation; its sensitivity is computed once in a process, where it is needed."""
-    values = json.loads(description)
-    return None if values is None else Correlation.from_dict(values)
+def _spec(description: str) -> ReleaseSpec:
+    """Read what a round releases, once in a process that answers for many nodes."""
+    release = ReleaseSpec.from_dict(json.loads(description))
+    printable(release.query)
+    return release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -589,52 +561,32 @@ class Ask:
     """One question to one node.
 
     Attributes:
-        round_number: 1-based.
+        release: what the round releases: its number, who takes part, and the noise of the whole
+            sum, which the node charges to its own account.
         query: the question, with its clip.
         broadcast: public arrays.
         data: how the node makes its records.
-        sampling: who takes part.
         sampling_key: 32 fresh random bytes, the key of the users' coins in this round.
         sample_count: users this node draws under fixed-size sampling; -1 otherwise.
         roster_users: how many users the node had said it hosts when the run began; -1 where nobody
             counts those in its answer, under secure aggregation.
         secure: under secure aggregation, how many nodes must be in the sum; the node then adds its
             share of the noise. The key of the coins is its own.
-        mechanism: the noise of the whole sum, which the node charges to its own account.
         num_rounds: rounds of the whole run.
-        relation: neighbouring relation that the run claims.
-        correlation: for correlated noise, the rounds that this one belongs to.
     """
 
-    round_number: StrictInt
+    release: Annotated[ReleaseSpec, PlainValidator(_spec)]
     query: Annotated[Query, _Given]
     broadcast: Annotated[Broadcast, _Given]
     data: Annotated[DataRequest, _Given]
-    sampling: Annotated[Sampling, from_json(Sampling.from_dict)]
     # It tells who takes part; `bytes` of a number would be as many zeros.
     sampling_key: Annotated[StrictBytes, Len(SAMPLING_KEY_BYTES, SAMPLING_KEY_BYTES)] = field(
         repr=False
     )
-    mechanism: Annotated[GaussianMechanism, from_json(mechanism_from_dict)]
     num_rounds: StrictInt
-    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    correlation: Annotated[Correlation | None, PlainValidator(_correlation)] = None
     sample_count: StrictInt = -1
     roster_users: StrictInt = -1
-    secure: Annotated[Terms | None, PlainValidator(_terms)] = None
-
-    @property
-    def spec(self) -> ReleaseSpec:
-        """What the round is to release, as ledgers and the accountant have it."""
-        return ReleaseSpec(
-            round=self.round_number,
-            query=self.query.name,
-            mechanism=self.mechanism,
-            sampling=self.sampling,
-            relation=self.relation,
-            correlation=self.correlation,
-            max_nodes_per_user=self.data.max_nodes_per_user,
-        )
+    secure: Json[Terms] | None = None
 
     def announced(self, here: int) -> int:
         """How many users a node is asked about that hosts so many by now."""
@@ -682,13 +634,7 @@ def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> Reco
         plan: what the run may ask and what it costs, so that a node that does not know a question,
             or whose owner does not allow it, says so before anything is spent.
     """
-    plan = plan or Announcement()
-    to_come = [[one.count, one.noise_multiplier, one.sampling.to_dict()] for one in plan.to_come]
-    record = request_record(data)
-    record.update(written(plan, without=("noise_multiplier", "to_come")))
-    record["noise-multiplier"] = json.dumps(plan.noise_multiplier)
-    record["to-come"] = json.dumps(to_come)
-    return RecordDict({_REQUEST: record})
+    return RecordDict({_REQUEST: request_record(data, plan or Announcement())})
 
 
 def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
@@ -774,13 +720,12 @@ def _array_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:
     """Request of one round; `broadcast` is `ask.broadcast` made by `broadcast_record`."""
-    record = request_record(ask.data)
-    record["round"], record["query"] = ask.round_number, ask.query.name
-    record.update(written(ask, without=_APART))
-    if ask.secure is not None:
-        record["secure"] = [ask.secure.least_nodes, ask.secure.colluding]
     return RecordDict(
-        {_REQUEST: record, _QUERY: ConfigRecord(ask.query.to_wire()), _BROADCAST: broadcast}
+        {
+            _REQUEST: request_record(ask.data, ask),
+            _QUERY: ConfigRecord(ask.query.to_wire()),
+            _BROADCAST: broadcast,
+        }
     )
 
 
@@ -790,7 +735,12 @@ def query_name(message: Message) -> str:
     Raises:
         WireError: it is not printable, or there is no request.
     """
-    return printable(str(_config(message, _REQUEST).get("query", "")))
+    return read(_Named, _config(message, _REQUEST)).release.query
+
+
+@dataclass(frozen=True)
+class _Named:
+    release: Annotated[ReleaseSpec, PlainValidator(_spec)]
 
 
 def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
@@ -804,18 +754,12 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
         ConfigError: a parameter of the query is out of range.
     """
     record = _config(message, _REQUEST)
-    if record.get("query") != query_class.name:
+    data = data_request(record)
+    if query_name(message) != query_class.name:
         raise WireError("the request's query differs from its message type")
     try:
         query = query_class.from_wire(dict(_config(message, _QUERY)))
-        ask = read(
-            Ask,
-            record,
-            round_number=record.get("round"),
-            query=query,
-            data=data_request(record),
-            broadcast={},
-        )
+        ask = read(Ask, record, query=query, data=data, broadcast={})
         _check_claim(ask)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, WireError):
@@ -841,31 +785,34 @@ def with_broadcast(ask: Ask, message: Message) -> Ask:
 
 def _check_claim(ask: Ask) -> None:
     """Refuse a request whose noise is not stated for its own question, round and sampling."""
-    most = ask.data.max_nodes_per_user * ask.query.clip_norm
-    if ask.data.max_nodes_per_user < 1 or ask.mechanism.l2_sensitivity < most * (1 - 1e-9):
+    release, correlation = ask.release, ask.release.correlation
+    if ask.data.max_nodes_per_user != release.max_nodes_per_user:
+        raise WireError("the request's release is for users on other numbers of nodes")
+    most = release.max_nodes_per_user * ask.query.clip_norm
+    if release.mechanism.l2_sensitivity < most * (1 - 1e-9):
         raise WireError("the request's sensitivity is below its query's clip norm")
-    if not 1 <= ask.round_number <= ask.num_rounds:
+    if not 1 <= release.round <= ask.num_rounds:
         raise WireError("the request's round is none of the run's")
-    sampling = ask.sampling
-    if isinstance(sampling, CyclicSampling) and sampling.round_number != ask.round_number:
+    sampling = release.sampling
+    if isinstance(sampling, CyclicSampling) and sampling.round_number != release.round:
         # Else one group of users could be asked in every round as if it were its turn.
         raise WireError("the request's sampling is for another round")
     if isinstance(sampling, FixedSizeSampling) and not (
         0 <= ask.sample_count <= min(sampling.sample_size, ask.roster_users)
     ):
         raise WireError("the request draws more users than the whole cohort has, or the node")
-    if isinstance(sampling, FixedSizeSampling) and ask.data.max_nodes_per_user > 1:
+    if isinstance(sampling, FixedSizeSampling) and release.max_nodes_per_user > 1:
         # Nobody accounts for one who may be drawn on each of several nodes.
         raise WireError("the request draws a cohort of a fixed size of users on several nodes")
     if ask.secure is not None and (
-        ask.correlation is not None or isinstance(sampling, FixedSizeSampling)
+        correlation is not None or isinstance(sampling, FixedSizeSampling)
     ):
         raise WireError("the request's noise or sampling cannot be had by secure aggregation")
-    if ask.correlation is not None:
-        ask.correlation.step(ask.round_number)
-        if ask.correlation.last_round > ask.num_rounds:
+    if correlation is not None:
+        correlation.step(release.round)
+        if correlation.last_round > ask.num_rounds:
             raise WireError("the request's correlation is over more rounds than the run's")
-        if sampling.min_separation != ask.correlation.min_separation:
+        if sampling.min_separation != correlation.min_separation:
             raise WireError("the request's sampling is not what its correlation is accounted for")
 
 

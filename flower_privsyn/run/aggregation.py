@@ -328,7 +328,7 @@ class Secure(Aggregation):
             counts,
         )
         self._begun = None  # whatever follows, this round's answers are used once
-        number = begun.ask.round_number
+        number = begun.ask.release.round
         try:
             survivors = protocol.survivors
             self._exchange(
@@ -365,7 +365,7 @@ class Secure(Aggregation):
             return self._without_sum(expected, counts | self._counts, charged=True)
         counts["answers"] = len(survivors)
         # How many answered depends on the draw: a node whose users are drawn has more to compute.
-        secret = begun.ask.sampling.hides_cohort
+        secret = begun.ask.release.sampling.hides_cohort
         nodes = len(expected.roster_users if secret else survivors)
         return Collected(
             total=total.view(np.int64),
@@ -386,7 +386,7 @@ class Secure(Aggregation):
         self, ask: wire.Ask, content: RecordDict, nodes: list[int], grid: Grid
     ) -> ServerRound:
         """Everybody's keys, and the shares of those whose keys everybody has seen."""
-        number, terms = ask.round_number, ask.secure
+        number, terms = ask.release.round, ask.secure
         if terms is None:
             raise RuntimeError("a question without terms cannot be aggregated securely")
         shown: dict[int, tuple[int, KeyCard]] = {}
@@ -484,7 +484,7 @@ def noise_std(ask: wire.Ask, *, nodes: int) -> float:
     """Standard deviation of the noise in a sum of so many nodes, each of which adds its share."""
     if ask.secure is None:
         return 0.0
-    return ask.mechanism.standard_deviation * ask.secure.noise_share * math.sqrt(nodes)
+    return ask.release.mechanism.standard_deviation * ask.secure.noise_share * math.sqrt(nodes)
 
 
 def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int) -> Roster:
@@ -499,6 +499,6 @@ def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int)
 
 def _users(ask: wire.Ask, expected: Expected, nodes: Iterable[int]) -> int:
     """Users in a sum of some nodes, where that is public: those on the roster."""
-    if ask.sampling.hides_cohort:
+    if ask.release.sampling.hides_cohort:
         return 0
     return sum(expected.roster_users[node] for node in nodes)

@@ -271,20 +271,24 @@ def ask_of(
     """
     phase = plan.plan.at(number)
     return wire.Ask(
-        round_number=number,
+        release=ReleaseSpec(
+            round=number,
+            query=question.query.name,
+            # Every node clips, so a user counts once on each.
+            mechanism=GaussianMechanism(
+                noise_multiplier=phase.noise_multiplier or 0.0,
+                l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,
+            ),
+            sampling=phase.sampling,
+            relation=NeighboringRelation(settings.relation),
+            correlation=plan.correlations.get(phase.name),
+            max_nodes_per_user=settings.max_nodes_per_user,
+        ),
         query=question.query,
         broadcast=question.broadcast,
         data=data_request(settings, source),
-        sampling=phase.sampling,
         sampling_key=bytes(32),
-        # Every node clips, so a user counts once on each.
-        mechanism=GaussianMechanism(
-            noise_multiplier=phase.noise_multiplier or 0.0,
-            l2_sensitivity=settings.max_nodes_per_user * question.query.clip_norm,
-        ),
         num_rounds=settings.num_rounds,
-        relation=NeighboringRelation(settings.relation),
-        correlation=plan.correlations.get(phase.name),
         secure=secure,
     )
 
@@ -677,8 +681,8 @@ class PrivateSumStrategy(Strategy):
         )
         asked = AskedRound(
             number=number,
-            mechanism=ask.mechanism,
-            sampling=ask.sampling,
+            mechanism=ask.release.mechanism,
+            sampling=ask.release.sampling,
             expected=Expected(
                 query=question.query,
                 length=question.query.answer_length(question.broadcast),
@@ -691,7 +695,7 @@ class PrivateSumStrategy(Strategy):
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
             secure=self.config.secure_aggregation,
         )
-        self._begin(asked, ask.spec)
+        self._begin(asked, ask.release)
 
         def asks() -> Iterator[tuple[int, wire.Ask]]:
             for node, one in recipients.items():
@@ -699,7 +703,7 @@ class PrivateSumStrategy(Strategy):
                     node,
                     replace(
                         ask,
-                        sampling=one.sampling.of_round(number),
+                        release=replace(ask.release, sampling=one.sampling.of_round(number)),
                         # One key per node: equal ids on two nodes must not share a coin, and no
                         # node may know the coins of another's users.
                         sampling_key=self._random.uint64(4).tobytes(),

@@ -22,7 +22,6 @@ from flower_privsyn.embedding.batch_invariance import probe_texts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     FullParticipation,
-    GaussianMechanism,
     PoissonSampling,
     Sampling,
     skipping,
@@ -38,7 +37,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
 from tests.support.answering import read_answer
-from tests.support.questions import DATA
+from tests.support.questions import DATA, plain_ask
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
 CANDIDATES = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(9)])
@@ -112,16 +111,7 @@ def ask(
     context: Context,
     sampling: Sampling | None = None,
 ) -> Message:
-    question = wire.Ask(
-        round_number=1,
-        query=query,
-        broadcast=broadcast,
-        data=DATA,
-        sampling=sampling or FullParticipation(),
-        sampling_key=bytes(32),
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
-    )
+    question = plain_ask(query=query, broadcast=broadcast, data=DATA, sampling=sampling)
     record = wire.broadcast_record(broadcast, precision="float32")
     content = wire.pack_ask(question, record)
     return app(Message(content, dst_node_id=5, message_type=wire.message_type(query)), context)
@@ -131,16 +121,7 @@ def ask(
 def test_whether_a_question_is_too_large_does_not_hang_on_the_coins(rate: float) -> None:
     """Else a refusal would say how many were drawn, which nobody but the node may know."""
     query = ModelDelta(clip_to=LARGEST_SUM / 2)
-    question = wire.Ask(
-        round_number=1,
-        query=query,
-        broadcast={},
-        data=DATA,
-        sampling=PoissonSampling(rate),
-        sampling_key=bytes(32),
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
-    )
+    question = plain_ask(query=query, broadcast={}, data=DATA, sampling=PoissonSampling(rate))
     assert len(chosen_users(question, ["a", "b"])) == 2
     with pytest.raises(wire.WireError, match="leave the numbers that are exact"):
         chosen_users(question, ["a", "b", "c"])

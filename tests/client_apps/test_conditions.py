@@ -16,7 +16,6 @@ from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Cut, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import (
     ConditionalDelta,
@@ -28,7 +27,7 @@ from flower_privsyn.queries.model_delta import conditioned_fingerprint, pack_con
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.answering import read_answer
-from tests.support.questions import DATA
+from tests.support.questions import DATA, plain_ask
 
 QUESTION = ConditionalDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
 CONDITIONS = ["Keywords: river\nDocument:\n", "Keywords: doctor\nDocument:\n"]
@@ -60,16 +59,7 @@ def broadcast(model: LocalModel, **changes: Any) -> dict[str, Any]:
 def answer(
     app: ClientApp, data: wire.DataRequest, arrays: dict[str, Any], query: Any = QUESTION
 ) -> np.ndarray | str:
-    question = wire.Ask(
-        round_number=1,
-        query=query,
-        broadcast=arrays,
-        data=data,
-        sampling=FullParticipation(),
-        sampling_key=b"k" * 32,
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
-        num_rounds=9,
-    )
+    question = plain_ask(query=query, broadcast=arrays, data=data, num_rounds=9)
     content = wire.pack_ask(question, wire.broadcast_record(arrays, precision="float32"))
     message = Message(content, dst_node_id=5, message_type=wire.message_type(query))
     context = Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={})

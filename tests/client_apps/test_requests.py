@@ -32,7 +32,7 @@ from flower_privsyn.queries import LabelledHistogram, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.support.answering import read_answer
 from tests.support.federation import make_users
-from tests.support.questions import DATA, ask
+from tests.support.questions import DATA, ask, with_release
 
 pytestmark = pytest.mark.usefixtures("owner")
 
@@ -427,14 +427,13 @@ class TestHeaders:
             ask(num_rounds=num_rounds, sampling=FullParticipation(), round_number=1),
             wire.broadcast_record(ask().broadcast, precision="float32"),
         )
-        content.config_records["privsyn.request"]["correlation"] = json.dumps(
-            {
-                "stream": "0" * 32,
-                "first_round": 1,
-                "min_separation": 1,
-                "factorisation": {**factorisation, "rounds": rounds},
-            }
-        )
+        correlation = {
+            "stream": "0" * 32,
+            "first_round": 1,
+            "min_separation": 1,
+            "factorisation": {**factorisation, "rounds": rounds},
+        }
+        with_release(content, correlation=correlation)
         error, memory = costs(content, "query.nearest_neighbor_histogram")
         assert error == ("BAD_REQUEST" if num_rounds < rounds else "NOT_ALLOWED")
         assert memory < 4.0

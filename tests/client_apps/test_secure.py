@@ -32,6 +32,7 @@ from flower_privsyn.secure_aggregation.keys import whole
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users
 from tests.support.probe import Probe
+from tests.support.questions import with_release
 from tests.support.secure import node_key
 
 pytestmark = pytest.mark.usefixtures("owner")
@@ -98,7 +99,7 @@ def test_owners_who_know_each_other_answer_and_charge(
     assert [one.num_users for one in strategy.released] == [12, 12]
     account = NodeLedger("people-2").account()
     assert [charge.spec.round for charge in account.charges] == [1, 2]
-    assert {charge.trust for charge in account.charges} == {"nodes"}
+    assert all(charge.secure is not None for charge in account.charges)
     (run,) = describe(account, NodePolicy())["runs"]
     assert run["noise"] == ["of 2 honest nodes, 1 may collude"]
     # The node's account and the server's ledger have one epsilon.
@@ -156,7 +157,7 @@ def test_an_owner_may_require_secure_aggregation(
     (reply,) = grid.send_and_receive([clear])
     assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
     # And a question of secure aggregation is not answered in the clear.
-    request["secure"] = [3, 1]
+    request["secure"] = json.dumps({"least_nodes": 3, "colluding": 1})
     (reply,) = grid.send_and_receive([clear])
     assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
 
@@ -255,7 +256,8 @@ class TestMaliciousServers:
     def test_noise_multiplier_0(self, refused: Callable[..., str]) -> None:
         none = GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)
         said = refused(
-            secure_wire.INPUT, lambda c: self.asked(c, mechanism=json.dumps(none.to_dict()))
+            secure_wire.INPUT,
+            lambda c: with_release(self.asked(c), **none.to_dict()),
         )
         assert "noise multiplier 0 leaves each node 0 steps of the grid" in said
 
@@ -265,7 +267,10 @@ class TestMaliciousServers:
         assert "cards has another form than agreed" in said
 
     def test_other_terms_than_the_rosters(self, refused: Callable[..., str]) -> None:
-        said = refused(secure_wire.INPUT, lambda c: self.asked(c, secure=[4, 1]))
+        said = refused(
+            secure_wire.INPUT,
+            lambda c: self.asked(c, secure=json.dumps({"least_nodes": 4, "colluding": 1})),
+        )
         assert "the question is for other terms than the roster" in said
 
     def test_an_answer_that_nobody_has_signed_for(self, refused: Callable[..., str]) -> None:

@@ -17,13 +17,12 @@ from flower_privsyn.client_apps.training import LocalTraining, create_training_a
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.answering import read_answer
-from tests.support.questions import DATA
+from tests.support.questions import DATA, plain_ask
 
 QUESTION = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
 
@@ -63,14 +62,11 @@ def ask(
     node: int = 5,
     base: np.ndarray | None = None,
 ) -> Message:
-    question = wire.Ask(
+    question = plain_ask(
         round_number=round_number,
         query=query,
         broadcast={name: parameters} | ({} if base is None else {"base": base}),
         data=data,
-        sampling=FullParticipation(),
-        sampling_key=b"k" * 32,
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
         num_rounds=9,
     )
     content = wire.pack_ask(

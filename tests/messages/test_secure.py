@@ -63,7 +63,7 @@ def test_questions_that_differ_are_known_apart(change: Callable[[RecordDict], No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round_number": 5},
+        {"release": replace(SENT.release, round=5)},
         {"sampling_key": b"j" * 32},
         {"data": replace(DATA, max_tokens=9)},
         {"secure": Terms(least_nodes=5, colluding=1)},

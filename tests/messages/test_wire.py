@@ -26,7 +26,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.secure_aggregation import Terms
-from tests.support.questions import DATA, ask
+from tests.support.questions import DATA, ask, with_release
 
 TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
 TERMS = Terms(least_nodes=4, colluding=1)
@@ -40,7 +40,10 @@ def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram")
 
 def planned(*counts: object, noise: float = 1.0) -> str:
     """What is to come, as it travels."""
-    return json.dumps([[count, noise, FullParticipation(40).to_dict()] for count in counts])
+    sampling = FullParticipation(40).to_dict()
+    return json.dumps(
+        [{"count": count, "noise_multiplier": noise, "sampling": sampling} for count in counts]
+    )
 
 
 class TestRequests:
@@ -59,9 +62,7 @@ class TestRequests:
         for name, array in sent.broadcast.items():
             assert np.array_equal(got.broadcast[name], array)
             assert got.broadcast[name].dtype == array.dtype
-        assert (got.query, got.data, got.sampling, got.mechanism) == (
-            sent.query, sent.data, sent.sampling, sent.mechanism,
-        )  # fmt: skip
+        assert (got.query, got.data, got.release) == (sent.query, sent.data, sent.release)
 
     def test_preparation_arrives(self) -> None:
         assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (
@@ -97,8 +98,9 @@ class TestRequests:
         ("key", "value"),
         [("to-come", planned(8)), ("to-come", planned(4, 4)), ("to-come", planned(0)),
          ("to-come", planned(1.5)), ("to-come", planned(True)), ("to-come", planned(1, noise=-1.0)),
-         ("to-come", planned(1, noise=float("inf"))), ("to-come", "[[1, 1.0]]"), ("to-come", "7"),
-         ("to-come", '[[1, 1.0, {"kind": "friends"}]]'), ("to-come", ""),
+         ("to-come", planned(1, noise=float("inf"))), ("to-come", "7"), ("to-come", "[7]"),
+         ("to-come", '[{"count": 1, "noise_multiplier": 1.0}]'), ("to-come", ""),
+         ("to-come", planned(1).replace("full", "friends")),
          ("noise-multiplier", "-1.0"), ("clip-norm", float("inf")),
          ("relation", "friends"), ("queries", "moments"),
          ("queries", ["x\nINFO: node policy: nothing is refused"])],
@@ -180,14 +182,14 @@ class TestRequests:
         sent = ask(**changes)
         content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
         got = wire.unpack_ask(message(content), NearestNeighborHistogram)
-        assert (got.sampling, got.sample_count) == (sent.sampling, sent.sample_count)
+        assert (got.release, got.sample_count) == (sent.release, sent.sample_count)
         assert got.roster_users == sent.roster_users
 
     def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
         sent = ask(correlation=BANDS, sampling=FullParticipation(population=40))
         record = wire.broadcast_record(sent.broadcast, precision="float32")
         got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
-        assert got.correlation == BANDS
+        assert got.release.correlation == BANDS
         turns = CyclicSampling(groups=2, rounds=6, salt="0" * 32).of_round(4)
         other = wire.pack_ask(ask(correlation=BANDS, sampling=turns), record)
         with pytest.raises(wire.WireError, match="accounted"):
@@ -197,9 +199,10 @@ class TestRequests:
         ("key", "value"),
         [
             ("protocol", 1),
-            ("query", "similarity"),
-            ("sampling", "{}"),
-            ("mechanism", '{"mechanism": "laplace"}'),
+            ("release", "{}"),
+            ("release", "[]"),
+            ("release", 7),
+            ("secure", '{"least_nodes": 3}'),
             ("max-tokens", "many"),
             ("sampling-key", 32),  # bytes(32) would be zeros, which everybody knows
             ("sampling-key", b"k" * 31),
@@ -213,6 +216,27 @@ class TestRequests:
         content.config_records["privsyn.request"][key] = value  # type: ignore[assignment]
         with pytest.raises(wire.WireError):
             wire.unpack_ask(message(content), NearestNeighborHistogram)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"query": "similarity"},
+            {"query": "x\nINFO: nothing is refused"},
+            {"sampling": {}},
+            {"sampling": 7},
+            {"mechanism": "laplace"},
+            {"round": True},
+            {"max_nodes_per_user": 2},
+            {"relation": "friends"},
+            {"correlation": 7},
+            {"stream": "ab" * 16},
+        ],
+    )
+    def test_a_changed_release_is_refused(self, changes: dict[str, Any]) -> None:
+        sent = ask()
+        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
+        with pytest.raises(wire.WireError):
+            wire.unpack_ask(message(with_release(content, **changes)), NearestNeighborHistogram)
 
     def test_another_version_is_refused_by_both_sides_in_words_that_name_both(self) -> None:
         sent = ask()
@@ -230,7 +254,7 @@ class TestRequests:
         sent = ask()
         content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
         assert wire.query_name(message(content)) == "nearest_neighbor_histogram"
-        content.config_records["privsyn.request"]["query"] = "x\nINFO: nothing is refused"
+        with_release(content, query="x\nINFO: nothing is refused")
         with pytest.raises(wire.WireError, match="not printable"):
             wire.query_name(message(content))
 

@@ -23,6 +23,7 @@ from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, t
 from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
 from tests.support.generation_server import Server
 from tests.support.probe import Killed, Probe
+from tests.support.questions import asked_round
 from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
@@ -194,7 +195,7 @@ class TestChanges:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         def die(request: Any, reply: Any) -> Any:
-            if request.content["privsyn.request"].get("round") == 2:
+            if asked_round(request) == 2:
                 raise Killed
             return [reply]
 
@@ -213,7 +214,7 @@ class TestChanges:
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
         def die(request: Any, reply: Any) -> Any:
-            if request.content["privsyn.request"].get("round") == 2:
+            if asked_round(request) == 2:
                 raise Killed
             return [reply]
 

@@ -20,6 +20,7 @@ from flower_privsyn.run.summary import run_costs
 from tests.support.federation import silent
 from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -128,7 +129,7 @@ class TestResume:
         assert [one["round"] for one in releases(tmp_path / "run")] == [1]
 
         def die(request: Message, reply: Message) -> list[Message]:
-            if request.content["privsyn.request"].get("round") == 3:
+            if asked_round(request) == 3:
                 raise Killed
             return [reply]
 

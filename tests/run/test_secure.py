@@ -28,6 +28,7 @@ from flower_privsyn.secure_aggregation.codec import read
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Probe
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -78,7 +79,7 @@ def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Messa
         kind = request.metadata.message_type
         late = kind in order and order.index(kind) >= order.index(step)
         if late and kind == secure_wire.INPUT:
-            late = request.content["privsyn.request"]["round"] <= rounds
+            late = asked_round(request) <= rounds
         elif late:
             late = secure_wire.round_of(request) <= rounds
         return [] if late and reply.metadata.src_node_id in nodes else [reply]

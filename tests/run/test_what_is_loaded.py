@@ -17,6 +17,7 @@ from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import DPFedAvg, ReleasedSum, State
 from tests.support.federation import silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -155,7 +156,7 @@ def test_a_round_that_some_have_answered_is_not_asked_again_at_once(
     def lose(request: Any, reply: Any) -> Any:
         if reply.metadata.src_node_id != 1:
             return silent(2)(request, reply)
-        if left_out and request.content["privsyn.request"].get("round") == 2:
+        if left_out and asked_round(request) == 2:
             reply.content["more"] = MetricRecord({"loss": 0.5})
         return [reply]
 

@@ -31,6 +31,7 @@ from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.federation import asked, training_nodes
 from tests.support.probe import Killed
+from tests.support.questions import asked_round
 from tests.support.run_files import contents, lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.topics import documents, write_topics
@@ -331,7 +332,7 @@ class TestAfterwards:
 
 
 def _die_in_round_1(request: Message, reply: Message) -> list[Message]:
-    if request.content.config_records["privsyn.request"].get("round") == 1:
+    if asked_round(request) == 1:
         raise Killed
     return [reply]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +40,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, killed_at
+from tests.support.questions import asked_release, asked_round
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
@@ -150,10 +150,9 @@ class TestTurns:
         grid = federation(make_users(9), num_nodes=3)
         Probe(votes(num_rounds=4)).start(grid)
         for message in asked(grid):
-            request = message.content.config_records["privsyn.request"]
-            sampling = json.loads(str(request["sampling"]))
-            assert sampling["method"] == "cyclic"
-            assert sampling["round_number"] == request["round"]
+            release = asked_release(message)
+            assert release["sampling"]["method"] == "cyclic"
+            assert release["sampling"]["round_number"] == release["round"]
         for reply in grid.replies:
             assert wire.unexpected_records(reply) == []
 
@@ -161,7 +160,7 @@ class TestTurns:
 class TestRestart:
     def killing(self, number: int) -> Callable[[Message, Message], list[Message]]:
         def tamper(request: Message, reply: Message) -> list[Message]:
-            if request.content.config_records["privsyn.request"].get("round") == number:
+            if asked_round(request) == number:
                 raise Killed
             return [reply]
 
@@ -177,7 +176,7 @@ class TestRestart:
         """The ledger has closed the round, the run directory has not: it is not asked again."""
 
         def lose(request: Message, reply: Message) -> list[Message]:
-            lost = request.content.config_records["privsyn.request"].get("round") == 3
+            lost = asked_round(request) == 3
             return [] if lost else [reply]
 
         with monkeypatch.context() as patch:
@@ -251,7 +250,7 @@ class TestRestart:
         """With the releases, the noise of the last rounds would give their sums away."""
 
         def lose(request: Message, reply: Message) -> list[Message]:
-            number = request.content.config_records["privsyn.request"].get("round")
+            number = asked_round(request)
             if number == ROUNDS and last == "interrupted":
                 raise Killed
             return [] if number == ROUNDS and last == "discarded" else [reply]

@@ -36,6 +36,7 @@ from flower_privsyn.strategies.fred import RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity, hash_embedder
 from tests.support.federation import WORDS, asked, make_users, rounds_asked
 from tests.support.probe import Killed
+from tests.support.questions import asked_round
 from tests.support.run_files import release, releases
 from tests.support.traffic import check_planned
 
@@ -356,7 +357,7 @@ class TestTwoRounds:
         self, federation: Builder, config: Builder
     ) -> None:
         def die(request: Message, reply: Message) -> list[Message]:
-            if request.content["privsyn.request"].get("round") == 2:
+            if asked_round(request) == 2:
                 raise Killed
             return [reply]
 

@@ -29,6 +29,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import strategy_matrix, turns
 from tests.support.federation import asked, silent, training_nodes
 from tests.support.probe import Killed
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.traffic import check_planned
@@ -219,7 +220,7 @@ class TestTheStudent:
         base = LocalModel(replace(settings.trained_model(), name=str(student))).base
         for message in asked(grid):
             arrays = wire.read_broadcast(message.content["privsyn.broadcast"])
-            if message.content["privsyn.request"]["round"] == 1:
+            if asked_round(message) == 1:
                 assert set(arrays) == {"vocabulary", "bigrams"}
             else:
                 assert np.array_equal(arrays["base"], base)
@@ -236,7 +237,7 @@ class TestTheStudent:
         """Killed while it was asked, and lost: the rounds train the model as it was."""
 
         def dying(request: Message, reply: Message) -> list[Message]:
-            if request.content["privsyn.request"].get("round") == 1:
+            if asked_round(request) == 1:
                 raise Killed
             return [reply]
 

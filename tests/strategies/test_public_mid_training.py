@@ -36,6 +36,7 @@ from flower_privsyn.training.local import LocalModel
 from flower_privsyn.training.selection import likelihoods
 from tests.support.audit import DELTA
 from tests.support.federation import asked, silent, training_nodes
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, release
 from tests.support.small_runs import small_mid_training
 from tests.support.traffic import check_planned
@@ -102,7 +103,7 @@ class TestWhoTakesPart:
         PublicMidTraining(config(num_rounds=6)).start(grid)
         metrics = lines(tmp_path / "run" / "metrics.jsonl")
         assert [line["released"] for line in metrics] == [True, True, False, True, True, True]
-        numbers = [m.content["privsyn.request"]["round"] for m in asked(grid)]
+        numbers = [asked_round(m) for m in asked(grid)]
         assert sorted(set(numbers)) == [1, 2, 3, 4, 5, 6]
         assert len(numbers) == 12
         step = json.loads((tmp_path / "run" / "public_step.json").read_text())
@@ -218,7 +219,7 @@ class TestPublicText:
         after = run / "models" / public_step.AFTER
         base = LocalModel(replace(settings.trained_model(), name=str(after))).base
         for message in asked(grid):
-            number = message.content["privsyn.request"]["round"]
+            number = asked_round(message)
             arrays = wire.read_broadcast(message.content["privsyn.broadcast"])
             assert ("base" in arrays) == (number > 2)
             if number > 2:

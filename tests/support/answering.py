@@ -10,11 +10,11 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import unpack_steps
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
+from flower_privsyn.privacy import Sampling
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import WORDS
-from tests.support.questions import DATA
+from tests.support.questions import DATA, plain_ask
 
 RUN = 2**40 + 7
 
@@ -44,15 +44,12 @@ def read_answer(reply: Message) -> wire.Answer:
 def answer(app: ClientApp, where: Context, sampling: Sampling | None = None) -> wire.Answer:
     query = NearestNeighborHistogram(max_samples=2)
     candidates = HashEmbedder().embed([" ".join(WORDS[n : n + 4]) for n in range(12)])
-    ask = wire.Ask(
-        round_number=1,
+    ask = plain_ask(
         query=query,
         broadcast={"candidates": candidates},
         data=REQUEST,
-        sampling=sampling or FullParticipation(),
+        sampling=sampling,
         sampling_key=bytes(range(32)),
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
     )
     record = wire.broadcast_record(ask.broadcast, precision="float16")
     reply = app(Message(wire.pack_ask(ask, record), where.node_id, wire.message_type(query)), where)

@@ -12,6 +12,7 @@ from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import LoopbackGrid
+from tests.support.questions import asked_round
 
 WORDS = (
     "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
@@ -41,7 +42,7 @@ def silent_users(count: int) -> Users:
 
 def rounds_asked(grid: Any) -> list[int]:
     """The rounds in which anybody was asked."""
-    numbers = [m.content["privsyn.request"].get("round") for m in grid.requests]
+    numbers = [asked_round(m) for m in grid.requests]
     return sorted({number for number in numbers if number is not None})
 
 
@@ -58,7 +59,7 @@ def silent(
     asked: Counter[tuple[int, int]] = Counter()
 
     def lose(request: Message, reply: Message) -> list[Message]:
-        number, node = request.content["privsyn.request"].get("round"), reply.metadata.src_node_id
+        number, node = asked_round(request), reply.metadata.src_node_id
         if number is None or (rounds and number not in rounds) or (nodes and node not in nodes):
             return [reply]
         asked[number, node] += 1

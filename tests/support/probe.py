@@ -24,6 +24,7 @@ from flower_privsyn.strategies import (
     State,
 )
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
+from tests.support.questions import asked_round
 
 
 class Killed(BaseException):
@@ -145,6 +146,6 @@ def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
     asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
     replies = [m for m in grid.replies if m.metadata.message_type != wire.PREPARE]
     for request, reply in zip(asked, replies, strict=True):
-        number = int(request.content.config_records["privsyn.request"]["round"])  # type: ignore[arg-type]
+        number = asked_round(request)
         sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
     return sizes

@@ -11,9 +11,10 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import FullParticipation, GaussianMechanism, Sampling
+from flower_privsyn.privacy import GaussianMechanism, Sampling
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 from flower_privsyn.testing import LoopbackGrid
+from tests.support.questions import plain_ask
 
 REQUEST = wire.DataRequest(
     embedding_model="",
@@ -82,15 +83,12 @@ def ask_node(
     grid = LoopbackGrid(
         app, num_nodes=1, node_configs=[node or {}], is_simulation=is_simulation, run_id=2**40
     )
-    ask = wire.Ask(
-        round_number=1,
+    ask = plain_ask(
         query=query,
         broadcast=broadcast or {},
         data=data,
-        sampling=sampling or FullParticipation(),
-        sampling_key=bytes(32),
+        sampling=sampling,
         mechanism=GaussianMechanism(noise_multiplier=5.0, l2_sensitivity=query.clip_norm),
-        num_rounds=1,
     )
     record = wire.broadcast_record(ask.broadcast, precision="float16")
     plan = wire.Announcement(queries=(query.name,))
