@@ -139,7 +139,7 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
     return total
 
 
-def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
+def clip_rows(values: NDArray[Any], *, norm: float, overwrite: bool = False) -> NDArray[Any]:
     """Scale every row to an L2 norm of at most ``norm``; direction is kept.
 
     A row with a NaN or an infinite entry becomes the zero row: a plain comparison would let NaN
@@ -156,9 +156,12 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     Args:
         values: (k, m) real, one user per row.
         norm: The bound, between 1e-30 and 1e30, in the unit of ``values``.
+        overwrite: Whether nobody needs ``values`` any more, so that the result may take their
+            memory: a model's update is large.
 
     Returns:
-        (k, m), a new array; float32 when ``values`` is float32 or float16, else float64.
+        (k, m), a new array unless it overwrites; float32 when ``values`` is float32 or float16,
+        else float64.
 
     Raises:
         ConfigError: ``values`` is not a real matrix or ``norm`` is out of range.
@@ -171,7 +174,7 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
             f"got {array.dtype} of shape {array.shape}."
         )
     dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
-    clipped = array.astype(dtype)  # always a copy
+    clipped = array.astype(dtype, copy=not (overwrite and array.flags.writeable))
     if clipped.size == 0:
         return clipped
 

@@ -365,7 +365,10 @@ class Query(Settings, ABC):
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
         exact = np.asarray(rows, dtype=np.float64)
-        clipped: Float64Array = np.ascontiguousarray(clip_rows(exact, norm=self.clip_norm))
+        # What another package's `statistic` returns may be an array that it keeps.
+        clipped: Float64Array = np.ascontiguousarray(
+            clip_rows(exact, norm=self.clip_norm, overwrite=self.bundled)
+        )
         flat = clipped.reshape(-1)  # a view, so that what follows happens in place
         for start in range(0, len(flat), _CACHED):  # a piece stays in the cache for all three
             piece = flat[start : start + _CACHED]
