@@ -1,18 +1,24 @@
-"""Reading a released joint sketch: what it says of each token and bigram, and how surely."""
+"""A released joint sketch: what it says of each token and bigram, how surely, and of any text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries.joint_sketch import Block, ItemMoments
-from flower_privsyn.run.method import SumOfUsers
+from flower_privsyn.run.method import SumOfUsers, added_up
+from flower_privsyn.run.sketch_file import write_sketch
+
+if TYPE_CHECKING:
+    from flower_privsyn.models.bias import LogitBias
+    from flower_privsyn.training.selection import LogRatioScorer
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -56,6 +62,9 @@ _SETTLED: Final = 1e-4
 
 #: What pseudo-users may write, in tokens, up to as many as count.
 LENGTHS: Final[tuple[int, ...]] = tuple(round(2.0 ** (power / 2)) for power in range(8, 29))
+
+#: A release that tells this share of what there is to tell (`BlockReading.told`) is trusted whole.
+_TOLD_ENOUGH: Final = 0.5
 
 #: Numbers worked on at a time.
 _CELLS: Final = 2**22
@@ -132,21 +141,184 @@ class BlockReading:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SketchReading:
-    """What a release says, block by block.
+class TokenSketch:
+    """What a federation released of the tokens of its users' text.
 
     Formal guarantee:
-        Post-processing of one accounted release and public text.
+        Post-processing of one or several accounted releases and public text.
 
     Attributes:
         vocabulary: tokens of the public tokenizer.
-        tokens: of every token.
-        bigrams: None where tokens alone were asked for.
+        tokens: what is said of every token.
+        bigrams: of pairs of them; None where tokens alone were asked for.
+        num_users: users in the releases, > 0; their expected number where it is secret.
+        noise_std: standard deviation of the noise in each number of their sum.
+        tokens_per_user: of the pseudo-users it was read against.
     """
 
     vocabulary: int
     tokens: BlockReading
     bigrams: BlockReading | None
+    num_users: float
+    noise_std: float
+    tokens_per_user: int
+
+    @classmethod
+    def of(
+        cls,
+        query: JointSketch,
+        broadcast: Broadcast,
+        releases: Sequence[SumOfUsers],
+        *,
+        documents: Sequence[npt.NDArray[np.int64]],
+        tokens_per_user: int = 0,
+    ) -> Self:
+        """Read the releases of several rounds together.
+
+        Args:
+            query: asked in all of them.
+            broadcast: with which.
+            releases: of each round, at least one.
+            documents: tokens of public texts, of which pseudo-users are made: what the users' text
+                is told from.
+            tokens_per_user: how much those write; 0 for what the release says.
+        """
+        added = added_up(releases)
+        if added is None:
+            raise RuntimeError("a run that released nothing has no result")
+        written = tokens_per_user or length_written(query, broadcast, added, documents=documents)
+        public = pseudo_users(documents, tokens_per_user=written)
+        return cls.read(query, broadcast, added, public=public, tokens_per_user=written)
+
+    @classmethod
+    def read(
+        cls,
+        query: JointSketch,
+        broadcast: Broadcast,
+        released: SumOfUsers,
+        *,
+        public: Cohort,
+        tokens_per_user: int,
+    ) -> Self:
+        """Read a release.
+
+        Args:
+            query: what was asked.
+            broadcast: what it was asked with.
+            released: (answer_length,) numbers, summed over users.
+            public: pseudo-users (`pseudo_users`), at least one.
+            tokens_per_user: what they write.
+        """
+        moments = query.item_moments(public, broadcast)
+        vocabulary = int(broadcast["vocabulary"][0])
+        readings: dict[str, BlockReading] = {}
+        for block in query.blocks(broadcast):
+            counted = released.users * block.weight
+            observed = _Observed.of(
+                block,
+                moments[block.name],
+                means=released.total[block.columns] / counted,
+                sample=released.sample,
+                noise=released.noise_std / counted,
+            )
+            readings[block.name] = _read_block(block, observed, readings.get("tokens"), vocabulary)
+        return cls(
+            vocabulary=vocabulary,
+            tokens=readings["tokens"],
+            bigrams=readings.get("bigrams"),
+            num_users=released.users,
+            noise_std=released.noise_std,
+            tokens_per_user=tokens_per_user,
+        )
+
+    @property
+    def trust(self) -> float:
+        """How far to go by more than what is known, in [0, 1].
+
+        The release tells some of what tells private from public text (`BlockReading.told`). Where
+        that is half of it or more, text ranks by all that its words might be, and a model gets the
+        whole bias. Where it is less, both fade: to choose text of rare words, or to teach a model
+        how often the words of text come that noise has chosen, does harm.
+        """
+        from flower_privsyn.training.selection import surprisal_weights
+
+        told = self.tokens.told(self.tokens.public * surprisal_weights(_seen(self.tokens)))
+        return min(1.0, told / _TOLD_ENOUGH)
+
+    def scorer(self) -> LogRatioScorer:
+        """How much a row of public text is like the users' text.
+
+        Tokens weigh by their surprisal in public text: how often a row has the frequent ones is
+        style more than subject.
+
+        Returns:
+            Of rows of tokens of `vocabulary`.
+        """
+        from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
+
+        tokens, bigrams, trust = self.tokens, self.bigrams, self.trust
+        return LogRatioScorer(
+            tokens=tokens.ranking(trust),
+            bigram_keys=None if bigrams is None else bigrams.keys,
+            bigrams=None if bigrams is None else bigrams.ranking(trust),
+            weights=surprisal_weights(_seen(tokens)),
+        )
+
+    def bias(self, unlearnt: Float64Array | None = None) -> LogitBias:
+        """The log-ratios as a bias of a model's logits, with weights 1.
+
+        Args:
+            unlearnt: (V',), V' >= V, log-ratios of the text that was read against to what the
+                model says (`flower_privsyn.training.bias.unlearnt`); None for a model that says it
+                as often.
+
+        Returns:
+            Of V tokens, those of `vocabulary`.
+
+        With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
+        r(b), which every b gets, and what the bigram says beyond both of its tokens.
+        """
+        from flower_privsyn.models.bias import Bigrams, LogitBias
+
+        bigrams, size, ratios = self.bigrams, self.vocabulary, self.tokens.log_ratio
+        own = np.zeros(size) if unlearnt is None else unlearnt[:size]
+        pairs = None
+        if bigrams is not None and bigrams.keys is not None:
+            first, second = np.divmod(bigrams.keys, size)
+            # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and
+            # with them the errors of such differences; a bias weighs on all that a model says.
+            beyond = bigrams.log_ratio - ratios[first] - ratios[second]
+            pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
+        return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
+
+    def save(self, folder: Path, *, tokenizer: Any) -> None:
+        """Write `sketch.parquet` (`flower_privsyn.run.sketch_file`).
+
+        Args:
+            folder: of the run.
+            tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
+        """
+        size = self.vocabulary
+        words: list[str] = tokenizer.decode_batch(
+            [[token] for token in range(size)], skip_special_tokens=False
+        )
+        found = []
+        for block in (self.tokens, self.bigrams):
+            if block is None:
+                continue
+            keys = np.arange(size) if block.keys is None else block.keys
+            pairs = [(key // size, key % size) for key in keys.tolist()]
+            texts = words if block.keys is None else [words[a] + words[b] for a, b in pairs]
+            kind = "token" if block.keys is None else "bigram"
+            values = (block.public, block.rate, block.log_ratio, block.standard_error)
+            found.append((kind, keys, texts, *values))
+        write_sketch(folder, found, trust=self.trust)
+
+
+def _seen(tokens: BlockReading) -> Float64Array:
+    """How often public text has each token: of what it has least of, half an occurrence."""
+    seen: Float64Array = 0.5 * tokens.public / tokens.public.min()
+    return seen
 
 
 def pseudo_users(documents: Iterable[npt.NDArray[np.int64]], *, tokens_per_user: int) -> Cohort:
@@ -225,39 +397,6 @@ def length_written(
         for length in lengths
     ]
     return lengths[int(np.argmin(np.abs(np.log(np.array(amounts) / amount))))]
-
-
-def read_sketch(
-    query: JointSketch,
-    broadcast: Broadcast,
-    released: SumOfUsers,
-    *,
-    public: Cohort,
-) -> SketchReading:
-    """Read a release.
-
-    Args:
-        query: what was asked.
-        broadcast: what it was asked with.
-        released: (answer_length,) numbers, summed over users.
-        public: pseudo-users (`pseudo_users`), at least one.
-    """
-    num_users, noise_std = released.users, released.noise_std
-    moments = query.item_moments(public, broadcast)
-    vocabulary = int(broadcast["vocabulary"][0])
-    readings: dict[str, BlockReading] = {}
-    for block in query.blocks(broadcast):
-        observed = _Observed.of(
-            block,
-            moments[block.name],
-            means=released.total[block.columns] / (num_users * block.weight),
-            sample=released.sample,
-            noise=noise_std / (num_users * block.weight),
-        )
-        readings[block.name] = _read_block(block, observed, readings.get("tokens"), vocabulary)
-    return SketchReading(
-        vocabulary=vocabulary, tokens=readings["tokens"], bigrams=readings.get("bigrams")
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

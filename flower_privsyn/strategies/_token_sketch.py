@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.queries import Broadcast, JointSketch
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.run.method import (
     ChosenRows,
@@ -27,16 +26,8 @@ from flower_privsyn.run.method import (
     RecordSource,
     RunContext,
     SumOfUsers,
-    added_up,
 )
-from flower_privsyn.run.sketch_file import write_sketch
-from flower_privsyn.strategies._sketch_reading import (
-    BlockReading,
-    SketchReading,
-    length_written,
-    pseudo_users,
-    read_sketch,
-)
+from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
 
 if TYPE_CHECKING:
@@ -45,163 +36,15 @@ if TYPE_CHECKING:
     from flower_privsyn.run.method import SumOfUsers
     from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import LogRatioScorer, Scorer, Selection
+    from flower_privsyn.training.selection import Scorer, Selection
 
 
 Float64Array = npt.NDArray[np.float64]
 
 IntArray = npt.NDArray[np.int64]
 
-#: A release that tells this share of what there is to tell (`BlockReading.told`) is trusted whole.
-_TOLD_ENOUGH: Final = 0.5
-
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TokenSketch:
-    """What a federation released of the tokens of its users' text.
-
-    Formal guarantee:
-        Post-processing of one or several accounted releases and public text.
-
-    Attributes:
-        reading: log-ratios and their errors.
-        num_users: users in the releases, > 0; their expected number where it is secret.
-        noise_std: standard deviation of the noise in each number of their sum.
-        tokens_per_user: of the pseudo-users it was read against.
-    """
-
-    reading: SketchReading
-    num_users: float
-    noise_std: float
-    tokens_per_user: int
-
-    @classmethod
-    def of(
-        cls,
-        query: JointSketch,
-        broadcast: Broadcast,
-        releases: Sequence[SumOfUsers],
-        *,
-        documents: Sequence[npt.NDArray[np.int64]],
-        tokens_per_user: int = 0,
-    ) -> Self:
-        """Read the releases of several rounds together.
-
-        Args:
-            query: asked in all of them.
-            broadcast: with which.
-            releases: of each round, at least one.
-            documents: tokens of public texts, of which pseudo-users are made: what the users' text
-                is told from.
-            tokens_per_user: how much those write; 0 for what the release says.
-        """
-        added = added_up(releases)
-        if added is None:
-            raise RuntimeError("a run that released nothing has no result")
-        written = tokens_per_user or length_written(query, broadcast, added, documents=documents)
-        reading = read_sketch(
-            query, broadcast, added, public=pseudo_users(documents, tokens_per_user=written)
-        )
-        return cls(
-            reading=reading,
-            num_users=added.users,
-            noise_std=added.noise_std,
-            tokens_per_user=written,
-        )
-
-    @property
-    def trust(self) -> float:
-        """How far to go by more than what is known, in [0, 1].
-
-        The release tells some of what tells private from public text (`BlockReading.told`). Where
-        that is half of it or more, text ranks by all that its words might be, and a model gets the
-        whole bias. Where it is less, both fade: to choose text of rare words, or to teach a model
-        how often the words of text come that noise has chosen, does harm.
-        """
-        from flower_privsyn.training.selection import surprisal_weights
-
-        tokens = self.reading.tokens
-        told = tokens.told(tokens.public * surprisal_weights(_seen(tokens)))
-        return min(1.0, told / _TOLD_ENOUGH)
-
-    def scorer(self) -> LogRatioScorer:
-        """How much a row of public text is like the users' text.
-
-        Tokens weigh by their surprisal in public text: how often a row has the frequent ones is
-        style more than subject.
-
-        Returns:
-            Of rows of tokens of `reading.vocabulary`.
-        """
-        from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
-
-        tokens, bigrams, trust = self.reading.tokens, self.reading.bigrams, self.trust
-        return LogRatioScorer(
-            tokens=tokens.ranking(trust),
-            bigram_keys=None if bigrams is None else bigrams.keys,
-            bigrams=None if bigrams is None else bigrams.ranking(trust),
-            weights=surprisal_weights(_seen(tokens)),
-        )
-
-    def bias(self, unlearnt: npt.NDArray[np.float64] | None = None) -> LogitBias:
-        """The log-ratios as a bias of a model's logits, with weights 1.
-
-        Args:
-            unlearnt: (V',), V' >= V, log-ratios of the text that was read against to what the
-                model says (`flower_privsyn.training.bias.unlearnt`); None for a model that says it
-                as often.
-
-        Returns:
-            Of V tokens, those of `reading.vocabulary`.
-
-        With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
-        r(b), which every b gets, and what the bigram says beyond both of its tokens.
-        """
-        from flower_privsyn.models.bias import Bigrams, LogitBias
-
-        bigrams, size = self.reading.bigrams, self.reading.vocabulary
-        ratios = self.reading.tokens.log_ratio
-        own = np.zeros(size) if unlearnt is None else unlearnt[:size]
-        pairs = None
-        if bigrams is not None and bigrams.keys is not None:
-            first, second = np.divmod(bigrams.keys, size)
-            # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and
-            # with them the errors of such differences; a bias weighs on all that a model says.
-            beyond = bigrams.log_ratio - ratios[first] - ratios[second]
-            pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
-        return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
-
-    def save(self, folder: Path, *, tokenizer: Any) -> None:
-        """Write `sketch.parquet` (`flower_privsyn.run.sketch_file`).
-
-        Args:
-            folder: of the run.
-            tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
-        """
-        size = self.reading.vocabulary
-        words: list[str] = tokenizer.decode_batch(
-            [[token] for token in range(size)], skip_special_tokens=False
-        )
-        found = []
-        for block in (self.reading.tokens, self.reading.bigrams):
-            if block is None:
-                continue
-            keys = np.arange(size) if block.keys is None else block.keys
-            pairs = [(key // size, key % size) for key in keys.tolist()]
-            texts = words if block.keys is None else [words[a] + words[b] for a, b in pairs]
-            kind = "token" if block.keys is None else "bigram"
-            values = (block.public, block.rate, block.log_ratio, block.standard_error)
-            found.append((kind, keys, texts, *values))
-        write_sketch(folder, found, trust=self.trust)
-
-
-def _seen(tokens: BlockReading) -> npt.NDArray[np.float64]:
-    """How often public text has each token: of what it has least of, half an occurrence."""
-    seen: npt.NDArray[np.float64] = 0.5 * tokens.public / tokens.public.min()
-    return seen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from flower_privsyn.queries import Cohort, JointSketch
 from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.strategies._sketch_reading import (
     BlockReading,
-    SketchReading,
+    TokenSketch,
     length_written,
     pseudo_users,
-    read_sketch,
 )
 
 V, LENGTH, USERS = 200, 100, 1000
@@ -46,7 +45,7 @@ class World:
         # All pairs of the most frequent tokens, and some of the others.
         a, b = np.divmod(np.arange(V * V), V)
         self.keys = np.flatnonzero(((a < 25) & (b < 25)) | (np.arange(V * V) % 97 == 0))
-        self._readings: dict[tuple[str, float, int], SketchReading] = {}
+        self._readings: dict[tuple[str, float, int], TokenSketch] = {}
 
     @staticmethod
     def users(generator: np.random.Generator, chain: np.ndarray, count: int) -> Cohort:
@@ -61,17 +60,18 @@ class World:
                 tokens[:, place] = now
         return Cohort.of(list(tokens), np.arange(count), count)
 
-    def read(self, name: str, noise_std: float, *, seed: int = 0) -> SketchReading:
+    def read(self, name: str, noise_std: float, *, seed: int = 0) -> TokenSketch:
         if (name, noise_std, seed) not in self._readings:
             query = QUERIES[name]
             broadcast = query.broadcast(V, self.keys)
             total = query.answer(self.asked, broadcast)
             total += np.random.default_rng(seed).normal(0, 1, len(total)) * noise_std
-            self._readings[name, noise_std, seed] = read_sketch(
+            self._readings[name, noise_std, seed] = TokenSketch.read(
                 query,
                 broadcast,
                 SumOfUsers(total, USERS, noise_std),
                 public=self.public,
+                tokens_per_user=LENGTH,
             )
         return self._readings[name, noise_std, seed]
 
@@ -186,7 +186,9 @@ def test_people_who_are_drawn_and_asked_again_say_less_than_as_many_others(world
     once = SumOfUsers(query.answer(world.asked, broadcast), USERS, 0.0)
     errors = []
     for released in (once, once._replace(rounds=4), once._replace(rate=0.25, by_coins=True)):
-        block = read_sketch(query, broadcast, released, public=world.public).tokens
+        block = TokenSketch.read(
+            query, broadcast, released, public=world.public, tokens_per_user=LENGTH
+        ).tokens
         errors.append(block.standard_error)
     assert (errors[1] > 1.2 * errors[0]).all()
     assert (errors[2] > errors[0]).all()
@@ -197,7 +199,9 @@ def test_what_public_text_lacks_is_still_defined(world: World) -> None:
     query = QUERIES["both"]
     broadcast = query.broadcast(V, world.keys)
     total = query.answer(world.asked, broadcast)
-    reading = read_sketch(query, broadcast, SumOfUsers(total, USERS, 0.0), public=silent)
+    reading = TokenSketch.read(
+        query, broadcast, SumOfUsers(total, USERS, 0.0), public=silent, tokens_per_user=LENGTH
+    )
     for block in (reading.tokens, reading.bigrams):
         assert block is not None
         assert np.isfinite(block.log_ratio).all()

@@ -12,8 +12,7 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
-from flower_privsyn.strategies._sketch_reading import BlockReading, SketchReading
-from flower_privsyn.strategies._token_sketch import TokenSketch
+from flower_privsyn.strategies._sketch_reading import BlockReading, TokenSketch
 
 
 def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -> BlockReading:
@@ -39,12 +38,14 @@ def sketch() -> TokenSketch:
     tokens = np.zeros(size)
     tokens[40], tokens[41] = np.log(3.0), np.log(0.5)
     keys = np.array([40 * size + 41, 50 * size + 51])
-    reading = SketchReading(
+    return TokenSketch(
         vocabulary=size,
         tokens=block(tokens, 0.1),
         bigrams=block(np.array([np.log(10.0), 0.0]), 0.2, keys),
+        num_users=10.0,
+        noise_std=1.0,
+        tokens_per_user=8,
     )
-    return TokenSketch(reading=reading, num_users=10.0, noise_std=1.0, tokens_per_user=8)
 
 
 def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: TokenSketch) -> None:
@@ -59,7 +60,7 @@ def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: Tok
 
 def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
     rows = [np.array([40, 60]), np.array([40, 41]), np.array([60, 61])]
-    alone = dataclasses.replace(sketch, reading=dataclasses.replace(sketch.reading, bigrams=None))
+    alone = dataclasses.replace(sketch, bigrams=None)
     np.testing.assert_allclose(
         alone.scorer()(rows), [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12
     )
@@ -83,11 +84,11 @@ def test_a_text_of_few_tokens_scores_below_all_others(
 
 
 def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
-    sketch.reading.tokens.public[60] = 10.0  # frequent
+    sketch.tokens.public[60] = 10.0  # frequent
     try:
         weights = sketch.scorer().weights
     finally:
-        sketch.reading.tokens.public[60] = 0.1
+        sketch.tokens.public[60] = 0.1
     assert weights is not None
     assert weights[60] < 0.6 * weights[40]
 
@@ -97,25 +98,18 @@ def test_where_little_is_told_texts_rank_by_what_is_known(
     sketch: TokenSketch, error: float, way: float
 ) -> None:
     """How much of the way from what may be to what is known tokens' and pairs' ratios go."""
-    reading = sketch.reading
-    assert reading.bigrams is not None
-    size = reading.vocabulary
+    assert sketch.bigrams is not None
     more = 2.0  # all of them might be twice as frequent as is known
-    told = TokenSketch(
-        reading=SketchReading(
-            vocabulary=size,
-            tokens=hoped(block(reading.tokens.log_ratio, error), more),
-            bigrams=hoped(block(reading.bigrams.log_ratio, error, reading.bigrams.keys), more),
-        ),
-        num_users=10.0,
-        noise_std=1.0,
-        tokens_per_user=8,
+    told = dataclasses.replace(
+        sketch,
+        tokens=hoped(block(sketch.tokens.log_ratio, error), more),
+        bigrams=hoped(block(sketch.bigrams.log_ratio, error, sketch.bigrams.keys), more),
     )
     scorer = told.scorer()
     assert scorer.bigrams is not None
     for ratios, known in (
-        (scorer.tokens, reading.tokens.log_ratio),
-        (scorer.bigrams, reading.bigrams.log_ratio),
+        (scorer.tokens, sketch.tokens.log_ratio),
+        (scorer.bigrams, sketch.bigrams.log_ratio),
     ):
         gone = 1.0 - (ratios - known) / np.log(more)
         np.testing.assert_allclose(gone, way, atol=0.01)
