@@ -20,13 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.comparison.paraphrase import TEMPLATE, Paraphraser
+from flower_privsyn.comparison.paraphrase import TEMPLATE, Paraphraser, TokenChoice
 from flower_privsyn.data import load_users, public_texts
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.privacy.randomness import RandomSource, SecureRandom
-from flower_privsyn.privacy.token_choice import TokenChoice
 
 
 @dataclass(frozen=True, kw_only=True)

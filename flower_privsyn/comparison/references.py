@@ -103,11 +103,10 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     Raises:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
-    from flower_privsyn.comparison.paraphrase import Paraphraser
+    from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
     from flower_privsyn.data import public_texts
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.privacy.randomness import SecureRandom
-    from flower_privsyn.privacy.token_choice import TokenChoice
 
     values = job.values
     samples = measures.samples(plan.people.private, max_tokens=int(values["max-tokens"]))

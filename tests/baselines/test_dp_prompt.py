@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.comparison.paraphrase import Paraphraser
+from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines
 from flower_privsyn.privacy import InsecureRandom
-from flower_privsyn.privacy.token_choice import TokenChoice
 from tests.support.run_files import lines
 
 FILE = Path(__file__).parents[2] / "baselines" / "dp-prompt" / "paraphrase.py"
