@@ -12,7 +12,7 @@ import typer
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Json, option
-from flower_privsyn.cli.output import number
+from flower_privsyn.cli.output import number, show_table
 from flower_privsyn.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -156,15 +156,6 @@ def _sampling(rate: float | None, size: int | None, population: int | None) -> S
 
 
 def _show(found: Mapping[str, Any], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("")
-    table.add_column("PLD", justify="right")
-    table.add_column("RDP", justify="right")
-
-    for name in ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts"):
-        values = found[name]
-        table.add_row(name, number(values["pld"]), number(values["rdp"]))
-    Console().print(table)
+    names = ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
+    rows = [(name, *(number(found[name][one]) for one in ("pld", "rdp"))) for name in names]
+    show_table(("", "PLD", "RDP"), rows, title=title)

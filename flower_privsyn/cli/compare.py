@@ -11,7 +11,7 @@ import typer
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.cli.options import Columns, columns_of, option
-from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.errors import StoppedError
 
@@ -166,9 +166,12 @@ def _follow(comparison: Comparison) -> int:
 
 def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     """Show what a comparison found; 0, or the status of one of whose cells some failed."""
-    from flower_privsyn.report.comparison import failures, show
+    from flower_privsyn.report.comparison import caption, failures, tables
 
-    show(document)
+    print(f"[{document['stamp']}]")
+    for headings, rows in tables(document):
+        show_table(headings, rows)
+    print(caption(document))
     print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flower_privsyn.cli.options import Columns, Json, columns_of, option
+from flower_privsyn.cli.output import show_facts, show_table
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
@@ -56,33 +57,15 @@ def data(
 
 
 def _show(found: DataDescription) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    figures = Table(show_header=False, box=None, pad_edge=False)
-    figures.add_column(style="bold", no_wrap=True)
-    figures.add_column(overflow="fold")
-    for name, value in _rows(found):
-        figures.add_row(name, Text(value))
-    spread = Table(box=None, pad_edge=False)
-    spread.add_column("per user")
+    print(f"[{found.stamp}]")
+    print("For you, who hold this text: do not publish these figures or send them on.")
+    show_facts(_rows(found))
+    print()
     per_user = {"texts": found.texts_per_user, "characters": found.characters_per_user}
     if found.tokens is not None:
         per_user["tokens"] = found.tokens.per_user
-    for heading in ("least", *found.texts_per_user.quantiles, "most", "mean"):
-        spread.add_column(heading, justify="right")
-    for name, values in per_user.items():
-        spread.add_row(name, *_spread(values))
-    console = Console()
-    console.print(f"[{found.stamp}]", markup=False, highlight=False)
-    console.print(
-        "For you, who hold this text: do not publish these figures or send them on.",
-        highlight=False,
-    )
-    console.print(figures)
-    console.print()
-    console.print(spread)
+    headings = ("per user", "least", *found.texts_per_user.quantiles, "most", "mean")
+    show_table(headings, [(name, *_spread(values)) for name, values in per_user.items()])
 
 
 def _spread(values: Spread) -> list[str]:

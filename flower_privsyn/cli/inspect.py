@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
-from flower_privsyn.cli.output import number, plain_line
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from flower_privsyn.strategies._moments import MomentSketch, Ranked
+from flower_privsyn.cli.output import number, plain_line, show_facts, show_table
 
 #: Texts that are shown of a run.
-_SAMPLES = 5
+SAMPLES: Final = 5
 
 
 def inspect_run(path: str | Path) -> dict[str, Any]:
@@ -77,77 +72,50 @@ def inspect(
 
 
 def _show(facts: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from flower_privsyn.report.run import said
 
+    show_facts(_facts(facts))
+    if facts["ranking"]:
+        show_ranking(facts["ranking"])
+    for title, rows in said(facts["sketch"]):
+        show_table(("text", "times as often", "from", "to"), rows, title=title)
+
+
+def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """What is known of a run, with its names."""
     from flower_privsyn.report.numbers import bytes_text
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def row(name: str, value: object) -> None:
-        table.add_row(name, Text(str(value)))  # plain: a synthetic text may look like markup
-
-    row("run", facts["path"])
-    row("app", facts["app"] or "-")
-    row("strategy", facts["strategy"] or "-")
-    row("status", facts["status"])
+    yield "run", facts["path"]
+    yield "app", facts["app"] or "-"
+    yield "strategy", facts["strategy"] or "-"
+    yield "status", facts["status"]
     if facts["error"]:
-        row("error", facts["error"])
+        yield "error", facts["error"]
     if facts["continue"]:
-        row("continue", facts["continue"])
+        yield "continue", facts["continue"]
     for change in facts["changes"]:
         told = [f"{key} = {one['to']!r}" for key, one in change["settings"].items()]
         told += [f"{key} {one['to'] or 'none'}" for key, one in change.get("versions", {}).items()]
-        row("changed", f"after round {change['after_round']}: {', '.join(told)}")
-    row("created", facts["created"])
+        yield "changed", f"after round {change['after_round']}: {', '.join(told)}"
+    yield "created", facts["created"]
     lost = len(facts["rounds_lost"])
     finished = str(len(facts["rounds_finished"]))
-    row("rounds", f"{finished} ({lost} of them without a release)" if lost else finished)
-    row("users", "-" if facts["users"] is None else facts["users"])
+    yield "rounds", f"{finished} ({lost} of them without a release)" if lost else finished
+    yield "users", "-" if facts["users"] is None else facts["users"]
     if costs := facts["costs"]:
         down, up = bytes_text(costs["bytes_down"]), bytes_text(costs["bytes_up"])
-        row("one user", f"{down} down, {up} up, who is in all rounds")
-    if facts["releases"]:
-        row("privacy", epsilons(facts))
-    else:
-        row("privacy", "nothing released")
+        yield "one user", f"{down} down, {up} up, who is in all rounds"
+    yield "privacy", epsilons(facts) if facts["releases"] else "nothing released"
     if facts["rounds_open"] and facts["continue"]:
         begun = ", ".join(map(str, facts["rounds_open"]))
-        row("", f"round {begun} was begun and is lost: charged as soon as the run goes on")
-    row(facts["texts_are"], facts["synthetic_texts"])
+        yield "", f"round {begun} was begun and is lost: charged as soon as the run goes on"
+    yield facts["texts_are"], facts["synthetic_texts"]
     if facts["trust"] is not None:
-        row("trust", f"{facts['trust']:.2f} of 1 in the sketch that was released")
-    for place, line in enumerate(ranked(facts), start=1):
-        row(f"nearest, {place}", line)
-    for place, sample in enumerate(facts["samples"][:_SAMPLES], start=1):
-        row(f"sample {place}", plain_line(sample))
+        yield "trust", f"{facts['trust']:.2f} of 1 in the sketch that was released"
+    for place, sample in enumerate(facts["samples"][:SAMPLES], start=1):
+        yield f"sample {place}", plain_line(sample)
     for name, size in facts["files"].items():
-        row("", f"{size:>12,}  {name}")
-    console = Console()
-    console.print(table)
-    for kind, ends in (facts["sketch"] or {}).items():
-        for end, words in (("more", "more often than"), ("less", "less often than")):
-            if ends[end]:
-                title = f"{kind}s that users write {words} public text"
-                console.print(_items(ends[end], title=title))
-
-
-def _items(rows: list[dict[str, Any]], *, title: str) -> Table:
-    """What a sketch is surest of, at one end."""
-    from rich.table import Table
-    from rich.text import Text  # plain: a token may look like markup
-
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    table.add_column("text")
-    for heading in ("times as often", "from", "to"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        figures = (f"{row[key]:.2f}" for key in ("ratio", "low", "high"))
-        table.add_row(Text(json.dumps(row["text"], ensure_ascii=False)), *figures)
-    return table
+        yield "", f"{size:>12,}  {name}"
 
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
@@ -157,7 +125,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import ShownProgress
-    from flower_privsyn.strategies._moments import MomentSketch, rank_sets
+    from flower_privsyn.strategies._moments import WARN_ABOVE, MomentSketch, rank_sets
 
     run = RunDirectory.open(run_dir)
     if not (run.path / "moments.npz").is_file():
@@ -176,45 +144,28 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
             progress=ShownProgress(follow),
             embedder=run_embedder(run),
         )
+    ranking = [one.to_dict() for one in found]
     if as_json:
-        said = {"ranking": [one.to_dict() for one in found], **sketch.figures()}
-        print(json.dumps(said, ensure_ascii=False, indent=2))
-    else:
-        _show_ranking(found, sketch)
+        told = {"ranking": ranking, **sketch.figures()}
+        print(json.dumps(told, ensure_ascii=False, indent=2))
+        return 0
+    show_ranking(ranking)
+    ratio = sketch.noise_ratio
+    words = f"Noise of the covariance over what it says: {ratio:.2g}"
+    if not ratio <= WARN_ABOVE:
+        # The sets share the draw of the noise: their order can stand where no distance does.
+        words += f", above {WARN_ABOVE:g}: read the order of the sets, not the distances"
+    print(f"{words}. Nothing was spent.")
     return 0
 
 
-def _show_ranking(found: list[Ranked], sketch: MomentSketch) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text  # plain: a path may look like markup
+def show_ranking(ranking: Sequence[Mapping[str, Any]]) -> None:
+    """Print sets of text with their distance to what was released, the nearest first."""
+    from flower_privsyn.report.run import ranked
 
-    from flower_privsyn.strategies._moments import WARN_ABOVE
-
-    table = Table(title="Nearest first", title_justify="left", pad_edge=False)
-    table.add_column("set")
-    for heading in ("texts", "FreD", "± noise", "of the means", "nearest in"):
-        table.add_column(heading, justify="right")
-    for one in found:
-        figures = (f"{value:.4g}" for value in (one.fred, one.error, one.mean_part))
-        table.add_row(Text(one.name), f"{one.texts:,}", *figures, f"{one.nearest:.0%}")
-    console = Console()
-    console.print(table)
-    ratio = sketch.noise_ratio
-    told = f"Noise of the covariance over what it says: {ratio:.2g}"
-    if not ratio <= WARN_ABOVE:
-        # The sets share the draw of the noise: their order can stand where no distance does.
-        told += f", above {WARN_ABOVE:g}: read the order of the sets, not the distances"
-    console.print(f"{told}. Nothing was spent.", markup=False, highlight=False)
-
-
-def ranked(facts: Mapping[str, Any]) -> list[str]:
-    """Sets of text with their distance to what was released, the nearest first, in words."""
-    return [
-        f"{plain_line(str(one['name']))}: FreD {one['fred']:.4g} ± {one['error']:.2g}, nearest in "
-        f"{one['nearest']:.0%} of the draws of the noise"
-        for one in facts["ranking"]
-    ]
+    headings = ("set", "texts", "FreD", "± noise", "of the means", "nearest in")
+    rows = [(plain_line(name), *figures) for name, *figures in ranked(ranking)]
+    show_table(headings, rows, title="Nearest to the users' text first")
 
 
 def epsilons(facts: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flower_privsyn.cli.options import Json
+from flower_privsyn.cli.output import show_table
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _list(rows: Sequence[dict[str, str]]) -> None:
     narrow = Console().width < 120
     for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
         shown = ("strategy", *(headings[key] for key in keys))
-        _show(shown, ([row[key] for key in ("name", *keys)] for row in rows))
+        show_table(shown, ([row[key] for key in ("name", *keys)] for row in rows))
 
 
 def _list_settings(rows: Iterable[tuple[str, str, str, str]]) -> None:
@@ -89,20 +90,6 @@ def _list_settings(rows: Iterable[tuple[str, str, str, str]]) -> None:
     for setting, words in lines:
         print(f"{setting:<{longest}}  {textwrap.shorten(words, most, placeholder=' ...')}")
     print("What may stand there, and all that is said of it: privsyn methods --settings")
-
-
-def _show(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text  # plain: the title of a method from outside may look like markup
-
-    table = Table(pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, no_wrap=number == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
 
 
 def settings_page() -> str:

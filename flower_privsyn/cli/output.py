@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 FAILED: Final = 1
@@ -35,3 +36,45 @@ def plain_line(text: str, *, most: int = 400) -> str:
     """
     line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
     return line if len(line) <= most else f"{line[:most]} ..."
+
+
+def show_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and what is known under each, below one another.
+
+    Args:
+        facts: a text that somebody else wrote may look like markup, and is printed as it is.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(str(value)))
+    Console().print(table)
+
+
+def show_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None
+) -> None:
+    """Print rows under their headings: a name, and figures.
+
+    Args:
+        headings: of all columns.
+        rows: as `show_facts` prints them.
+        title: above the table; None for none.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if title is not None:
+        print(title)
+    Console().print(table)

@@ -12,14 +12,11 @@ import typer
 
 from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
-from flower_privsyn.cli.inspect import epsilons, inspect_run, ranked
+from flower_privsyn.cli.inspect import SAMPLES, epsilons, inspect_run, show_ranking
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
 from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.files import quoted
-
-#: Texts that are shown of a run.
-_SAMPLES: Final = 5
 
 #: Below it a sketch says so little that the end of a run tells.
 _LITTLE_TRUST: Final = 0.2
@@ -162,10 +159,8 @@ def _show_result(path: Path) -> None:
     if (trained := path / TRAINED_MODEL).is_dir():
         print(f"Trained model: {trained} (its README.md says how it is loaded)")
     if facts["ranking"]:
-        print("Nearest to the users' text:")
-        for place, line in enumerate(ranked(facts), start=1):
-            print(f"  {place}. {line}")
-    for place, sample in enumerate(facts["samples"][:_SAMPLES], start=1):
+        show_ranking(facts["ranking"])
+    for place, sample in enumerate(facts["samples"][:SAMPLES], start=1):
         print(f"  {place}. {plain_line(sample)}")
     trust = facts["trust"]
     if trust is not None and trust < _LITTLE_TRUST:

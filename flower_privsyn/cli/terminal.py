@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flower_privsyn import files
@@ -11,9 +12,7 @@ from flower_privsyn.plain_stream import without_controls
 from flower_privsyn.run.progress import describe
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
 Stages = Sequence[Mapping[str, Any]]
 
@@ -58,17 +57,6 @@ class Lines:
         self._spoken = files.seconds()
         self._watch = _Watch()
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing to take down."""
-
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
         self._watch.look(stages)
@@ -98,36 +86,29 @@ class Lines:
 
 
 class Bars:
-    """A bar for every stage that is running, and a line for every one that has ended."""
+    """A bar for every stage that is running, and a line for every one that has ended.
+
+    Attributes:
+        shown: The bars, which somebody has to start and stop.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            ProgressColumn,
+            MofNCompleteColumn,
+            Progress,
             SpinnerColumn,
-            Task,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
-        from rich.progress import (
-            Progress as RichProgress,
-        )
-        from rich.text import Text
 
-        class Steps(ProgressColumn):
-            """How many steps are done, and of how many where that is known."""
-
-            def render(self, task: Task) -> Text:
-                """The words beside the bar."""
-                return Text(steps_of(int(task.completed), task.total))
-
-        self._progress: Progress = RichProgress(
+        self.shown = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            Steps(),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             # Bars are drawn with what is kept from everything else that is printed.
@@ -138,46 +119,29 @@ class Bars:
         self._tasks: dict[int, TaskID] = {}
         self._watch = _Watch()
 
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
         stages = [{**stage, "name": without_controls(str(stage["name"]))} for stage in stages]
         self._watch.look(stages)
         for number, stage in enumerate(stages):
             if number not in self._tasks:
-                self._tasks[number] = self._progress.add_task(
-                    stage["name"], total=stage.get("total")
-                )
+                self._tasks[number] = self.shown.add_task(stage["name"], total=stage.get("total"))
             task = self._tasks[number]
             if not stage.get("finished"):
-                self._progress.update(
-                    task, completed=stage.get("done", 0), total=stage.get("total")
-                )
-            elif task in self._progress.task_ids:
-                self._progress.remove_task(task)
-                self._progress.console.print(
+                self.shown.update(task, completed=stage.get("done", 0), total=stage.get("total"))
+            elif task in self.shown.task_ids:
+                self.shown.remove_task(task)
+                self.shown.console.print(
                     describe(stage, self._watch.seconds(number)), markup=False, highlight=False
                 )
 
 
-def steps_of(done: int, total: float | None) -> str:
-    """The steps of a stage in a few characters; nothing where none is done and none is known."""
-    if total is not None:
-        return f"{done:,}/{int(total):,}"
-    return f"{done:,}" if done else ""
-
-
-def follower() -> Lines | Bars:
+@contextlib.contextmanager
+def follower() -> Iterator[Callable[[Stages], None]]:
     """Bars where standard error is a terminal, lines where it is a file or a pipe."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    bars = Bars()
+    with bars.shown:
+        yield bars

@@ -201,25 +201,14 @@ def _note(row: Mapping[str, Any]) -> str:
     return f" ({row['seeds']} of {row['planned']} seeds{failed})"
 
 
-def show(document: Mapping[str, Any]) -> None:
-    """Print the table to standard output: quality, then what it costs."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    console.print(f"[{document['stamp']}]", markup=False, highlight=False)
+def tables(document: Mapping[str, Any]) -> list[tuple[list[str], list[tuple[str, ...]]]]:
+    """Headings and rows of two tables: quality, then what it costs."""
     every = _columns(document)
     quality = len(every) - len(_COSTS)
-    for columns in (every[:quality], every[:1] + every[quality:]):
-        table = Table(pad_edge=False)
-        table.add_column("method", overflow="fold")
-        for heading, _ in columns:
-            table.add_column(heading, justify="right", overflow="fold")
-        for name, *figures in _lines(document, document["summary"], columns):
-            table.add_row(Text(name), *figures)
-        console.print(table)
-    console.print(caption(document), markup=False, highlight=False)
+    return [
+        (["method", *(name for name, _ in columns)], _lines(document, document["summary"], columns))
+        for columns in (every[:quality], every[:1] + every[quality:])
+    ]
 
 
 # ---------------------------------------------------------------------- the page

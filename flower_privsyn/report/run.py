@@ -25,8 +25,8 @@ from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import TRAINED_MODEL
 from flower_privsyn.run.summary import RunSummary, round_texts
 
-#: Texts that are shown of a round, and items at each end of a sketch.
-_ROUND_SAMPLES, _SAID = 3, 12
+#: Texts that are shown of a round.
+_ROUND_SAMPLES = 3
 
 _OUTCOMES = {
     "released": "released",
@@ -79,15 +79,8 @@ def filled(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> dict[s
         "rounds": _rounds(summary),
         "distances": _distances(summary),
         "norms": _norms(summary),
-        "said": _said(summary),
-        "ranking": [
-            (
-                str(one["name"]),
-                whole(one["texts"]),
-                *(number(one[key]) for key in ("fred", "error", "mean_part", "nearest")),
-            )
-            for one in summary.ranking
-        ],
+        "said": said(summary.sketch),
+        "ranking": ranked(summary.ranking),
         "settings": [(name, _setting(value)) for name, value in summary.settings.items()],
         "digest": summary.ledger_digest,
     }
@@ -277,20 +270,32 @@ def _samples(run: RunDirectory, summary: RunSummary) -> list[dict[str, Any]]:
     return cards
 
 
-def _said(summary: RunSummary) -> list[tuple[str, Rows]]:
+# ---------------------------------------------------------------------- what a release says
+
+
+def said(sketch: Mapping[str, Any] | None) -> list[tuple[str, Rows]]:
     """Tokens and bigrams that a joint sketch is surest of: a caption and rows for each end."""
     return [
         (
-            f"{kind.capitalize()}s written {end} often",
+            f"{kind.capitalize()}s that users write {end} often than public text",
             [
                 (
                     json.dumps(item["text"], ensure_ascii=False),
                     *(f"{item[key]:.3g}" for key in ("ratio", "low", "high")),
                 )
-                for item in items[:_SAID]
+                for item in items
             ],
         )
-        for kind, ends in (summary.sketch or {}).items()
+        for kind, ends in (sketch or {}).items()
         for end, items in ends.items()
         if items
+    ]
+
+
+def ranked(ranking: Iterable[Mapping[str, Any]]) -> Rows:
+    """Sets of text, their distance to released moments, and how sure the order is."""
+    figures = ("fred", "error", "mean_part", "nearest")
+    return [
+        (str(one["name"]), whole(one["texts"]), *(number(one[key]) for key in figures))
+        for one in ranking
     ]

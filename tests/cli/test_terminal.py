@@ -26,13 +26,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_say_what_ends_and_what_begins_without_a_number() -> None:
     stream = io.StringIO()
     start, ended = _stage("start", 0, None), _stage("start", 0, None, finished=True)
-    with Lines(stream) as lines:
-        lines([start])
-        lines([start])
-        for done in (0, 50, 100):
-            lines([ended, _stage("vary", done, 100)])
-        for _ in range(2):
-            lines([ended, _stage("vary", 100, 100, finished=True)])
+    lines = Lines(stream)
+    lines([start])
+    lines([start])
+    for done in (0, 50, 100):
+        lines([ended, _stage("vary", done, 100)])
+    for _ in range(2):
+        lines([ended, _stage("vary", 100, 100, finished=True)])
     assert [re.sub(r"[\d.]+ s", "N s", line) for line in stream.getvalue().splitlines()] == [
         "start ...",
         "start done in N s",
@@ -41,7 +41,8 @@ def test_lines_say_what_ends_and_what_begins_without_a_number() -> None:
 
 
 def test_bars_print_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars() as bars:
+    bars = Bars()
+    with bars.shown:
         bars([_stage("[vary]", 3, 10)])
         bars([_stage("[vary]", 10, 10, finished=True), _stage("expand", 1, None)])
         bars([_stage("[vary]", 10, 10, finished=True), _stage("expand", 1, None, finished=True)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.cli.evaluate import rows
 from flower_privsyn.data import load_users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.classification import (
@@ -19,7 +20,6 @@ from flower_privsyn.evaluation.classification import (
     share,
 )
 from flower_privsyn.evaluation.run import evaluate_run, split_users
-from flower_privsyn.evaluation.show import rows
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from tests.support.labelled_runs import NAMES, texts_of

@@ -419,7 +419,7 @@ class TestTheCommand:
         assert said["noise_ratio"] > 0
         assert main(asks) == 0
         shown = capsys.readouterr().out
-        assert "Nearest first" in shown
+        assert "Nearest to the users" in shown
         assert "Nothing was spent." in shown
         assert (released / "ledger.jsonl").read_bytes() == before
 
