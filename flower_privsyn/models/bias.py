@@ -161,17 +161,16 @@ class LogitBias:
         starts, seconds, values = there
         return cls(tokens=tokens, bigrams=Bigrams(starts=starts, tokens=seconds, values=values))
 
-    def scaled(self, token_weight: float, bigram_weight: float) -> LogitBias:
-        """The bias times weights; pairs that would add nothing are left out.
+    def scaled(self, weight: float) -> LogitBias:
+        """The bias times a weight; pairs that would add nothing are left out.
 
         Args:
-            token_weight: of `tokens`.
-            bigram_weight: of `bigrams`; 0 leaves them out.
+            weight: of all of it; 0 leaves the pairs out.
         """
-        pairs = self.bigrams if bigram_weight else None
+        pairs = self.bigrams if weight else None
         if pairs is not None:
-            pairs = replace(pairs, values=pairs.values * np.float32(bigram_weight))
-        return LogitBias(tokens=self.tokens * np.float32(token_weight), bigrams=pairs)
+            pairs = replace(pairs, values=pairs.values * np.float32(weight))
+        return LogitBias(tokens=self.tokens * np.float32(weight), bigrams=pairs)
 
     def for_model(self, size: int, *, first_token: int) -> LogitBias:
         """The bias for a model's output, which may have more rows than there are tokens.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero
+from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.models import BUNDLED_MODELS
@@ -43,6 +43,9 @@ Float64Array = npt.NDArray[np.float64]
 
 IntArray = npt.NDArray[np.int64]
 
+#: The bigrams' part of the squared norm of an answer, where there are any.
+_BIGRAM_SHARE: Final = 0.5
+
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
 
@@ -67,17 +70,16 @@ class SketchedStudentConfig(StudentConfig):
         Ge(1),
         "times that one token or pair of a user counts: what every text repeats leaves more of an "
         "answer's length to what differs.",
+        IN_PYTHON,
     ] = 4
     num_bigrams: Annotated[
         int,
         OrZero("tokens alone"),
         Ge(2),
         Le(2**22),
-        "most frequent bigrams of the public text that are counted; their table travels down.",
+        "most frequent bigrams of the public text that are counted; their table travels down, and "
+        "they have half of the squared norm of an answer.",
     ] = 16_384
-    bigram_share: Annotated[
-        float, Ge(0), Lt(1), "the bigrams' part of the squared norm of an answer; 0 without any."
-    ] = 0.5
     public_text: Annotated[
         str,
         'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
@@ -123,19 +125,13 @@ class SketchedStudentConfig(StudentConfig):
         float,
         Ge(0),
         "what is added to the student's logits, times this: the log-ratios of how often users "
-        "write each token to how often the student does. A release that tells little is trusted "
-        "less, and adds less.",
+        "write each token and pair to how often the student does. A release that tells little is "
+        "trusted less, and adds less.",
     ] = 1.0
-    bigram_bias: Annotated[float, Ge(0), "the same of the bigrams' log-ratios."] = 1.0
 
     def __post_init__(self) -> None:
         """Check the values against one another."""
         super().__post_init__()
-        if bool(self.num_bigrams) != (self.bigram_share > 0):
-            raise ConfigError(
-                "num-bigrams and bigram-share go together: both 0 for tokens alone; got num-bigrams"
-                f" = {self.num_bigrams} and bigram-share = {self.bigram_share:g}"
-            )
         if self.teacher_steps and not self.teacher:
             raise ConfigError(
                 f'teacher-steps = {self.teacher_steps} needs a teacher, got teacher = ""'
@@ -145,7 +141,7 @@ class SketchedStudentConfig(StudentConfig):
     def sketch_question(self) -> JointSketchQuery:
         """The query these settings ask."""
         return JointSketchQuery(
-            bigram_share=self.bigram_share,
+            bigram_share=_BIGRAM_SHARE if self.num_bigrams else 0.0,
             max_tokens_per_user=self.max_tokens_per_user,
             max_occurrences=self.max_occurrences,
         )
@@ -285,8 +281,7 @@ class SketchedText:
                 if not len(found):
                     raise ConfigError(
                         f'num-bigrams = {config.num_bigrams}: public-text = "{config.public_text}" '
-                        "has no two tokens beside one another; give other text, or num-bigrams = 0 "
-                        "and bigram-share = 0"
+                        "has no two tokens beside one another; give other text, or num-bigrams = 0"
                     )
                 with replacing(file) as temporary, temporary.open("wb") as opened:
                     np.save(opened, found)
@@ -461,7 +456,7 @@ class SketchedStudent:
         if not config.teacher_steps:
             return Distillation(located(config.teacher))
         self._fine_tune(config.teacher, folder, who="teacher", steps=config.teacher_steps)
-        if not (config.token_bias or config.bigram_bias):
+        if not config.token_bias:
             return Distillation(folder)
         biased = folder.with_name(f"{folder.name}-biased")
         self.add_bias(folder, biased, who="teacher")
@@ -549,7 +544,7 @@ class SketchedStudent:
         """
         config = self._config
         with self._text.place.progress.stage(f"Read what the {who} lacks", total=None):
-            return self.lacking(plain).scaled(config.token_bias, config.bigram_bias)
+            return self.lacking(plain).scaled(config.token_bias)
 
     def lacking(self, model: str | Path) -> LogitBias:
         """What a model must say more often to say each token as often as users do.
@@ -574,4 +569,4 @@ class SketchedStudent:
             documents=chosen,
             tokens_per_user=self.sketch.tokens_per_user,
         )
-        return told.bias(unlearnt(model, chosen, seed=config.seed)).scaled(trust, trust)
+        return told.bias(unlearnt(model, chosen, seed=config.seed)).scaled(trust)

@@ -150,7 +150,7 @@ class SketchThenTraining(FederatedTraining):
         if self._trains_biased:
             size = look.vocabulary(config.model)
             pairs = None
-            if config.bigram_bias and config.num_bigrams:
+            if config.num_bigrams:
                 every = np.arange(min(config.num_bigrams, size**2))
                 pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
             zeros = np.zeros(size, dtype=np.float32)
@@ -219,7 +219,7 @@ class SketchThenTraining(FederatedTraining):
     @property
     def _trains_biased(self) -> bool:
         """Whether nodes train with a bias of the logits, once there is a release."""
-        return bool(self.config.token_bias or self.config.bigram_bias)
+        return bool(self.config.token_bias)
 
     def _student(self, release: ReleasedSum) -> SketchedStudent:
         """What the release chose; chosen again where a run is resumed, which is free."""

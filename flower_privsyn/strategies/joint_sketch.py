@@ -87,7 +87,6 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
             "teacher",
             "teacher-steps",
             "token-bias",
-            "bigram-bias",
             "synthesis",
             "synthetic-samples",
             "generator",
@@ -325,9 +324,7 @@ class AskedOnce(Method):
                     name,
                     tokens_of=located(config.model),
                     folder=self.run.path / WRITER,
-                    lacking=lambda model: student.lacking(model).scaled(
-                        config.generator_bias, config.generator_bias
-                    ),
+                    lacking=lambda model: student.lacking(model).scaled(config.generator_bias),
                 )
             made = made if biased is None else biased
         return self._load_generator() if made is None else load_generator(str(made))

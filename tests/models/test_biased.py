@@ -78,7 +78,7 @@ class TestLogits:
         network, size = loaded(family)
         ids = torch.randint(5, size, (2, 9), generator=torch.Generator().manual_seed(2))
         plain = network(input_ids=ids).logits
-        for bias in (drawn(size, size=0.0), drawn(size).scaled(0.0, 0.0)):
+        for bias in (drawn(size, size=0.0), drawn(size).scaled(0.0)):
             assert torch.equal(with_bias(network, bias)(input_ids=ids).logits, plain)
 
 

@@ -199,7 +199,6 @@ class TestTheStudent:
             num_rounds=3,
             min_separation=1,
             token_bias=0.0,
-            bigram_bias=0.0,
             run_dir=str(tmp_path / "without"),
         )
         Hybrid(settings).start(training_nodes(people))

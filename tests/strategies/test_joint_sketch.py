@@ -77,7 +77,6 @@ def config(
         values: dict[str, Any] = {
             "num_nodes": 2,
             "num_bigrams": 400,
-            "bigram_share": 0.5,
             "public_text": str(topics),
             "select_share": 0.2,
             "least_selected": 1,
@@ -379,8 +378,7 @@ class TestTeaching:
     def test_without_a_bias_the_teacher_has_none(
         self, federation: Builder, config: Builder
     ) -> None:
-        no_bias = {"token_bias": 0.0, "bigram_bias": 0.0}
-        strategy = JointSketch(config(teacher="privsyn-tiny", teacher_steps=1, **no_bias))
+        strategy = JointSketch(config(teacher="privsyn-tiny", teacher_steps=1, token_bias=0.0))
         strategy.start(federation())
         made = sorted(folder.name for folder in (strategy.run.path / "models").iterdir())
         assert made == ["final", "plain", "teacher"]
@@ -434,9 +432,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"num_bigrams": 0}, "num-bigrams and bigram-share go together"),
-            ({"bigram_share": 0.0}, "num-bigrams and bigram-share go together"),
-            ({"bigram_share": 1.0}, "bigram-share"),
+            ({"num_bigrams": 1}, "num-bigrams"),
             ({"teacher_steps": 5}, 'teacher-steps = 5 needs a teacher, got teacher = ""'),
         ],
     )

@@ -86,7 +86,7 @@ def aug_pe(values: dict[str, Any]) -> Any:
 
 def joint_sketch(values: dict[str, Any]) -> Any:
     config = JointSketchConfig(
-        num_bigrams=400, bigram_share=0.5, least_selected=1, select_share=0.2,
+        num_bigrams=400, least_selected=1, select_share=0.2,
         least_row_tokens=4, most_overlap=1.0, student_steps=1, student_batch_size=2, teacher="",
         **values,
     )  # fmt: skip

@@ -356,7 +356,7 @@ _STUDENT = {
 
 def joint_sketch(folder: Path, **changes: Any) -> JointSketch:
     """Counts of tokens and bigrams, a taught student, and the chosen text."""
-    values = {**_STUDENT, "num_rounds": 1, "num_bigrams": 100, "bigram_share": 0.5, **changes}
+    values = {**_STUDENT, "num_rounds": 1, "num_bigrams": 100, **changes}
     config = JointSketchConfig(**_common(folder, public_text=str(_public(folder)), **values))
     return JointSketch(config, random=InsecureRandom(14))
 
