@@ -32,7 +32,7 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
-from flower_privsyn.privacy.ledger import LedgerFile, damaged, unwritable
+from flower_privsyn.privacy.ledger import LedgerFile, damaged, header, unwritable
 from flower_privsyn.secure_aggregation import Terms
 
 Key: TypeAlias = tuple[str, str, str]
@@ -387,30 +387,22 @@ class NodeLedger:
 
     def _open(self) -> LedgerFile:
         if not self.path.exists():
-            header = {
+            opening = {
                 "event": "opened", "kind": "node", "version": _VERSION, "dataset": self._dataset,
                 "time": files.now(),
             }  # fmt: skip
             try:
-                LedgerFile.create(self.path, header).close()
+                LedgerFile.create(self.path, opening).close()
             except LedgerError:
                 if not self.path.exists():  # else another process was first, and is right
                     raise
         return LedgerFile.open(self.path, wait=True)
 
     def _account(self, lines: Sequence[Mapping[str, Any]]) -> NodeAccount:
-        header = lines[0] if lines else {}
-        if header.get("event") != "opened" or header.get("kind") != "node":
-            raise LedgerError(f"{self.path} is not a node ledger: its first line is no header.")
-        if header.get("version") != _VERSION:
+        found = header(self.path, lines, kind="node", version=_VERSION).get("dataset")
+        if found != self._dataset:
             raise LedgerError(
-                f"{self.path} has version {header.get('version')!r} where this package reads "
-                f"{_VERSION}."
-            )
-        if header.get("dataset") != self._dataset:
-            raise LedgerError(
-                f'{self.path} is the ledger of data set "{header.get("dataset")}", not of '
-                f'"{self._dataset}".'
+                f'{self.path} is the ledger of data set "{found}", not of "{self._dataset}".'
             )
         account = NodeAccount(self._dataset)
         account.replay(self.path, lines[1:])

@@ -1,7 +1,7 @@
 """The client's half of every method: load the node's users, answer, say nothing else.
 
 One handler serves the preparation request and one each query: the bundled ones, those that the app
-was made with, and those that installed packages offer (`flower_privsyn.queries.known`). A new
+was made with, and those that installed packages offer (`flower_privsyn.client_apps.known`). A new
 method needs no change here. Replies hold the summed answer and the head-count. An exception
 leaves the node as a fixed code: its text may quote private data, so it stays in the node's log.
 """
@@ -26,6 +26,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn import environment
 from flower_privsyn.client_apps.guard import charge_of, guard_of, in_simulation
+from flower_privsyn.client_apps.known import KnownQuery, known_queries, load_query
 from flower_privsyn.client_apps.node_users import (
     TRAINS_NOTHING,
     ClientError,
@@ -53,8 +54,7 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FixedSizeSampling, skipping
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, to_grid
-from flower_privsyn.queries import QUERIES, Broadcast, Cohort, Query
-from flower_privsyn.queries.known import KnownQuery, known_queries, load_query
+from flower_privsyn.queries import Broadcast, Cohort, Query
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -312,7 +312,7 @@ def add_handlers(
         cache_directory=Path(cache_directory) if cache_directory else None,
         trainer=trainer,
     )
-    node = _Node(users, known_queries(QUERIES, queries))
+    node = _Node(users, known_queries(queries))
     _RECIPES[app] = load
 
     @app.query("prepare")

@@ -22,11 +22,11 @@ from flower_privsyn.checks import (
     Settings,
     wrong_value,
 )
+from flower_privsyn.client_apps.known import is_query_name
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import read_toml
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
-from flower_privsyn.queries.known import is_query_name
 from flower_privsyn.secure_aggregation import Terms
 
 #: What stands for a policy that nobody wrote.
@@ -150,6 +150,16 @@ class NodePolicy(Settings):
         """The error of something a key of this policy does not allow."""
         return NotAllowedError(f"{sentence} ({key} in {self.source}).")
 
+    def _within(self, name: str, value: float, told: str) -> None:
+        """Refuse what is more than a key that is called `max_...` says, or less than another."""
+        allowed: float = getattr(self, name)
+        most = name.startswith("max_")
+        if value > allowed if most else value < allowed:
+            raise self.refusal(
+                name.replace("_", "-"),
+                f"{told}; the owner allows at {'most' if most else 'least'} {allowed:g}",
+            )
+
     def check_run(self, server: str, num_rounds: int) -> None:
         """Refuse a server that is not on the list, and a run of too many rounds.
 
@@ -162,11 +172,7 @@ class NodePolicy(Settings):
             told = f'"{server}"' if server else "a server without a name (node-config key `server`)"
             listed = ", ".join(f'"{name}"' for name in self.servers)
             raise self.refusal("servers", f"This node answers {told}; its owner allows {listed}")
-        if num_rounds > self.max_rounds:
-            raise self.refusal(
-                "max-rounds",
-                f"The run plans {num_rounds} rounds; the owner allows at most {self.max_rounds}",
-            )
+        self._within("max_rounds", num_rounds, f"The run plans {num_rounds} rounds")
 
     def check_question(
         self, *, query: str, clip_norm: float, noise_multiplier: float | None, secure: bool
@@ -193,18 +199,11 @@ class NodePolicy(Settings):
         if query not in self.queries:
             allowed = ", ".join(self.queries) or "none"
             raise self.refusal("queries", f"The run asks {query}; the owner allows {allowed}")
-        if clip_norm > self.max_clip_norm:
-            raise self.refusal(
-                "max-clip-norm",
-                f"The run asks {query} with clip norm {clip_norm:g}; the owner allows at most "
-                f"{self.max_clip_norm:g}",
-            )
-        if noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
-            raise self.refusal(
-                "min-noise-multiplier",
-                f"The run asks {query} with noise multiplier {noise_multiplier:g}; the owner "
-                f"allows at least {self.min_noise_multiplier:g}",
-            )
+        asks = f"The run asks {query} with"
+        self._within("max_clip_norm", clip_norm, f"{asks} clip norm {clip_norm:g}")
+        if noise_multiplier is not None:
+            told = f"{asks} noise multiplier {noise_multiplier:g}"
+            self._within("min_noise_multiplier", noise_multiplier, told)
 
     def check_terms(self, terms: Terms, nodes: int) -> None:
         """Refuse a round of secure aggregation with too few nodes, or too much trust in them.
@@ -216,25 +215,18 @@ class NodePolicy(Settings):
         Raises:
             NotAllowedError: The owner does not allow it.
         """
-        if nodes < self.min_roster:
-            raise self.refusal(
-                "min-roster",
-                f"The roster of the round has {nodes} nodes; the owner allows at least "
-                f"{self.min_roster}",
-            )
-        if terms.honest < self.min_honest_nodes:
-            raise self.refusal(
-                "min-honest-nodes",
-                f"The round is for sums of at least {terms.least_nodes} nodes of which "
-                f"{terms.colluding} may collude, so {terms.honest} honest ones; the owner allows "
-                f"at least {self.min_honest_nodes}",
-            )
-        if terms.colluding < self.min_colluding:
-            raise self.refusal(
-                "min-colluding",
-                f"The round assumes that {terms.colluding} nodes collude with the server; the "
-                f"owner allows at least {self.min_colluding}",
-            )
+        self._within("min_roster", nodes, f"The roster of the round has {nodes} nodes")
+        self._within(
+            "min_honest_nodes",
+            terms.honest,
+            f"The round is for sums of at least {terms.least_nodes} nodes of which "
+            f"{terms.colluding} may collude, so {terms.honest} honest ones",
+        )
+        self._within(
+            "min_colluding",
+            terms.colluding,
+            f"The round assumes that {terms.colluding} nodes collude with the server",
+        )
 
     # ---- as a file
 

@@ -32,7 +32,6 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
-from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import (
     Cohort,
@@ -276,7 +275,7 @@ class _Tokens:
         with self.source.lock:
             try:
                 model.set_base(ask.broadcast.get("base"))
-                model.set_bias(LogitBias.of_arrays(ask.broadcast))
+                model.set_bias(query.bias(ask.broadcast))
             except ValueError as error:
                 raise wire.WireError(f"{query.name}: {error}") from error
             model.start_from(ask.broadcast["parameters"])

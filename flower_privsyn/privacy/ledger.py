@@ -212,18 +212,34 @@ class LedgerFile:
             self._descriptor = None
 
 
-def header(path: Path, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first line of a run's ledger of this version.
+def header(
+    path: Path,
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    kind: str | None = None,
+    version: int = VERSION,
+) -> Mapping[str, Any]:
+    """The first line of a ledger of this version.
+
+    Args:
+        path: of the ledger.
+        lines: of it.
+        kind: "node" for a node's; None for a run's.
+        version: that is read.
 
     Raises:
-        LedgerError: There is none, or it is of another version.
+        LedgerError: There is none, or it is of another kind or version.
     """
-    if not lines or lines[0].get("event") != "opened":
-        raise LedgerError(f"{path} is not a privacy ledger: its first line is no header.")
-    found = lines[0].get("version")
-    if found != VERSION:
-        raise LedgerError(f"{path} has version {found!r} where this package reads {VERSION}.")
-    return lines[0]
+    first = lines[0] if lines else {}
+    if first.get("event") != "opened" or first.get("kind") != kind:
+        raise LedgerError(
+            f"{path} is not a {kind or 'privacy'} ledger: its first line is no header."
+        )
+    if first.get("version") != version:
+        raise LedgerError(
+            f"{path} has version {first.get('version')!r} where this package reads {version}."
+        )
+    return first
 
 
 def refuse_cut(path: Path, digests: Collection[str], stated: Mapping[str, str]) -> None:

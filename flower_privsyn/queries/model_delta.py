@@ -187,7 +187,7 @@ class ModelDelta(Query):
             raise ValueError(f"base must be a vector of float32, got {base.shape} {base.dtype}")
         if base is not None and not all_finite(base):
             raise ValueError("base must be finite")
-        LogitBias.of_arrays(broadcast)  # says what is wrong with it
+        self.bias(broadcast)  # says what is wrong with it
         if parameters.shape != (dimension,) or parameters.dtype != np.float32:
             raise ValueError(
                 f"parameters must be ({dimension},) float32, got {parameters.shape} "
@@ -195,6 +195,14 @@ class ModelDelta(Query):
             )
         if not all_finite(parameters):
             raise ValueError("parameters must be finite")
+
+    def bias(self, broadcast: Broadcast) -> LogitBias | None:
+        """The bias that is added to the logits; None where the broadcast has none.
+
+        Raises:
+            ConfigError: some of its arrays are missing, or they are no bias.
+        """
+        return None if broadcast.keys().isdisjoint(BIAS_ARRAYS) else LogitBias.of_arrays(broadcast)
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """One number per parameter, and the bit if there is one."""

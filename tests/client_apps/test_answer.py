@@ -91,8 +91,10 @@ def where(**node: Any) -> Context:
 
 
 def app_for(written: list[tuple[str, object]], cache: Path, embedder: Any = delicate) -> ClientApp:
-    users = Users.from_rows(written)
-    return create_client_app(lambda context: users, embedder=embedder, cache_directory=cache)
+    def load(context: Context) -> Users:
+        return Users.from_rows(written)
+
+    return create_client_app(load, embedder=embedder, cache_directory=cache)
 
 
 def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientApp:
