@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -125,7 +126,8 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.progress import ShownProgress
-    from flower_privsyn.strategies._moments import WARN_ABOVE, MomentSketch, rank_sets
+    from flower_privsyn.strategies._moments import WARN_ABOVE, MomentSketch
+    from flower_privsyn.strategies.fred import candidate_names, rank_sets, read_sets
 
     run = RunDirectory.open(run_dir)
     if not (run.path / "moments.npz").is_file():
@@ -135,16 +137,17 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
         )
     sketch = MomentSketch.load(run.path)
     with follower() as follow:
-        found = rank_sets(
-            sketch,
-            run.config,
-            sets,
+        embedder = run_embedder(run)
+        texts = read_sets(
+            candidate_names(sets),
+            tokenizer=embedder.tokenizer,
+            max_tokens=int(run.config["max-tokens"]),
             most=int(run.config.get("candidate-texts", 2000)),
             seed=0,
-            progress=ShownProgress(follow),
-            embedder=run_embedder(run),
         )
-    ranking = [one.to_dict() for one in found]
+        progress = ShownProgress(follow)
+        found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
+    ranking = [asdict(one) for one in found]
     if as_json:
         told = {"ranking": ranking, **sketch.figures()}
         print(json.dumps(told, ensure_ascii=False, indent=2))

@@ -130,7 +130,7 @@ class RunSummary:
         sketch: what users write more and less often than public text does, as `telling_items` gives
             it; None where there is no sketch.
         ranking: of sets of text by their distance to a release, the nearest first, as
-            `Ranked.to_dict` gives them.
+            `flower_privsyn.strategies.fred` writes them.
         files: bytes by name.
     """
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
 
@@ -15,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import OrZero, PositiveInt
-from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
-from flower_privsyn.files import replacing, user_path, write_json
+from flower_privsyn.files import replacing, write_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
@@ -188,10 +186,6 @@ class Ranked:
     mean_part: float
     error: float
     nearest: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -615,140 +609,3 @@ def question_outline(first: Moments, last: Moments, *, dimensions: int, dimensio
         after = Question(last, last.broadcast(centre, basis, shift=centre))
     source = RecordSource(fingerprint="", dimension=dimension)
     return Outline(sources=(source,), question=lambda number: begin if number == 1 else after)
-
-
-_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")
-
-
-def candidate_parts(name: str) -> list[tuple[str, float]]:
-    """The sources of a set of texts with their shares, which add up to 1.
-
-    Args:
-        name: a JSONL file, a .txt file, a folder of them, a run directory, "bundled", or a mixture
-            of them as in "40% NEAR + 60% FAR".
-
-    Raises:
-        DataError: the shares of a mixture do not add up to 100 %.
-    """
-    matches = [_PART.fullmatch(part) for part in name.split(" + ")]
-    if not all(matches):
-        return [(name, 1.0)]
-    parts = [(match[2], float(match[1]) / 100.0) for match in matches if match]
-    total = 100.0 * sum(share for _, share in parts)
-    if abs(total - 100.0) > 1e-6:
-        raise DataError(f'the shares of the candidate "{name}" must add up to 100%, got {total:g}%')
-    return [part for part in parts if part[1] > 0]
-
-
-def candidate_names(sets: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of sets, each once.
-
-    Args:
-        sets: the names, or a setting that has semicolons between them.
-
-    Raises:
-        DataError: one is named twice, or a name is empty.
-    """
-    if isinstance(sets, str):
-        sets = sets.split(";") if sets.strip() else []
-    names = tuple(name.strip() for name in sets)
-    if len(set(names)) < len(names) or not all(names):
-        raise DataError(
-            f"candidates must be different sets of text, none of them empty, got {list(names)}"
-        )
-    return names
-
-
-def read_sets(
-    names: Sequence[str], *, tokenizer: Any, max_tokens: int, most: int, seed: int
-) -> dict[str, list[str]]:
-    """The texts of sets, by name: pieces of at most `max_tokens` tokens, as users' text is cut.
-
-    Args:
-        names: as `candidate_parts` takes them.
-        tokenizer: of the embedding model.
-        max_tokens: length of a piece, >= 1.
-        most: pieces to draw of each set; 0 for as many as there are in these shares.
-        seed: of their draw.
-
-    Raises:
-        DataError: a source is missing, unreadable or without text, or too small for its share.
-    """
-    from flower_privsyn.data import Cut
-    from flower_privsyn.data.public_corpus import public_documents
-
-    def pieces(source: str) -> list[str]:
-        written = user_path(source) / "synthetic.jsonl"
-        documents = public_documents(
-            str(written) if written.is_file() else source, setting="candidates"
-        )
-        found = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
-        return list(itertools.chain.from_iterable(found))
-
-    sets: dict[str, list[str]] = {}
-    for name in names:
-        parts = [(pieces(source), share) for source, share in candidate_parts(name)]
-        available = min(int(len(found) / share + 1e-9) for found, share in parts)
-        total = min(most, available) if most else available
-        generator = np.random.default_rng(derive_seed(seed, "candidate-text"))
-        sets[name] = []
-        for found, share in parts:
-            order = np.sort(generator.permutation(len(found))[: round(total * share)])
-            sets[name] += [found[place] for place in order]
-        if len(sets[name]) < 2:
-            raise DataError(
-                f'the candidate "{name}" has {len(sets[name])} texts in these shares, and a '
-                "distance needs at least 2"
-            )
-    return sets
-
-
-def rank_sets(
-    sketch: MomentSketch,
-    settings: Mapping[str, Any],
-    names: Sequence[str],
-    *,
-    most: int,
-    seed: int,
-    progress: Progress,
-    embedder: Embedder,
-) -> list[Ranked]:
-    """Embed sets of text as the run did, and rank them.
-
-    Args:
-        sketch: what was released.
-        settings: of the run, under their hyphenated keys.
-        names: of the sets, as `candidate_parts` takes them.
-        most: samples of each set; 0 for all.
-        seed: of their draw.
-        progress: shows the work.
-        embedder: the run's embedding model.
-
-    Raises:
-        DataError: a set cannot be read, or is named twice.
-    """
-    texts = read_sets(
-        candidate_names(names),
-        tokenizer=embedder.tokenizer,
-        max_tokens=int(settings["max-tokens"]),
-        most=most,
-        seed=seed,
-    )
-    return sketch.rank(embedded(texts, embedder=embedder, progress=progress), seed=seed)
-
-
-def embedded(
-    texts: Mapping[str, Sequence[str]], *, embedder: Embedder, progress: Progress
-) -> dict[str, npt.NDArray[np.float32]]:
-    """The embeddings of sets of text, by name.
-
-    Args:
-        texts: by name.
-        embedder: whose embeddings users were asked about.
-        progress: shows the work.
-    """
-    found = {}
-    for name, pieces in texts.items():
-        with progress.stage(f"Embed {name}", len(pieces)) as stage:
-            found[name] = embedder.embed(pieces, progress=stage.update)
-    return found

@@ -16,19 +16,24 @@ the principal components of public text: one release and one round.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
+import numpy as np
 from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
-from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import write_json
+from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.files import user_path, write_json
+from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
@@ -66,11 +71,9 @@ from flower_privsyn.strategies._moments import (
     MomentSketch,
     MomentSpace,
     NoisyMoments,
-    candidate_names,
-    embedded,
+    Ranked,
     noise_ratio,
     question_outline,
-    read_sets,
     settled_space,
     shift_of,
     space_texts,
@@ -78,6 +81,7 @@ from flower_privsyn.strategies._moments import (
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
+    from flower_privsyn.run.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -412,9 +416,14 @@ class ReleasedMoments(Method):
         figures = {**sketch.figures(), **self._epsilon_of_a_record()}
         sketch.warn()
         if self._sets:
-            sets = embedded(self._sets, embedder=need(self._embedder), progress=self.progress)
-            ranking = sketch.rank(sets, seed=self.config.seed)
-            figures["ranking"] = [one.to_dict() for one in ranking]
+            ranking = rank_sets(
+                sketch,
+                self._sets,
+                embedder=need(self._embedder),
+                progress=self.progress,
+                seed=self.config.seed,
+            )
+            figures["ranking"] = [asdict(one) for one in ranking]
             write_json(self.run.path / RANKING_FILE, {"ranking": figures["ranking"]})
             logger.info("nearest to the users' text: %s", ranking[0].name)
         return figures
@@ -445,3 +454,113 @@ class ReleasedMoments(Method):
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
+
+
+_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")
+
+
+def candidate_parts(name: str) -> list[tuple[str, float]]:
+    """The sources of a set of texts with their shares, which add up to 1.
+
+    Args:
+        name: a JSONL file, a .txt file, a folder of them, a run directory, "bundled", or a mixture
+            of them as in "40% NEAR + 60% FAR".
+
+    Raises:
+        DataError: the shares of a mixture do not add up to 100 %.
+    """
+    matches = [_PART.fullmatch(part) for part in name.split(" + ")]
+    if not all(matches):
+        return [(name, 1.0)]
+    parts = [(match[2], float(match[1]) / 100.0) for match in matches if match]
+    total = 100.0 * sum(share for _, share in parts)
+    if abs(total - 100.0) > 1e-6:
+        raise DataError(f'the shares of the candidate "{name}" must add up to 100%, got {total:g}%')
+    return [part for part in parts if part[1] > 0]
+
+
+def candidate_names(sets: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of sets, each once.
+
+    Args:
+        sets: the names, or a setting that has semicolons between them.
+
+    Raises:
+        DataError: one is named twice, or a name is empty.
+    """
+    if isinstance(sets, str):
+        sets = sets.split(";") if sets.strip() else []
+    names = tuple(name.strip() for name in sets)
+    if len(set(names)) < len(names) or not all(names):
+        raise DataError(
+            f"candidates must be different sets of text, none of them empty, got {list(names)}"
+        )
+    return names
+
+
+def read_sets(
+    names: Sequence[str], *, tokenizer: Any, max_tokens: int, most: int, seed: int
+) -> dict[str, list[str]]:
+    """The texts of sets, by name: pieces of at most `max_tokens` tokens, as users' text is cut.
+
+    Args:
+        names: as `candidate_parts` takes them.
+        tokenizer: of the embedding model.
+        max_tokens: length of a piece, >= 1.
+        most: pieces to draw of each set; 0 for as many as there are in these shares.
+        seed: of their draw.
+
+    Raises:
+        DataError: a source is missing, unreadable or without text, or too small for its share.
+    """
+    from flower_privsyn.data import Cut
+    from flower_privsyn.data.public_corpus import public_documents
+
+    def pieces(source: str) -> list[str]:
+        written = user_path(source) / "synthetic.jsonl"
+        documents = public_documents(
+            str(written) if written.is_file() else source, setting="candidates"
+        )
+        found = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
+        return list(itertools.chain.from_iterable(found))
+
+    sets: dict[str, list[str]] = {}
+    for name in names:
+        parts = [(pieces(source), share) for source, share in candidate_parts(name)]
+        available = min(int(len(found) / share + 1e-9) for found, share in parts)
+        total = min(most, available) if most else available
+        generator = np.random.default_rng(derive_seed(seed, "candidate-text"))
+        sets[name] = []
+        for found, share in parts:
+            order = np.sort(generator.permutation(len(found))[: round(total * share)])
+            sets[name] += [found[place] for place in order]
+        if len(sets[name]) < 2:
+            raise DataError(
+                f'the candidate "{name}" has {len(sets[name])} texts in these shares, and a '
+                "distance needs at least 2"
+            )
+    return sets
+
+
+def rank_sets(
+    sketch: MomentSketch,
+    sets: Mapping[str, Sequence[str]],
+    *,
+    embedder: Embedder,
+    progress: Progress,
+    seed: int,
+) -> list[Ranked]:
+    """Embed sets of text and rank them, the nearest to what was released first.
+
+    Args:
+        sketch: what was released.
+        sets: of text, by name.
+        embedder: whose embeddings users were asked about.
+        progress: shows the work.
+        seed: of the draws of noise.
+    """
+    found = {}
+    for name, pieces in sets.items():
+        with progress.stage(f"Embed {name}", len(pieces)) as stage:
+            found[name] = embedder.embed(pieces, progress=stage.update)
+    return sketch.rank(found, seed=seed)

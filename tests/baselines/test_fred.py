@@ -13,7 +13,7 @@ from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import CLIENT_KEYS, FreDConfig
-from flower_privsyn.strategies._moments import candidate_names, candidate_parts, read_sets
+from flower_privsyn.strategies.fred import candidate_names, candidate_parts, read_sets
 
 APP = Path(__file__).parents[2] / "baselines" / "fred"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
