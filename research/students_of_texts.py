@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.data import load_users
-from flower_privsyn.data.cut import Cut
+from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.copies import copy_rates
@@ -51,7 +51,7 @@ class Students:
         self._folder, self._precision = comparison, precision
         fixed = read_json(comparison / "compare.json")["fixed"]
         self.training = CausalTraining(**fixed["training"])
-        self._cut = Cut(max_tokens=64)
+        self._cut = Chunking(max_tokens=64)
         self._tokenizer = load_tokenizer(located(embedding_model))[0]
         self._held_out = self._samples("held_out")
         self._private = self._samples("private").texts

@@ -29,7 +29,7 @@ from flower_privsyn.comparison.measures import STUDENT
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.data import Samples, Users, load_users
-from flower_privsyn.data.cut import Cut
+from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.language_model import evaluate_language_model
@@ -188,7 +188,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         students = [one for comparison in options.comparisons for one in students_of(comparison)]
         users = unopened(options.data, options.comparisons, people=options.people)
-        cut = Cut(max_tokens=64)
+        cut = Chunking(max_tokens=64)
         tokenizer = load_tokenizer(located(options.embedding_model))[0]
         samples = cut.samples(cut.documents(users), tokenizer=tokenizer)
         lines = list(read_json_lines(options.results))

@@ -22,7 +22,7 @@ from flower_privsyn.checks import (
     check_whole,
 )
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.data.cut import Cut
+from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.queries import QUERIES, TrainableModel
@@ -32,7 +32,14 @@ from flower_privsyn.training import PreferenceTraining
 from flower_privsyn.training.causal import CausalTraining
 
 CONFIGS = [config for config, _ in STRATEGIES.values()]
-OPTIONS = [Cut, CausalTraining, NodePolicy, PreferenceTraining, SamplingParameters, TrainableModel]
+OPTIONS = [
+    Chunking,
+    CausalTraining,
+    NodePolicy,
+    PreferenceTraining,
+    SamplingParameters,
+    TrainableModel,
+]
 CLASSES: list[type[Settings]] = [PrivateSumConfig, *CONFIGS, *QUERIES, *OPTIONS]
 
 #: What a class needs to be made at all.

@@ -8,7 +8,7 @@ import pytest
 
 from flower_privsyn import Users
 from flower_privsyn.client_apps import node_users, training
-from flower_privsyn.data import Cut, Samples
+from flower_privsyn.data import Chunking, Samples
 from flower_privsyn.embedding import records
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy.skipping import Tally
@@ -32,7 +32,7 @@ def cohort(text: str) -> Cohort:
     [
         (USERS, "Users(2 users, 2 texts)"),
         (USERS.deal(partition_id=0, num_partitions=2), "Users(1 users, 1 texts)"),
-        (Cut(max_tokens=None).samples(USERS), "Samples(2 users, 2 samples)"),
+        (Chunking(max_tokens=None).samples(USERS), "Samples(2 users, 2 samples)"),
         (cohort(SECRET), "Cohort(1 users, 1 records)"),
     ],
 )

@@ -30,7 +30,7 @@ def data(
     on. Nothing is written.
     """
     from flower_privsyn.checks import check_whole
-    from flower_privsyn.data import Cut, load_configured
+    from flower_privsyn.data import Chunking, load_configured
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
     from flower_privsyn.files import located
@@ -44,7 +44,7 @@ def data(
     found = description.describe(
         users,
         source=source,
-        cut=Cut(max_tokens=max_tokens, max_samples=max_samples or None),
+        cut=Chunking(max_tokens=max_tokens, max_samples=max_samples or None),
         no_text=tally.records,
         tokenizer=tokenizer,
         tokenizer_name=embedding_model,
@@ -108,7 +108,7 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
 
 def _left_out(found: DataDescription) -> str:
     """What counts for nothing, and why; empty where everything counts."""
-    from flower_privsyn.data.cut import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
+    from flower_privsyn.data.chunking import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
 
     reasons = (
         (found.no_text, "rows without text (nothing there, no string, or a NUL character in it)"),

@@ -33,7 +33,7 @@ from flower_privsyn.client_apps.records import (
     TokenSource,
     open_store,
 )
-from flower_privsyn.data import Cut, Gathered, Users, gather_configured, load_configured
+from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
@@ -560,13 +560,15 @@ class NodeUsers:
             dimension=source.dimension,
         )
 
-    def _users(self, context: Context, cut: Cut) -> Users:
+    def _users(self, context: Context, cut: Chunking) -> Users:
         """Everybody; with labels from the default recipe only where the run asks for classes."""
         if self._load is users_of_node:
             return users_of_node(context, labels=bool(cut.classes))
         return users_by(self._load, context)
 
-    def _read(self, source: RecordSource, users: Users, cut: Cut, ticket: str | None) -> Records:
+    def _read(
+        self, source: RecordSource, users: Users, cut: Chunking, ticket: str | None
+    ) -> Records:
         """The users' records: from the store where they are, else made and put there."""
         if not isinstance(source, EmbeddingSource) or source.store is None:
             samples = cut.samples(users, tokenizer=source.tokenizer)

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Cut, Samples, Users
-from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data import Chunking, Samples, Users
+from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import (
     Embedder,
     RecordStore,
@@ -222,7 +222,7 @@ class EmbeddingSource:
         """The model's."""
         return self.embedder.tokenizer
 
-    def key(self, users: Users, cut: Cut) -> str:
+    def key(self, users: Users, cut: Chunking) -> str:
         """The name of the users' records in the store.
 
         Args:

@@ -44,7 +44,7 @@ from flower_privsyn.queries import (
 from flower_privsyn.queries.model_delta import conditioned_fingerprint, unpack_conditions
 from flower_privsyn.training.local import LocalModel
 
-#: A seed may be negative (`Cut`), the entropy of a generator may not.
+#: A seed may be negative (`Chunking`), the entropy of a generator may not.
 _SEEDS: Final = 2**128
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.comparison.teachers import teaching
-from flower_privsyn.data import Cut, Samples, Users
+from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.classification import classify_run
@@ -135,7 +135,7 @@ class Measures:
             "public" text before any vote and from the users' own ("private"). None of a run whose
             texts have no classes.
         """
-        if not Cut.of(run.config).classes:
+        if not Chunking.of(run.config).classes:
             return None
         embedder = self.embedder(job.values)
         held_out, private = (
@@ -241,7 +241,7 @@ class Measures:
             max_tokens: of a sample; None for what no method has for itself, by which all are
                 measured.
         """
-        cut = Cut(max_tokens=max_tokens or int(self._common["max-tokens"]))
+        cut = Chunking(max_tokens=max_tokens or int(self._common["max-tokens"]))
         return cut.samples(cut.documents(users), tokenizer=self.embedder(self._common).tokenizer)
 
     def embedder(self, values: Mapping[str, Any]) -> _Remembering:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
-from flower_privsyn.data import Cut
+from flower_privsyn.data import Chunking
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import ModelIndex, Report, check_method, check_needs
 from flower_privsyn.dry_run.libraries import require
@@ -304,7 +304,7 @@ class Plan:
                         check_labels([self.people.held_out], settings.class_names)
                     people = people_of(
                         [self.people.private],
-                        cut=Cut.of(settings.to_dict()),
+                        cut=Chunking.of(settings.to_dict()),
                         nodes_read=settings.num_nodes,
                         nodes=settings.num_nodes,
                         written=self._written,

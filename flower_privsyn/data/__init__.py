@@ -1,12 +1,12 @@
 """From a node's files to its users, and from their documents to samples."""
 
-from flower_privsyn.data.cut import Cut, Samples, within_limits
+from flower_privsyn.data.chunking import Chunking, Samples, within_limits
 from flower_privsyn.data.load import gather_configured, load_configured, load_users
 from flower_privsyn.data.public_corpus import labels_of_public_texts, public_texts
 from flower_privsyn.data.users import Gathered, Users, parse_cutoff
 
 __all__ = [
-    "Cut",
+    "Chunking",
     "Gathered",
     "Samples",
     "Users",

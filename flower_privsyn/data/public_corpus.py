@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flower_privsyn.data import data_sets, read
+from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.data.columns import is_unicode, parse_label
-from flower_privsyn.data.cut import Cut
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 
@@ -227,7 +227,7 @@ def public_texts(
             `flower_privsyn.data.public_corpus`. Longer texts are cut into pieces.
         tokenizer: the embedding model's.
         max_tokens: length of a piece, >= 1.
-        at_sentences: cut longer texts only where a sentence ends (`Cut.pieces`).
+        at_sentences: cut longer texts only where a sentence ends (`Chunking.pieces`).
         setting: what named the file, for the sentence that says it cannot be read.
         fewest: texts that there must be.
         wanted_by: what needs so many, such as "num-candidates = 24".
@@ -239,7 +239,7 @@ def public_texts(
         MissingExtraError: it is a data set, and the library is not installed.
     """
     documents = PublicCorpus.find(source, setting=setting).documents()
-    cut, found = Cut(max_tokens=max_tokens), dict[str, None]()
+    cut, found = Chunking(max_tokens=max_tokens), dict[str, None]()
     while not (enough and len(found) >= fewest) and (
         part := list(itertools.islice(documents, _DOCUMENTS))
     ):
@@ -269,7 +269,7 @@ def labels_of_public_texts(
     """
     corpus = PublicCorpus.find(source, setting="public-text")
     labelled = [(text, label) for text, label in corpus.labelled() if label is not None]
-    cut = Cut(max_tokens=max_tokens)
+    cut = Chunking(max_tokens=max_tokens)
     found = cut.pieces(
         [text for text, _ in labelled], tokenizer=tokenizer, at_sentences=at_sentences
     )

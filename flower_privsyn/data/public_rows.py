@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data import data_sets
-from flower_privsyn.data.cut import Cut, token_ids
+from flower_privsyn.data.chunking import Chunking, token_ids
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.sentences import sentences_inside
 from flower_privsyn.errors import ConfigError, DataError
@@ -86,7 +86,7 @@ class PublicRows:
             for place in (cache, folder.parent, folder):
                 own_folder(place)
             rows = data_sets.generated(
-                lambda: _rows(corpus, tokenizer=tokenizer, cut=Cut(max_tokens=max_tokens)),
+                lambda: _rows(corpus, tokenizer=tokenizer, cut=Chunking(max_tokens=max_tokens)),
                 {"tokens": ["int32"], "text": "string", "document": "int64"},
                 folder=folder,
                 fingerprint=digest.hexdigest(),
@@ -170,7 +170,7 @@ class PublicRows:
             yield np.concatenate([self.row(index) for index in range(start, stop)])
 
 
-def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Cut) -> Iterator[dict[str, Any]]:
+def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Chunking) -> Iterator[dict[str, Any]]:
     """The rows of a corpus, one after another."""
     waiting, document = corpus.documents(), 0
     while documents := list(itertools.islice(waiting, _DOCUMENTS)):
@@ -182,7 +182,7 @@ def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Cut) -> Iterator[dict[st
 
 
 def _cut(
-    documents: Sequence[str], *, tokenizer: Any, cut: Cut
+    documents: Sequence[str], *, tokenizer: Any, cut: Chunking
 ) -> tuple[list[int], list[str], list[list[int]]]:
     """How many rows each document has, and of every row the text and the tokens."""
     pieces = cut.pieces(documents, tokenizer=tokenizer)
@@ -214,7 +214,7 @@ def count_long_rows(
         least: tokens of a row that counts.
         enough: rows that count, from which on no more are read.
     """
-    found, waiting, cut = 0, corpus.documents(), Cut(max_tokens=max_tokens)
+    found, waiting, cut = 0, corpus.documents(), Chunking(max_tokens=max_tokens)
     while found < enough and (documents := list(itertools.islice(waiting, _DOCUMENTS))):
         _, _, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
         found += sum(len(row) >= least for row in rows)

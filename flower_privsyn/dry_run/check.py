@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from flower_privsyn.data import Cut
+from flower_privsyn.data import Chunking
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.dry_run.libraries import require
 from flower_privsyn.dry_run.model_index import ModelIndex, NotHereError
@@ -320,8 +320,8 @@ def _large_delta(delta: float, users: int, report: Report) -> None:
     )
 
 
-def _cut(settings: PrivateSumConfig) -> Cut:
-    return Cut.of(settings.to_dict())
+def _cut(settings: PrivateSumConfig) -> Chunking:
+    return Chunking.of(settings.to_dict())
 
 
 def _model(model: NeededModel, report: Report, index: ModelIndex, *, api_key_env: str) -> None:

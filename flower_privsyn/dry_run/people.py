@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import DRAWN_RUN_IDS, UserLoader, strictly, users_by
-from flower_privsyn.data import Cut, Users
+from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
@@ -60,7 +60,7 @@ class People:
 
 
 def read_people(
-    app: App, values: Mapping[str, ConfigValue], *, cut: Cut, nodes: int, most_nodes: int
+    app: App, values: Mapping[str, ConfigValue], *, cut: Chunking, nodes: int, most_nodes: int
 ) -> People | None:
     """Read the users of a simulation by the code that its nodes will run.
 
@@ -145,7 +145,7 @@ def _by_node(
 
 
 def people_of(
-    parts: Sequence[Users], *, cut: Cut, nodes_read: int, nodes: int, written: frozenset[int]
+    parts: Sequence[Users], *, cut: Chunking, nodes_read: int, nodes: int, written: frozenset[int]
 ) -> People:
     """Who a run will ask, of the users that were read.
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Cut, Samples
+from flower_privsyn.data import Chunking, Samples
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError, ModelError
 from flower_privsyn.evaluation.neighbors import library
@@ -130,7 +130,7 @@ def classify_run(
         ConfigError: An encoder is named, and the run's text has no classes.
         DataError: Nothing is labelled on a side.
     """
-    classes = Cut.of(run.config).classes
+    classes = Chunking.of(run.config).classes
     synthetic = _of_rows(read_json_lines(run.synthetic_jsonl), classes)
     if not classes or synthetic is None:
         if encoder is not None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Cut, Users
-from flower_privsyn.data.cut import token_ids, within_limits
+from flower_privsyn.data import Chunking, Users
+from flower_privsyn.data.chunking import token_ids, within_limits
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.privacy import skipping
 
@@ -123,7 +123,7 @@ def describe(
     users: Users,
     *,
     source: str,
-    cut: Cut,
+    cut: Chunking,
     no_text: int = 0,
     tokenizer: Any = None,
     tokenizer_name: str = "",
@@ -181,7 +181,7 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start : start + _BATCH]
 
 
-def _tokens(users: Users, cut: Cut, tokenizer: Any, name: str) -> Tokens:
+def _tokens(users: Users, cut: Chunking, tokenizer: Any, name: str) -> Tokens:
     """Count the tokens of whole documents, and cut them as nodes do."""
     unknown_id = _unknown_id(tokenizer)
     counts: list[int] = []
@@ -193,7 +193,7 @@ def _tokens(users: Users, cut: Cut, tokenizer: Any, name: str) -> Tokens:
         for ids in encoded:
             counts.append(len(ids or ()))
             unknown += sum(token == unknown_id for token in ids or ())
-    whole = Cut(max_tokens=cut.max_tokens, seed=cut.seed)
+    whole = Chunking(max_tokens=cut.max_tokens, seed=cut.seed)
     samples = whole.samples(users, tokenizer=tokenizer)
     of_users = np.bincount(samples.owners, minlength=len(users))
     most = cut.max_samples

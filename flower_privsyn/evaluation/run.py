@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data import Cut, Samples, Users, load_configured
-from flower_privsyn.data.cut import class_names
+from flower_privsyn.data import Chunking, Samples, Users, load_configured
+from flower_privsyn.data.chunking import class_names
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
@@ -468,7 +468,7 @@ def split_by(config: Mapping[str, Any], users: Users) -> tuple[Users, Users]:
             "out, so there is no private text to compare with; set it for a new run, or give a "
             "file of other users with --held-out"
         )
-    return Cut.of(config).split(users)
+    return Chunking.of(config).split(users)
 
 
 def run_embedder(run: RunDirectory) -> Embedder:
@@ -493,7 +493,7 @@ def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> S
     Raises:
         DataError: documents have no dates, or no labels, where the run asks for them.
     """
-    cut = Cut.of(config)
+    cut = Chunking.of(config)
     if cut.newer_than:
         users.check_documents(dated=True)
     return cut.samples(cut.documents(users), tokenizer=tokenizer)

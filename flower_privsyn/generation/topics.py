@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.data.cut import Cut
+from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded, replacing
 from flower_privsyn.queries import nearest_candidates
@@ -328,7 +328,7 @@ def passage_of_each(
         start = int(random.integers(max(1, len(text) - letters)))
         start = text.find(" ", start) + 1 if start else 0
         windows.append(text[start : start + letters])
-    pieces = Cut(max_tokens=max_tokens).pieces(windows, tokenizer=tokenizer)
+    pieces = Chunking(max_tokens=max_tokens).pieces(windows, tokenizer=tokenizer)
     return [found[0] for found in pieces if found]
 
 

@@ -168,7 +168,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     if not values.get("data"):
         raise ConfigError(DATA_IS_EMPTY)
     from flower_privsyn.data import load_configured
-    from flower_privsyn.data.cut import class_names
+    from flower_privsyn.data.chunking import class_names
 
     classes = class_names(str(values.get("classes", "")))
     users = load_configured(values, strict=True, labels=bool(classes))

@@ -38,8 +38,8 @@ from pydantic import (
     ValidationError,
 )
 
-from flower_privsyn.data import Cut
-from flower_privsyn.data.cut import CLASS_NAMES, are_class_names
+from flower_privsyn.data import Chunking
+from flower_privsyn.data.chunking import CLASS_NAMES, are_class_names
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
@@ -149,13 +149,13 @@ class DataRequest:
         return query.reads == self.reads and query.trains == (self.trains is not None)
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> Chunking:
         """How the node cuts its text.
 
         Raises:
             ConfigError: A value is out of range.
         """
-        return Cut(
+        return Chunking(
             max_tokens=None if self.reads == "text" else self.max_tokens,
             max_samples=self.max_samples or None,
             newer_than=self.newer_than,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import PositiveFloat, PositiveInt
-from flower_privsyn.data import Cut, public_texts
+from flower_privsyn.data import Chunking, public_texts
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, Prompt, SamplingParameters, load_prompt, rehearse
@@ -275,7 +275,7 @@ class Responses:
             self.prompt.parse(response) for record in records for response in record["responses"]
         ]
         # Cut as the users' samples are.
-        cut = Cut(max_tokens=self.config.max_tokens).pieces(raw, tokenizer=self.tokenizer)
+        cut = Chunking(max_tokens=self.config.max_tokens).pieces(raw, tokenizer=self.tokenizer)
         pieces = iter(zip(raw, [own[0] if own else "" for own in cut], strict=True))
         end = "\n" + self.prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
         ids, rows, dropped = self.ids, list[tuple[str, dict[str, Any], str]](), Counter[str]()

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt
-from flower_privsyn.data.cut import class_names
+from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
 from flower_privsyn.privacy import RandomSource

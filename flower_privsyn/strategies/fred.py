@@ -513,7 +513,7 @@ def read_sets(
     Raises:
         DataError: a source is missing, unreadable or without text, or too small for its share.
     """
-    from flower_privsyn.data import Cut
+    from flower_privsyn.data import Chunking
     from flower_privsyn.data.public_corpus import public_documents
 
     def pieces(source: str) -> list[str]:
@@ -521,7 +521,7 @@ def read_sets(
         documents = public_documents(
             str(written) if written.is_file() else source, setting="candidates"
         )
-        found = Cut(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
+        found = Chunking(max_tokens=max_tokens).pieces(documents, tokenizer=tokenizer)
         return list(itertools.chain.from_iterable(found))
 
     sets: dict[str, list[str]] = {}

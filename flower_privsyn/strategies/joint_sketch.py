@@ -273,7 +273,7 @@ class AskedOnce(Method):
 
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
         """Write more texts than are wanted after what was chosen, and keep the best."""
-        from flower_privsyn.data.cut import token_ids
+        from flower_privsyn.data.chunking import token_ids
         from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
 
         config = self.config

@@ -476,7 +476,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="no cap on one user's documents",
             guards="of one user so many documents are looked at",
-            where="data/cut.py::within_limits",
+            where="data/chunking.py::within_limits",
             before="(documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS)",
             after="characters > MAX_CHARACTERS",
             tests=("tests/data/test_limits.py",),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.data import Cut, load_users
+from flower_privsyn.data import Chunking, load_users
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
@@ -90,10 +90,12 @@ def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
 def test_the_check_reads_the_sample_with_its_classes() -> None:
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu")
-    people = read_people(app, values, cut=Cut.of(settings("cpu").to_dict()), nodes=2, most_nodes=1)
+    people = read_people(
+        app, values, cut=Chunking.of(settings("cpu").to_dict()), nodes=2, most_nodes=1
+    )
     assert people is not None
     assert people.users + people.held_out == 1200
-    cut = Cut.of(settings("cpu").to_dict())
+    cut = Chunking.of(settings("cpu").to_dict())
     fewer = replace(cut, classes=cut.classes[:-1])
     found = read_people(app, values, cut=fewer, nodes=2, most_nodes=1)
     assert found is not None

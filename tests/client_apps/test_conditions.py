@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.guard import NodeGuard, model_digest, simulated
 from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.data import Cut, Users
+from flower_privsyn.data import Chunking, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy.mechanisms import from_grid
@@ -111,7 +111,7 @@ def test_an_end_is_learnt_where_a_document_ends(
     """And after every sample, cut off or not, where that is asked for."""
     data = replace(data, max_tokens=8, max_samples=9)
     rows = [("a", "the river waits and the river sings and the river reads and waits")]
-    asked = Cut(max_tokens=8, max_samples=9, seed=data.seed)
+    asked = Chunking(max_tokens=8, max_samples=9, seed=data.seed)
     samples = asked.samples(Users.from_rows(rows), tokenizer=model.tokenizer)
     assert samples.ends is not None
     assert len(samples) > 2

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from flower_privsyn.data import (
-    Cut,
+    Chunking,
     Users,
     labels_of_public_texts,
     load_users,
@@ -69,7 +69,7 @@ class TestSources:
         users = load_users(path, label_column="label")
         assert users.labels is None
         with pytest.raises(DataError, match=r"there is no column 'label' \(.*users.csv\)"):
-            Cut(classes=("x",)).documents(users)
+            Chunking(classes=("x",)).documents(users)
         for bad in ("kind,kind", "kind,,label"):
             with pytest.raises(ConfigError, match="^label-column"):
                 load_users(path, label_column=bad)
@@ -85,7 +85,7 @@ def everyone() -> Users:
 
 
 class TestCut:
-    CUT = Cut(max_tokens=4, classes=("bad", "good"))
+    CUT = Chunking(max_tokens=4, classes=("bad", "good"))
 
     def tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
@@ -119,7 +119,7 @@ class TestCut:
         assert samples.texts == ["one two three four", "seven eight"]
         assert samples.labels is not None
         assert samples.labels.tolist() == [1, 0]
-        whole = Cut(max_tokens=4).samples(everyone(), tokenizer=self.tokenizer())
+        whole = Chunking(max_tokens=4).samples(everyone(), tokenizer=self.tokenizer())
         assert whole.labels is None
 
     def test_labels_stay_with_their_documents_wherever_these_go(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Cut, Users, cut, within_limits
+from flower_privsyn.data import Chunking, Users, chunking, within_limits
 from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
 
@@ -43,7 +43,7 @@ def kept_of(users: Users, user: int, *, seed: int = 1) -> list[str]:
 def test_a_heavy_users_documents_are_capped_by_that_user_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cut, "MAX_DOCUMENTS", 5)
+    monkeypatch.setattr(chunking, "MAX_DOCUMENTS", 5)
     many: list[object] = [f"document {number}" for number in range(40)]
     alone = kept_of(make({"h": many}), 0)
     assert len(alone) == 5
@@ -56,7 +56,7 @@ def test_a_heavy_users_documents_are_capped_by_that_user_alone(
 
 
 def test_characters_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(chunking, "MAX_CHARACTERS", 100)
     users = make({"h": [f"{number:030d}" for number in range(9)], "a": ["x" * 100]})
     assert len(kept_of(users, 0)) == 3
     assert kept_of(users, 1) == ["x" * 100]
@@ -81,10 +81,12 @@ def test_a_document_that_the_tokenizer_fails_on_gives_no_samples(
 ) -> None:
     documents: list[list[object]] = [["a b c d e"], ["boom", "f g h i j"], ["boom"]]
     with skipping.counting() as tally:
-        samples = Cut().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
+        samples = Chunking().samples(
+            make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks()
+        )
     assert samples.texts == ["a b c d e", "f g h i j"]
     with caplog.at_level(logging.WARNING):  # nobody counts: one line for all of them
-        Cut().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
+        Chunking().samples(make(dict(zip("xyz", documents, strict=True))), tokenizer=Breaks())
     assert caplog.messages == ["2 records of 2 users are left out as unusable: see `privsyn data`"]
     assert samples.owners.tolist() == [0, 1]
     assert (tally.records, tally.users) == (2, {"y", "z"})

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Cut, public_rows
-from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data import Chunking, public_rows
+from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import DataError
@@ -44,7 +44,7 @@ def test_are_the_pieces_that_users_text_is_cut_into(
     monkeypatch.setattr(public_rows, "_DOCUMENTS", documents)
     rows = rows_of(write(tmp_path / name, TEXTS), tmp_path / "rows")
     tokenizer, _ = load_tokenizer("privsyn-tiny")
-    pieces = Cut(max_tokens=8).pieces(TEXTS, tokenizer=tokenizer)
+    pieces = Chunking(max_tokens=8).pieces(TEXTS, tokenizer=tokenizer)
     texts = [piece for found in pieces for piece in found]
     assert [rows.text_of(index) for index in range(len(rows))] == texts
     expected = [row[:8] for row in token_ids(tokenizer, texts)]

@@ -19,7 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.data import Cut, Users, gather_configured, load_configured, load_users, read
+from flower_privsyn.data import (
+    Chunking,
+    Users,
+    gather_configured,
+    load_configured,
+    load_users,
+    read,
+)
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.host.app import load_app
@@ -221,7 +228,7 @@ def test_a_run_names_what_is_bad(
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
     values = {"data": case.data, **case.settings}
-    cut = Cut(newer_than=case.settings.get("newer-than", ""))
+    cut = Chunking(newer_than=case.settings.get("newer-than", ""))
     with (
         locked(tmp_path / case.locked if case.locked else None),
         pytest.raises(PrivsynError) as caught,

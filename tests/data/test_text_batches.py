@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from flower_privsyn.data.cut import Cut, token_ids
+from flower_privsyn.data.chunking import Chunking, token_ids
 from flower_privsyn.embedding import load_embedder, load_tokenizer
 from flower_privsyn.files import located
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, MOST_TEXTS, text_batches
@@ -67,7 +67,7 @@ def test_half_a_megabyte_is_read_in_batches(
     texts: list[str], at_sentences: bool, tokenizer: Tokenizer
 ) -> None:
     watched = Watched(tokenizer)
-    pieces = Cut(max_tokens=512).pieces(texts, tokenizer=watched, at_sentences=at_sentences)
+    pieces = Chunking(max_tokens=512).pieces(texts, tokenizer=watched, at_sentences=at_sentences)
     assert max(watched.characters) <= MOST_CHARACTERS
     assert max(watched.texts) <= MOST_TEXTS
     for text, found in zip(texts[:2], pieces, strict=False):
@@ -79,7 +79,7 @@ def test_half_a_megabyte_is_read_in_batches(
 def test_a_document_of_many_sections_is_cut_by_itself(tokenizer: Tokenizer) -> None:
     """Whoever is beside it, and at white space."""
     long, short = of_characters(MOST_CHARACTERS + 999), of_characters(500)
-    cut = Cut(max_tokens=64)
+    cut = Chunking(max_tokens=64)
     alone = cut.pieces([long], tokenizer=tokenizer)[0]
     together = cut.pieces([short, long, short], tokenizer=tokenizer)
     assert together == [cut.pieces([short], tokenizer=tokenizer)[0], alone, together[0]]

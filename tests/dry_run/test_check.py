@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP
-from flower_privsyn.data import Cut
+from flower_privsyn.data import Chunking
 from flower_privsyn.dry_run import libraries
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import PrivsynError
@@ -187,7 +187,7 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
     before = {path: path.stat().st_mtime for path in folder.rglob("*")}
     loaded = load_app(folder)
     values = resolve_config(loaded)
-    cut = Cut(held_out_fraction=float(values.get("held-out-fraction", 0.0)))
+    cut = Chunking(held_out_fraction=float(values.get("held-out-fraction", 0.0)))
     found = read_people(loaded, values, cut=cut, nodes=2, most_nodes=1)
     assert (None if found is None else found.users) == users
     if found is not None:
@@ -219,7 +219,7 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
         loaded = load_app(app)
         values = resolve_config(loaded, settings=["data=x"])
         with pytest.raises(PrivsynError) as caught:
-            read_people(loaded, values, cut=Cut.of(values), nodes=2, most_nodes=1)
+            read_people(loaded, values, cut=Chunking.of(values), nodes=2, most_nodes=1)
         return str(caught.value)
 
     secret = "my private words"

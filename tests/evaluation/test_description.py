@@ -6,8 +6,8 @@ from datetime import date
 
 import numpy as np
 
-from flower_privsyn.data import Cut, Users
-from flower_privsyn.data.cut import MAX_DOCUMENTS
+from flower_privsyn.data import Chunking, Users
+from flower_privsyn.data.chunking import MAX_DOCUMENTS
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.evaluation.description import describe
 from flower_privsyn.evaluation.result import STAMP
@@ -29,7 +29,7 @@ def test_users_texts_and_tokens_are_counted() -> None:
     found = describe(
         people(),
         source="u.csv",
-        cut=Cut(max_tokens=100, max_samples=4),
+        cut=Chunking(max_tokens=100, max_samples=4),
         no_text=2,
         tokenizer=tokenizer,
         tokenizer_name="all-MiniLM-L6-v2",
@@ -57,7 +57,7 @@ def test_what_counts_is_what_a_run_would_count() -> None:
         owners=np.array([0, 0, 1, 1]),
         dates=[date(2025, 1, 1)] * 3 + [date(2024, 1, 1)],
     )
-    found = describe(users, source="u", cut=Cut(newer_than="2024-06-01"))
+    found = describe(users, source="u", cut=Chunking(newer_than="2024-06-01"))
     assert (found.texts, found.no_text, found.unusable, found.beyond_limits) == (2, 0, 1, 0)
     assert found.tokens is None
 
@@ -69,5 +69,5 @@ def test_what_is_beyond_the_limits_of_one_user_is_counted() -> None:
         texts=[*texts, "another"],
         owners=np.array([0] * len(texts) + [1]),
     )
-    found = describe(users, source="u", cut=Cut())
+    found = describe(users, source="u", cut=Chunking())
     assert (found.texts, found.unusable, found.beyond_limits) == (MAX_DOCUMENTS + 1, 0, 3)

@@ -19,8 +19,8 @@ from flower_privsyn.cli.expand import copy_released
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.comparison.teachers import writer_of
-from flower_privsyn.data import Cut
-from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data import Chunking
+from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.evaluation.language_model import score_texts
@@ -246,7 +246,7 @@ class TestARun:
     def test_at_zero_noise_the_release_is_the_sum_of_counts(self, finished: JointSketch) -> None:
         users = make_users(30)
         tokenizer, _ = load_tokenizer("privsyn-tiny")
-        cut = Cut(max_tokens=64).samples(users, tokenizer=tokenizer)
+        cut = Chunking(max_tokens=64).samples(users, tokenizer=tokenizer)
         counts = np.zeros((30, tokenizer.get_vocab_size()))
         for owner, row in zip(cut.owners, token_ids(tokenizer, cut.texts), strict=True):
             np.add.at(counts[owner], row, 1.0)

@@ -34,7 +34,7 @@ from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.utils.data import DataLoader, TensorDataset
 
-from flower_privsyn.data import Cut, load_users
+from flower_privsyn.data import Chunking, load_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.generation import SamplingParameters
@@ -244,7 +244,7 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
     model = asked.downstream if asked.method == "downstream" else asked.model
     _, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
     documents = load_users(asked.data, strict=True).texts
-    pieces = Cut(max_tokens=asked.max_tokens).pieces(documents, tokenizer=tokenizer)
+    pieces = Chunking(max_tokens=asked.max_tokens).pieces(documents, tokenizer=tokenizer)
     records = [found[0] if found else "" for found in pieces]
     plan = planned(
         len(records),

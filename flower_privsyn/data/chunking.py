@@ -77,7 +77,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut(Settings):
+class Chunking(Settings):
     """How users' text is cut into samples: the same for nodes, evaluation and comparison.
 
     Documents are cut at token borders by character offsets, at white space wherever the piece
@@ -382,7 +382,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text, special ones left out.
 
     Args:
-        tokenizer: As for `Cut.samples`.
+        tokenizer: As for `Chunking.samples`.
         texts: The n texts.
 
     Raises:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import flower_privsyn
-from flower_privsyn.data import Cut, Samples, Users
-from flower_privsyn.data.cut import token_ids
+from flower_privsyn.data import Chunking, Samples, Users
+from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.messages import wire
 
@@ -66,7 +66,7 @@ def users_of(documents: dict[str, list[str]]) -> Users:
 
 
 def samples_of(users: Users, *, tokenizer: Any, **values: Any) -> Samples:
-    return Cut(**values).samples(users, tokenizer=tokenizer)
+    return Chunking(**values).samples(users, tokenizer=tokenizer)
 
 
 def by_user(samples: Samples, users: Users) -> dict[str, list[str]]:
@@ -200,7 +200,7 @@ def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> 
     texts = [*passages()[:3], "", " ", "yes", "one two three four five six seven eight nine ten"]
     users = Users.from_rows((str(number), text) for number, text in enumerate(texts))
     samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
-    cut = Cut(max_tokens=8, max_samples=1)
+    cut = Chunking(max_tokens=8, max_samples=1)
     assert cut.pieces(texts, tokenizer=wordpiece()) == list(by_user(samples, users).values())
 
 
@@ -209,7 +209,7 @@ def test_who_is_asked_and_with_which_documents() -> None:
     users = Users.from_rows(rows)
     days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
     users = replace(users, dates=list(days))
-    cut = Cut(newer_than="2025-01-01", held_out_fraction=0.25, seed=5)
+    cut = Chunking(newer_than="2025-01-01", held_out_fraction=0.25, seed=5)
     asked, held_out = cut.split(users)
     assert set(asked.user_ids) | set(held_out.user_ids) == set(users.user_ids)
     assert not set(asked.user_ids) & set(held_out.user_ids)
@@ -235,23 +235,23 @@ def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
         embedding_precision="float32",
         **{key.replace("-", "_"): value for key, value in settings.items()},  # type: ignore[arg-type]
     )
-    assert Cut.of(settings) == request.cut
+    assert Chunking.of(settings) == request.cut
     assert request.cut.max_samples is None
-    assert Cut.of({"max-tokens": 64, "max-samples": 0, "seed": 0}) == Cut()
+    assert Chunking.of({"max-tokens": 64, "max-samples": 0, "seed": 0}) == Chunking()
 
 
 class TestAtSentences:
     """Public text is cut where a sentence ends."""
 
     def cut(self, text: str, max_tokens: int) -> list[str]:
-        (pieces,) = Cut(max_tokens=max_tokens).pieces(
+        (pieces,) = Chunking(max_tokens=max_tokens).pieces(
             [text], tokenizer=wordpiece(), at_sentences=True
         )
         return pieces
 
     def test_text_that_fits_or_has_no_sentences_is_cut_as_ever(self) -> None:
         for text in ("One two. Three", "one two three four five six seven eight nine ten"):
-            (usual,) = Cut(max_tokens=5).pieces([text], tokenizer=wordpiece())
+            (usual,) = Chunking(max_tokens=5).pieces([text], tokenizer=wordpiece())
             assert self.cut(text, 5) == usual
 
     def test_nothing_of_the_passages_is_torn_or_too_long(self) -> None:
