@@ -12,38 +12,21 @@ Papers:
 
 from __future__ import annotations
 
-import bisect
-import functools
-import hashlib
 import logging
-import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
-from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import located, write_json
+from flower_privsyn.files import write_json
 from flower_privsyn.privacy import (
-    BandedToeplitz,
-    BufferedLinearToeplitz,
-    CyclicSampling,
-    Factorisation,
-    FullParticipation,
-    NeighboringRelation,
-    Phase,
     Plan,
     RandomSource,
-    Sampling,
-    TreeAggregation,
 )
-from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import (
     ClipNorm,
@@ -66,149 +49,19 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.plan import NoiseAgainstUsers
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._noise_alone import LONGEST, NoiseAlone
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
+    from flower_privsyn.training.server_model import ServerModel
 
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: Nats a token by which noise alone may set the model back. Models that it set back by 0.15 ended
-#: above the public one, by 0.4 above it in bits and below it in accuracy, by 1.0 below it in both
-#: (docs/dp_ftrl.md).
-MOST_LOST: Final = 0.5
-
-#: The same where the step is chosen by it: a longer one costs more than it gains, a shorter one
-#: gains less than it saves (docs/dp_ftrl.md).
-LOST_BY_CHOICE: Final = 0.04
-
-#: Public documents that the model reads, from the beginning of each. Four times as many changed
-#: what it lost by a tenth; another draw of the noise changed it by up to a factor of two.
-_DOCUMENTS: Final = 16
-
-#: Draws of the noise that the model reads them with.
-_DRAWS: Final = 4
-
-#: Numbers that stand for all parameters where the spread of the noise is found: to about 1 %.
-_NUMBERS: Final = 4096
-
-#: The shortest step that is tried.
-_SHORTEST: Final = 2.0**-10
-
-#: The longest, where the clip norm may grow: so many times, and no step need be cut.
-LONGEST: Final = 32.0
-
 #: What a step may be where there is no noise that says otherwise.
 _UNBOUNDED: Final = 1e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseAlone:
-    """What the noise of all rounds does to the model where no user says anything.
-
-    Where the clip norm adapts, or public text teaches the model before or between rounds, it is the
-    noise at the first clip norm, on the model of the first round.
-
-    Attributes:
-        model: that the rounds begin with.
-        rows: public text, in its tokens.
-        spread: standard deviation of what server steps of length 1 add to each trained parameter,
-            > 0.
-    """
-
-    model: LocalModel
-    rows: list[list[int]]
-    spread: float
-
-    @classmethod
-    def of(
-        cls,
-        model: LocalModel,
-        plan: Plan,
-        settings: FederatedTrainingConfig,
-        *,
-        restarts: Collection[int] = (),
-    ) -> Self | None:
-        """That of a plan; None where it has no noise, or the model makes nothing of the text.
-
-        Args:
-            model: that the rounds begin with.
-            plan: settled.
-            settings: of the run.
-            restarts: rounds after which the momentum begins again, from 1.
-        """
-        momentum, variance = settings.server_momentum, 0.0
-        for phase in plan.phases:
-            for query in phase.asks:
-                if isinstance(query, ModelDelta) and phase.noise_multiplier:
-                    signal = NoiseAgainstUsers.of(phase, settings).signal
-                    deviation = query.clip_norm * query.unit / signal
-                    variance += (deviation * _spread(phase, momentum, restarts)) ** 2
-        rows = [row[: settings.max_tokens + 1] for row in model.encode(_public_documents())]
-        rows = [row for row in rows if len(row) > 1]
-        if not (variance and rows):
-            return None
-        return cls(model=model, rows=rows, spread=math.sqrt(variance))
-
-    def lost(self, step: float) -> float:
-        """Nats a token of public text that the noise takes from the model, on average over draws.
-
-        No number where it is none.
-
-        Args:
-            step: of the server's optimiser, along the momentum.
-        """
-        # Noise that nobody will ever add to a release: any generator will do.
-        random, after, start = np.random.default_rng(0), 0.0, self.model.parameters
-        for _ in range(_DRAWS):
-            shift = random.standard_normal(self.model.dimension, dtype=np.float32)
-            shift *= np.float32(step * self.spread)
-            after += self.model.loss(self.rows, parameters=shift + start) / _DRAWS
-        return after - self.model.loss(self.rows)
-
-    def longest_step(self, longest: float) -> float:
-        """The longest step at which little is lost, or the shortest: more noise takes more.
-
-        Args:
-            longest: that is tried; the others are shorter by the root of two each.
-        """
-        count = round(2 * math.log2(longest / _SHORTEST))
-        steps: list[float] = [longest * 2.0 ** (-k / 2) for k in range(count + 1)]
-        little = bisect.bisect_left(
-            steps, True, hi=count, key=lambda step: self.lost(step) <= LOST_BY_CHOICE
-        )
-        return steps[little]
-
-
-@functools.cache
-def _public_documents() -> tuple[str, ...]:
-    """Bundled documents from all over the file, which has one kind after the other."""
-    documents = list(PublicCorpus.find("bundled", setting="public-text").documents())
-    return tuple(documents[:: len(documents) // _DOCUMENTS][:_DOCUMENTS])
-
-
-def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
-    """Of the sum of all steps of length 1, over that of a round's innovations."""
-    random = np.random.default_rng(1)
-    recurrence = None if phase.factorisation is None else phase.factorisation.recurrence()
-    velocity, moved = np.zeros(_NUMBERS), np.zeros(_NUMBERS)
-    for number in range(1, phase.rounds + 1):
-        if recurrence is None:
-            noise = random.standard_normal(_NUMBERS)
-        else:
-            noise = recurrence.next(lambda: random.standard_normal(_NUMBERS))
-        velocity = momentum * velocity + noise
-        moved += velocity
-        if number in restarts:
-            velocity = np.zeros(_NUMBERS)
-    return float(np.sqrt(np.mean(moved**2)))
-
-
-#: Steps left to the noise that are worth a word.
-_SHORT: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,8 +183,7 @@ class FederatedTraining(Method):
 
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.config = config
-        self._model: LocalModel | None = None
-        self._bases: dict[str, LocalModel] = {}
+        self._models: ServerModel | None = None
         self._longest_step = _UNBOUNDED
 
     @property
@@ -381,24 +233,13 @@ class FederatedTraining(Method):
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model."""
-        self.place = place
+        self.place, config = place, self.config
         self._longest_step = _UNBOUNDED
-        config = self.config
         # Not those of an earlier start: it may have written its result with them, which leaves
         # the values of that run inside, or have failed between the two.
-        self._model, self._bases = None, {}
-        self._load()
-        if self.model.encoder_decoder and not any(query.conditioned for query in self.queries):
-            raise ConfigError(
-                f"model = {config.model!r} is an encoder-decoder, of which only CTCL has something "
-                "for the encoder to read: name a causal language model"
-            )
-        most = self.model.max_tokens
-        if most is not None and config.max_tokens > most:
-            raise ConfigError(
-                f"max-tokens = {config.max_tokens} is more than the {most} tokens that model "
-                f"{config.model!r} takes"
-            )
+        self._models = None
+        conditioned = any(query.conditioned for query in self.queries)
+        self._loaded().check(max_tokens=config.max_tokens, conditioned=conditioned)
         logger.info("%s: %d parameters are trained", config.model, self.model.dimension)
         return (
             RecordSource(
@@ -409,36 +250,19 @@ class FederatedTraining(Method):
             ),
         )
 
-    def _load(self) -> None:
-        """Load the model, once, and the one that the rounds start from."""
-        from flower_privsyn.training.local import LocalModel
+    def _loaded(self) -> ServerModel:
+        """The model and the one that the rounds start from, loaded once."""
+        from flower_privsyn.training.server_model import ServerModel
 
-        if self._model is not None:
-            return
-        spec = self.config.trained_model()
-        on_disk = TrainableModel.from_dict({**spec.to_dict(), "name": located(spec.name)})
-        self._model = LocalModel(on_disk)
-        initial = self.config.initial_model
-        self._bases[""] = self._loaded_initial(on_disk) if initial else self._model
+        if self._models is None:
+            config = self.config
+            self._models = ServerModel(config.trained_model(), initial=config.initial_model)
+        return self._models
 
     @property
     def model(self) -> LocalModel:
         """The model at the server; available from `setup` on."""
-        return need(self._model)
-
-    def _loaded_initial(self, spec: TrainableModel) -> LocalModel:
-        from flower_privsyn.training.local import LocalModel
-
-        config = self.config
-        found = LocalModel(replace(spec, name=located(config.initial_model)))
-        tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, found))
-        same = found.shapes == self.model.shapes and len(found.base) == len(self.model.base)
-        if tokens != others or not same:
-            raise ConfigError(
-                f'initial-model = "{config.initial_model}" is of another architecture or other '
-                f'tokens than model = "{config.model}": it must be the same model, trained further'
-            )
-        return found
+        return need(self._models).model
 
     def base_of(self, state: State) -> LocalModel:
         """The model whose values stand where nodes train nothing: what the rounds start from.
@@ -446,17 +270,7 @@ class FederatedTraining(Method):
         Args:
             state: names the folder of one that the run has made.
         """
-        from flower_privsyn.training.local import LocalModel
-
-        name = state.get("base", "")
-        if name not in self._bases:
-            folder, home = (self.run.path / name).resolve(), self.run.path.resolve()
-            if home not in folder.parents:  # of a run that somebody handed over
-                raise RunDirectoryError(
-                    f"{home} goes on from the model in {folder}, which is not one of its own"
-                )
-            self._bases[name] = LocalModel(replace(self.config.trained_model(), name=str(folder)))
-        return self._bases[name]
+        return self._loaded().base(state.get("base", ""), home=self.run.path)
 
     def begun_from(self, state: State, base: str) -> State:
         """The state whose rounds go on from a model that was trained from theirs.
@@ -483,36 +297,23 @@ class FederatedTraining(Method):
 
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
         """
-        self._load()
         config, step = self.config, self.config.server_learning_rate
-        alone = NoiseAlone.of(self.base_of({}), plan, config, restarts=self.momentum_restarts)
+        model = self._loaded().base("", home=Path())
+        alone = NoiseAlone.of(
+            model,
+            plan,
+            config,
+            momentum=config.server_momentum,
+            restarts=self.momentum_restarts,
+        )
         if alone is None:
             return None
         adapts = bool(config.question(config.clip_norm).bit_share)
-        if step is None:
+        if chosen := step is None:
             self._longest_step = alone.longest_step(LONGEST if adapts else 1.0)
             begun = 1.0 if state is None else state["longest_step"]
             step = min(1.0, begun, self._longest_step)
-        lost = alone.lost(step)
-        said = (
-            "noise alone: without a word of any user, that of all rounds would take "
-            f"{lost:.2f} nats a token of public text from the model, at server-learning-rate = "
-            f"{step:.2g}"
-        )
-        if not (lost <= MOST_LOST or config.accept_noise):  # so where it is no number
-            raise ConfigError(
-                f"{said}, and no model that lost more than {MOST_LOST:g} was seen to recover: take "
-                "more users, a larger epsilon or fewer rounds, train fewer parameters (trainable, "
-                "lora-rank), lower clip-norm, leave the step to the noise (server-learning-rate = "
-                "-1 in a run configuration, None in Python), or set accept-noise = true to run all "
-                f"the same; {spent}"
-            )
-        if config.server_learning_rate is not None:
-            return Finding(sentence=said)
-        said += ", and shorter as the clip norm grows" if adapts else ""
-        if short := step < _SHORT:
-            said += "; with steps as short as that little of what users say is learnt"
-        return Finding(sentence=said, warning=short)
+        return alone.diagnostic(step, config, chosen=chosen, adapts=adapts, spent=spent)
 
     @property
     def momentum_restarts(self) -> frozenset[int]:
@@ -646,138 +447,3 @@ class TrainingStrategy(PrivateSumStrategy):
         config = self.config_class.given(config, settings, strategy=type(self).__name__)
         made: Any = self.method_class
         super().__init__(config, made(config), random=random)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrelatedTrainingConfig(FederatedTrainingConfig):
-    """Settings of every strategy whose training has correlated noise.
-
-    References:
-        Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
-    """
-
-    sampling: Annotated[
-        Literal["cyclic"],
-        "who takes part: users are dealt to `min_separation` groups that take turns.",
-    ] = "cyclic"  # type: ignore[assignment]
-    noise_multiplier: Annotated[
-        float | None,
-        "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "
-        "DP-FTRL state it: of one node of a tree. What all rounds cost is this over the "
-        "sensitivity of the correlation, and follows from the participation.",
-    ] = None
-    min_separation: Annotated[
-        PositiveInt,
-        "b, rounds from one participation of a user to the next. About num_users / min_separation "
-        "users take part in a round. At 1 everybody takes part in every round, and no correlation "
-        "is worth having: that is DP-FedAvg.",
-    ] = 10
-    correlation: Annotated[
-        Literal["blt", "banded", "tree"],
-        '"blt": buffers; "banded": bands; "tree": binary trees as published.',
-    ] = "blt"
-
-    def sampling_of(self, population: int) -> Sampling:
-        """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
-        return CyclicSampling(
-            groups=self.min_separation,
-            rounds=self.num_rounds,
-            salt=self.salt,
-            population=population,
-        )
-
-    @property
-    def salt(self) -> str:
-        """By which users are dealt to groups, public."""
-        return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
-
-    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
-        """All rounds as one phase, under the matrix of these settings."""
-        return self.correlated(super().phase(population, asks=asks))
-
-    def correlated(self, phase: Phase) -> Phase:
-        """A phase with the matrix for how often it asks a user; as it is where coins decide."""
-        if isinstance(phase.sampling, CyclicSampling):
-            matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
-            phase = replace(phase, factorisation=matrix)
-        return phase
-
-    def factorisation(self, rounds: int, min_separation: int) -> Factorisation:
-        """The matrix that correlates the noise, for the momentum of the server.
-
-        Args:
-            rounds: >= 1.
-            min_separation: of the rounds of one user, >= 1.
-        """
-        if self.correlation == "blt":
-            return BufferedLinearToeplitz.optimal(
-                rounds=rounds, min_separation=min_separation, momentum=self.server_momentum
-            )
-        if self.correlation == "banded":
-            bands = min(min_separation, rounds)
-            return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
-        return TreeAggregation(rounds=rounds, restart_every=min_separation)
-
-
-#: The round that asks it; all others train.
-FIRST_ROUND = 1
-
-
-def first_then_training(
-    config: CorrelatedTrainingConfig,
-    population: int,
-    queries: tuple[Query, ...],
-    *,
-    name: str,
-    key: str,
-    share: float,
-) -> tuple[Phase, Phase]:
-    """A phase of one round for the first release, and one of those that train.
-
-    The first one's noise multiplier is stated, or follows from its share of the budget. A single
-    Gaussian release that spends the whole budget has noise multiplier z. One of z / sqrt(s) takes
-    the part s of what a budget is made of, for Gaussian releases compose by the sum of 1 / z^2:
-    what is left for training is that of z / sqrt(1 - s).
-
-    Formal guarantee:
-        Everybody may be asked for the first release, so a user pays for it and for the rounds that
-        train: both phases compose. Cohorts of the second are counted from the first round of the
-        run, as `CyclicSampling` does.
-
-    Args:
-        config: the settings; their `num_rounds` counts both.
-        population: users on the roster, or the fewest there must be.
-        queries: what the first round asks, and what the rounds ask that train.
-        name: of the first phase.
-        key: the setting that states its noise multiplier.
-        share: s, in (0, 1).
-
-    Raises:
-        ConfigError: no noise keeps the budget, or there is none to share.
-    """
-    first, updates = queries
-    everybody = Phase(
-        name=name,
-        rounds=1,
-        sampling=FullParticipation(population=population),
-        asks=(first,),
-        noise_multiplier=getattr(config, key.replace("-", "_")),
-    )
-    if everybody.noise_multiplier is None:
-        if config.epsilon is None:
-            raise ConfigError(
-                f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
-                "epsilon there is nothing to share"
-            )
-        alone = Plan(
-            phases=(everybody,),
-            delta=config.delta,
-            relation=NeighboringRelation(config.relation),
-            accountant=config.accountant,
-            max_nodes_per_user=config.max_nodes_per_user,
-        )
-        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
-        everybody = replace(everybody, noise_multiplier=multiplier)
-    training = PrivateSumConfig.phase(config, population, asks=(updates,))
-    training = replace(training, name="training", rounds=config.num_rounds - 1)
-    return everybody, config.correlated(training)

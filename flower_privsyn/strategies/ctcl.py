@@ -54,12 +54,9 @@ from flower_privsyn.run.progress import ProgressReporter
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
-from flower_privsyn.strategies._training import (
-    FIRST_ROUND,
-    CorrelatedTrainingConfig,
-    FederatedTraining,
-    first_then_training,
-)
+from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
+from flower_privsyn.strategies._training import FederatedTraining
+from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -211,7 +208,7 @@ class TopicWriter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTCLConfig(CorrelatedTrainingConfig):
+class CTCLConfig(DPFTRLConfig):
     """Settings of `CTCL`.
 
     The first of the rounds asks for the histogram of topics, all others train. Adapters are trained

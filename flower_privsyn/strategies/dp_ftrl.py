@@ -18,23 +18,97 @@ Algorithm 1 of Kairouz et al., for users instead of records:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, final
 
+from flower_privsyn.checks import PositiveInt
+from flower_privsyn.privacy import (
+    BandedToeplitz,
+    BufferedLinearToeplitz,
+    CyclicSampling,
+    Factorisation,
+    Phase,
+    Sampling,
+    TreeAggregation,
+)
+from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.strategies._training import (
-    CorrelatedTrainingConfig,
     FederatedTraining,
+    FederatedTrainingConfig,
     TrainingStrategy,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPFTRLConfig(CorrelatedTrainingConfig):
-    """Settings of `DPFTRL`.
+class DPFTRLConfig(FederatedTrainingConfig):
+    """Settings of `DPFTRL`, and of every strategy that trains as it does.
 
     References:
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
     """
+
+    sampling: Annotated[
+        Literal["cyclic"],
+        "who takes part: users are dealt to `min_separation` groups that take turns.",
+    ] = "cyclic"  # type: ignore[assignment]
+    noise_multiplier: Annotated[
+        float | None,
+        "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "
+        "DP-FTRL state it: of one node of a tree. What all rounds cost is this over the "
+        "sensitivity of the correlation, and follows from the participation.",
+    ] = None
+    min_separation: Annotated[
+        PositiveInt,
+        "b, rounds from one participation of a user to the next. About num_users / min_separation "
+        "users take part in a round. At 1 everybody takes part in every round, and no correlation "
+        "is worth having: that is DP-FedAvg.",
+    ] = 10
+    correlation: Annotated[
+        Literal["blt", "banded", "tree"],
+        '"blt": buffers; "banded": bands; "tree": binary trees as published.',
+    ] = "blt"
+
+    def sampling_of(self, population: int) -> Sampling:
+        """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
+        return CyclicSampling(
+            groups=self.min_separation,
+            rounds=self.num_rounds,
+            salt=self.salt,
+            population=population,
+        )
+
+    @property
+    def salt(self) -> str:
+        """By which users are dealt to groups, public."""
+        return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
+
+    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
+        """All rounds as one phase, under the matrix of these settings."""
+        return self.correlated(super().phase(population, asks=asks))
+
+    def correlated(self, phase: Phase) -> Phase:
+        """A phase with the matrix for how often it asks a user; as it is where coins decide."""
+        if isinstance(phase.sampling, CyclicSampling):
+            matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
+            phase = replace(phase, factorisation=matrix)
+        return phase
+
+    def factorisation(self, rounds: int, min_separation: int) -> Factorisation:
+        """The matrix that correlates the noise, for the momentum of the server.
+
+        Args:
+            rounds: >= 1.
+            min_separation: of the rounds of one user, >= 1.
+        """
+        if self.correlation == "blt":
+            return BufferedLinearToeplitz.optimal(
+                rounds=rounds, min_separation=min_separation, momentum=self.server_momentum
+            )
+        if self.correlation == "banded":
+            bands = min(min_separation, rounds)
+            return BandedToeplitz.optimal(rounds=rounds, bands=bands, momentum=self.server_momentum)
+        return TreeAggregation(rounds=rounds, restart_every=min_separation)
 
 
 @final

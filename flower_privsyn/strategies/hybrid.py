@@ -35,19 +35,15 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
+from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
     SketchedStudentConfig,
     SketchedText,
     check_student,
 )
-from flower_privsyn.strategies._training import (
-    FIRST_ROUND,
-    CorrelatedTrainingConfig,
-    FederatedTraining,
-    TrainingStrategy,
-    first_then_training,
-)
+from flower_privsyn.strategies._training import FederatedTraining, TrainingStrategy
+from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
@@ -62,7 +58,7 @@ _BIAS: Final = "bias: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridConfig(CorrelatedTrainingConfig, SketchedStudentConfig):
+class HybridConfig(DPFTRLConfig, SketchedStudentConfig):
     """Settings of `Hybrid`: those of `JointSketch` but for what it writes, and those of `DPFTRL`.
 
     The first of the rounds asks for the sketch, all others train.

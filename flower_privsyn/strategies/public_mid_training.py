@@ -35,11 +35,8 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.strategies._student import StudentConfig
-from flower_privsyn.strategies._training import (
-    CorrelatedTrainingConfig,
-    FederatedTraining,
-    TrainingStrategy,
-)
+from flower_privsyn.strategies._training import FederatedTraining, TrainingStrategy
+from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
@@ -55,7 +52,7 @@ TEACHER_BETA: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicMidTrainingConfig(CorrelatedTrainingConfig, StudentConfig):
+class PublicMidTrainingConfig(DPFTRLConfig, StudentConfig):
     """Settings of `PublicMidTraining`: those of `DPFTRL`, and what is done with public text.
 
     References:

@@ -27,7 +27,7 @@ from flower_privsyn.strategies import (
     ReleasedSum,
     State,
 )
-from flower_privsyn.strategies._training import LOST_BY_CHOICE, MOST_LOST, NoiseAlone
+from flower_privsyn.strategies._noise_alone import LOST_BY_CHOICE, MOST_LOST, NoiseAlone
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix
 from tests.support.federation import asked, training_nodes
@@ -63,7 +63,9 @@ def planned(settings: Any) -> tuple[Phase, Plan]:
 
 
 def alone(model: LocalModel, settings: Any, plan: Plan | None = None) -> NoiseAlone:
-    found = NoiseAlone.of(model, plan or planned(settings)[1], settings)
+    found = NoiseAlone.of(
+        model, plan or planned(settings)[1], settings, momentum=settings.server_momentum
+    )
     assert found is not None
     return found
 
@@ -130,7 +132,9 @@ class TestSpread:
         moved = np.linalg.norm(weights @ noise_matrix(phase.factorisation))
         exact = moved * float(phase.noise_multiplier or 0.0) * 0.01 / phase.sampling.expected_users
         restarts = PublicMidTraining(settings).method.momentum_restarts
-        found = NoiseAlone.of(model, plan, settings, restarts=restarts)
+        found = NoiseAlone.of(
+            model, plan, settings, momentum=settings.server_momentum, restarts=restarts
+        )
         assert found is not None
         assert found.spread == pytest.approx(exact, rel=0.04)
 
@@ -148,7 +152,7 @@ class TestSpread:
         )
         for silent in (votes, planned(ftrl(noise_multiplier=0.0))[0]):
             only = Plan(phases=(silent,), delta=1e-3)
-            assert NoiseAlone.of(model, only, settings) is None
+            assert NoiseAlone.of(model, only, settings, momentum=0.9) is None
         assert isinstance(phase.sampling, CyclicSampling)
         later = dataclasses.replace(phase, sampling=dataclasses.replace(phase.sampling, rounds=7))
         both = Plan(phases=(votes, later), delta=1e-3)

@@ -1,0 +1,75 @@
+"""A release before the rounds that train: two phases that share a budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
+from flower_privsyn.queries import Query
+from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
+
+#: The round that asks it; all others train.
+FIRST_ROUND = 1
+
+
+def first_then_training(
+    config: DPFTRLConfig,
+    population: int,
+    queries: tuple[Query, ...],
+    *,
+    name: str,
+    key: str,
+    share: float,
+) -> tuple[Phase, Phase]:
+    """A phase of one round for the first release, and one of those that train.
+
+    The first one's noise multiplier is stated, or follows from its share of the budget. A single
+    Gaussian release that spends the whole budget has noise multiplier z. One of z / sqrt(s) takes
+    the part s of what a budget is made of, for Gaussian releases compose by the sum of 1 / z^2:
+    what is left for training is that of z / sqrt(1 - s).
+
+    Formal guarantee:
+        Everybody may be asked for the first release, so a user pays for it and for the rounds that
+        train: both phases compose. Cohorts of the second are counted from the first round of the
+        run, as `CyclicSampling` does.
+
+    Args:
+        config: the settings; their `num_rounds` counts both.
+        population: users on the roster, or the fewest there must be.
+        queries: what the first round asks, and what the rounds ask that train.
+        name: of the first phase.
+        key: the setting that states its noise multiplier.
+        share: s, in (0, 1).
+
+    Raises:
+        ConfigError: no noise keeps the budget, or there is none to share.
+    """
+    first, updates = queries
+    everybody = Phase(
+        name=name,
+        rounds=1,
+        sampling=FullParticipation(population=population),
+        asks=(first,),
+        noise_multiplier=getattr(config, key.replace("-", "_")),
+    )
+    if everybody.noise_multiplier is None:
+        if config.epsilon is None:
+            raise ConfigError(
+                f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
+                "epsilon there is nothing to share"
+            )
+        alone = Plan(
+            phases=(everybody,),
+            delta=config.delta,
+            relation=NeighboringRelation(config.relation),
+            accountant=config.accountant,
+            max_nodes_per_user=config.max_nodes_per_user,
+        )
+        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
+        everybody = replace(everybody, noise_multiplier=multiplier)
+    training = PrivateSumConfig.phase(config, population, asks=(updates,))
+    training = replace(training, name="training", rounds=config.num_rounds - 1)
+    return everybody, config.correlated(training)
