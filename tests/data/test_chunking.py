@@ -145,7 +145,7 @@ TEXTS = st.lists(st.sampled_from(["alpha beta gamma delta"]) | st.text(max_size=
 
 @settings(deadline=None, max_examples=25)
 @given(
-    st.dictionaries(st.text(max_size=5), TEXTS, max_size=8),
+    st.dictionaries(st.text(min_size=1, max_size=5), TEXTS, max_size=8),
     st.integers(1, 4),
     st.integers(0, 2),
     st.randoms(),
@@ -205,8 +205,9 @@ def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> 
 
 
 def test_who_is_asked_and_with_which_documents() -> None:
-    rows = [(f"user {number}", text) for number in range(200) for text in ("old", "new", "\0")]
+    rows = [(f"user {number}", text) for number in range(200) for text in ("old", "new", "bad")]
     users = Users.from_rows(rows)
+    users = replace(users, texts=[text.replace("bad", "\0") for text in users.texts])
     days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
     users = replace(users, dates=list(days))
     cut = Chunking(newer_than="2025-01-01", held_out_fraction=0.25, seed=5)
