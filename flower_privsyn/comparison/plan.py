@@ -29,7 +29,7 @@ from flower_privsyn.host.app import (
     written_settings,
 )
 from flower_privsyn.run.method import ModelKind, NeededModel, Needs
-from flower_privsyn.strategies.by_name import built, listed_strategies
+from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal import CausalTraining
 
@@ -309,7 +309,7 @@ class Plan:
                         nodes=settings.num_nodes,
                         written=self._written,
                     )
-                    method = built(strategy, settings).method
+                    method = strategy(settings).method
                     check_method(method, settings, people, report=found, index=index)
             else:
                 public = str(values.get("public-text", BUNDLED))

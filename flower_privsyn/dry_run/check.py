@@ -44,7 +44,7 @@ from flower_privsyn.run.plan import NoiseAgainstUsers, SettledPlan, plan_of, set
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import planned_traffic, shown
 from flower_privsyn.run.trackers import require_tracker
-from flower_privsyn.strategies.by_name import STRATEGIES, built, own_keys
+from flower_privsyn.strategies.by_name import STRATEGIES, own_keys
 
 #: How many standard deviations of the noise stand out.
 _SEEN: Final = 3.0
@@ -230,7 +230,7 @@ def _settings_of(
         for settings, strategy in found:
             rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
             report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
-            every.append((settings, built(strategy, settings).method))
+            every.append((settings, strategy(settings).method))
         if values.get("strategy") in STRATEGIES and (own := sorted(own_keys(values) - {"run-dir"})):
             said = f"other_keys in {app.name}'s ServerApp must name its own keys: {', '.join(own)}"
             report.say("settings", said)

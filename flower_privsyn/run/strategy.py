@@ -7,11 +7,12 @@ touches private answers is here and is the same for all methods.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -380,7 +381,7 @@ class Started:
 class PrivateSumStrategy(Strategy):
     """A Flower strategy whose only view of private data is a noised, accounted sum.
 
-    A subclass gives a `Method` and nothing else.
+    A subclass names its `config_class` and its `method_class` and has nothing else.
 
     Formal guarantee:
         Unit: user, one `client_id` on at most `config.max_nodes_per_user` nodes. Relation:
@@ -397,9 +398,13 @@ class PrivateSumStrategy(Strategy):
         `config.secure_aggregation`: the nodes then add the noise, at least as much of it).
 
     Args:
-        config: the settings.
-        method: what is asked, and what is done with what was released.
+        config: the settings, where they are not given as keywords.
+        method: what is asked, and what is done with what was released; None for one of
+            `method_class`.
         random: source of noise and coins; only tests pass one, and the ledger says so.
+        settings: what `method_class` takes beside its settings, such as a writer in place of the
+            setting `generator`; and settings, by the names of the fields of `config_class`. A text
+            is always a setting.
 
     Attributes:
         tracker: one of your own, told in place of the setting's; set it before `start`.
@@ -407,6 +412,9 @@ class PrivateSumStrategy(Strategy):
 
     #: Its settings.
     config_class: ClassVar[type[PrivateSumConfig]] = PrivateSumConfig
+
+    #: What is asked, and what is done with what was released: made of the settings.
+    method_class: ClassVar[Callable[..., Method]] = Method
 
     #: Messages to nodes that are built and not yet answered, at most.
     messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
@@ -423,10 +431,22 @@ class PrivateSumStrategy(Strategy):
                 )
 
     def __init__(
-        self, config: PrivateSumConfig, method: Method, *, random: RandomSource | None = None
+        self,
+        config: PrivateSumConfig | None = None,
+        method: Method | None = None,
+        *,
+        random: RandomSource | None = None,
+        **settings: Any,
     ) -> None:
-        self.config = config
-        self.method = method
+        made = type(self).method_class
+        taken = {} if method is not None else inspect.signature(made).parameters
+        parts = {
+            name: settings.pop(name)
+            for name in taken
+            if name in settings and not isinstance(settings[name], str)
+        }
+        self.config = self.config_class.given(config, settings, strategy=type(self).__name__)
+        self.method: Method = made(self.config, **parts) if method is None else method
         self.tracker: Tracker | None = None
         self._random: RandomSource = random or SecureRandom()
         self._run: RunDirectory | None = None
@@ -446,9 +466,7 @@ class PrivateSumStrategy(Strategy):
         Raises:
             ConfigError: a key is unknown, or its value has the wrong type or is out of range.
         """
-        made: Any = cls
-        config = cls.config_class.from_run_config(run_config, other_keys=other_keys)
-        return cast("Self", made(config, **parts))
+        return cls(cls.config_class.from_run_config(run_config, other_keys=other_keys), **parts)
 
     # ------------------------------------------------------------------ Flower's interface
 
@@ -969,6 +987,7 @@ def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:
 _PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
     "__init__",
     "config_class",
+    "method_class",
     "messages_under_way",
     "__module__",
     "__doc__",

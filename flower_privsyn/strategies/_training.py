@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.files import write_json
 from flower_privsyn.privacy import (
     Plan,
-    RandomSource,
 )
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import (
@@ -50,7 +49,6 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._noise_alone import LONGEST, NoiseAlone
 
 if TYPE_CHECKING:
@@ -424,26 +422,3 @@ class FederatedTraining(Method):
             state: after the last round.
         """
         return self.base_of(state), state["parameters"]
-
-
-class TrainingStrategy(PrivateSumStrategy):
-    """A strategy that is made of its settings alone: `method_class` is its server's half.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `config_class`.
-    """
-
-    method_class: ClassVar[type[Method]]
-
-    def __init__(
-        self,
-        config: PrivateSumConfig | None = None,
-        *,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = self.config_class.given(config, settings, strategy=type(self).__name__)
-        made: Any = self.method_class
-        super().__init__(config, made(config), random=random)

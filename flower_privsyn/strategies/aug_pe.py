@@ -30,7 +30,6 @@ from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
-from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Needs, Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
@@ -38,8 +37,7 @@ from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, Int
 from flower_privsyn.strategies._population import Population, survivor_records, survivors
 
 if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
+    from flower_privsyn.generation import ByInstruction, Variation
 
 #: How often a model is asked for a first text before another of its class stands for it.
 _TRIES = 4
@@ -136,59 +134,6 @@ class AugPEConfig(EvolutionConfig):
         """The query these settings ask: of which class each vote is, where there are classes."""
         query = LabelledHistogram if self.class_names else NearestNeighborHistogram
         return query(max_samples=self.max_samples, clip=self.clip)
-
-
-@final
-class AugPE(PrivateSumStrategy):
-    """Evolve texts of public classes towards private ones by differentially private votes.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            AugPE.from_run_config(context.run_config).start(grid)
-        ```
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of one histogram
-        over the candidates of all classes, of L2 sensitivity `max_samples` (its root with
-        `clip = "l2"`) whatever classes a user's texts are of, composed with the sampling in use.
-        Which classes there are, and how many candidates each has, is public and does not depend on
-        private text. All else is post-processing.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of `config.variation`; a name is the setting.
-        generator: in place of `config.generator`; a name is the setting.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `AugPEConfig`.
-
-    References:
-        Xie et al. 2024 (Aug-PE).
-    """
-
-    config_class = AugPEConfig
-
-    def __init__(
-        self,
-        config: AugPEConfig | None = None,
-        *,
-        embedder: Embedder | None = None,
-        variation: Variation | str | None = None,
-        generator: TextGenerator | str | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        if isinstance(variation, str):
-            settings, variation = {**settings, "variation": variation}, None
-        if isinstance(generator, str):
-            settings, generator = {**settings, "generator": generator}, None
-        config = AugPEConfig.given(config, settings, strategy="AugPE")
-        method = EvolutionByClass(
-            config, embedder=embedder, variation=variation, generator=generator
-        )
-        super().__init__(config, method, random=random)
 
 
 class EvolutionByClass(Evolution):
@@ -427,3 +372,37 @@ class EvolutionByClass(Evolution):
                 name: list(found.labels).count(name) for name in self.config.class_names
             }
         return figures
+
+
+@final
+class AugPE(PrivateSumStrategy):
+    """Evolve texts of public classes towards private ones by differentially private votes.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            AugPE.from_run_config(context.run_config).start(grid)
+        ```
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of one histogram
+        over the candidates of all classes, of L2 sensitivity `max_samples` (its root with
+        `clip = "l2"`) whatever classes a user's texts are of, composed with the sampling in use.
+        Which classes there are, and how many candidates each has, is public and does not depend on
+        private text. All else is post-processing.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        variation: in place of `config.variation`; a name is the setting.
+        generator: in place of `config.generator`; a name is the setting.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `AugPEConfig`.
+
+    References:
+        Xie et al. 2024 (Aug-PE).
+    """
+
+    config_class = AugPEConfig
+    method_class = EvolutionByClass

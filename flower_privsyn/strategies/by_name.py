@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
@@ -71,8 +71,7 @@ def strategy_of(
     Raises:
         ConfigError: The same.
     """
-    strategy = _chosen(run_config)[1]
-    return built(strategy, configuration_of(run_config, other_keys=other_keys))
+    return _chosen(run_config)[1](configuration_of(run_config, other_keys=other_keys))
 
 
 def own_keys(run_config: Mapping[str, Any]) -> frozenset[str]:
@@ -97,17 +96,6 @@ def _chosen(
 def _keys_of_others(run_config: Mapping[str, Any]) -> frozenset[str]:
     every = frozenset[str]().union(*(other.keys() for other, _ in STRATEGIES.values()))
     return every - _chosen(run_config)[0].keys()
-
-
-def built(strategy: type[PrivateSumStrategy], settings: PrivateSumConfig) -> PrivateSumStrategy:
-    """A strategy of one of these classes, which take their settings alone.
-
-    Args:
-        strategy: of `STRATEGIES`.
-        settings: of its own class.
-    """
-    made: Any = strategy
-    return cast("PrivateSumStrategy", made(settings))
 
 
 def listed_strategies() -> str:

@@ -33,7 +33,7 @@ from flower_privsyn.files import append_json_lines, located, read_json, read_jso
 from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
-from flower_privsyn.privacy import Phase, RandomSource, Sampling
+from flower_privsyn.privacy import Phase, Sampling
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
 from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
@@ -320,52 +320,6 @@ class CTCLConfig(DPFTRLConfig):
         return PrivateSumConfig.sampling_of(self, population)
 
 
-@final
-class CTCL(PrivateSumStrategy):
-    """Ask once which topics users write about, adapt a generator to their text, and have it write.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            CTCL(epsilon=4.0, num_users=3000, num_nodes=50).start(grid)
-        ```
-    with `clientapp = "flower_privsyn.client_apps.training:app"`. The generator is in
-    `<run-dir>/models/final`, the texts in `<run-dir>/synthetic.jsonl`.
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`. One Gaussian release of a histogram in which a user
-        weighs 1, and `num_rounds` - 1 Gaussian releases of clipped
-        updates, independent or correlated as in `DPFedAvg` and `DPFTRL`, compose to
-        (epsilon, delta). A document's topic decides what the node trains on it after and where it
-        votes; it leaves the node in no other way. Dealing texts to topics and writing them are
-        post-processing, however many. The topics are public: what they were made of is not
-        protected by any of this.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        embedder: in place of `config.embedding_model`.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `CTCLConfig`.
-
-    References:
-        Tan et al. 2025 (CTCL), section 3.
-    """
-
-    config_class = CTCLConfig
-
-    def __init__(
-        self,
-        config: CTCLConfig | None = None,
-        *,
-        embedder: Embedder | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = CTCLConfig.given(config, settings, strategy="CTCL")
-        super().__init__(config, TopicsAndTraining(config, embedder=embedder), random=random)
-
-
 class TopicsAndTraining(FederatedTraining):
     """The server's half of `CTCL`: a histogram, then training, then texts by the one of the other.
 
@@ -549,3 +503,39 @@ class TopicsAndTraining(FederatedTraining):
         from flower_privsyn.generation.topics import load_topics
 
         return load_topics(located(self.config.topics))
+
+
+@final
+class CTCL(PrivateSumStrategy):
+    """Ask once which topics users write about, adapt a generator to their text, and have it write.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            CTCL(epsilon=4.0, num_users=3000, num_nodes=50).start(grid)
+        ```
+    with `clientapp = "flower_privsyn.client_apps.training:app"`. The generator is in
+    `<run-dir>/models/final`, the texts in `<run-dir>/synthetic.jsonl`.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`. One Gaussian release of a histogram in which a user
+        weighs 1, and `num_rounds` - 1 Gaussian releases of clipped
+        updates, independent or correlated as in `DPFedAvg` and `DPFTRL`, compose to
+        (epsilon, delta). A document's topic decides what the node trains on it after and where it
+        votes; it leaves the node in no other way. Dealing texts to topics and writing them are
+        post-processing, however many. The topics are public: what they were made of is not
+        protected by any of this.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        embedder: in place of `config.embedding_model`.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `CTCLConfig`.
+
+    References:
+        Tan et al. 2025 (CTCL), section 3.
+    """
+
+    config_class = CTCLConfig
+    method_class = TopicsAndTraining

@@ -28,10 +28,10 @@ from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE, next_clip_norm
 from flower_privsyn.run.method import ReleasedSum
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import (
     FederatedTraining,
     FederatedTrainingConfig,
-    TrainingStrategy,
 )
 
 
@@ -105,7 +105,7 @@ class AveragedTraining(FederatedTraining):
 
 
 @final
-class DPFedAvg(TrainingStrategy):
+class DPFedAvg(PrivateSumStrategy):
     """Train a language model on the users' own text by averaging clipped, noised updates.
 
     Example:

@@ -33,10 +33,10 @@ from flower_privsyn.privacy import (
     TreeAggregation,
 )
 from flower_privsyn.privacy.plan import BoundedQuestion
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import (
     FederatedTraining,
     FederatedTrainingConfig,
-    TrainingStrategy,
 )
 
 
@@ -112,7 +112,7 @@ class DPFTRLConfig(FederatedTrainingConfig):
 
 
 @final
-class DPFTRL(TrainingStrategy):
+class DPFTRL(PrivateSumStrategy):
     """Train a language model on the users' own text, with noise that later rounds take back.
 
     Unlike `DPFedAvg` with Poisson sampling it needs no secret about who takes part: its epsilon

@@ -39,7 +39,6 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Phase,
     Plan,
-    RandomSource,
     Release,
     release_epsilon,
 )
@@ -212,50 +211,6 @@ class FreDConfig(PrivateSumConfig):
         if self.estimator == "joint":
             return (asked,)
         return replace(asked, covariance_share=0.0), replace(asked, covariance_share=1.0)
-
-
-@final
-class FreD(PrivateSumStrategy):
-    """Release mean and covariance of users' embeddings, and rank sets of public text by them.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            FreD(epsilon=1.0, candidates="a.jsonl; b.jsonl").start(grid)
-        ```
-
-    The release stays in the run directory; `privsyn inspect RUN --rank SET` ranks more sets by
-    it, and a set may be the synthetic text of another run.
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
-        a sum of L2 sensitivity 1 (`max_samples` with `unit = "record"`), composed with the sampling
-        in use. Distances, to any number of sets of text, are post-processing of public text and
-        those releases.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        embedder: in place of `config.embedding_model`; nodes must use the same.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `FreDConfig`.
-
-    References:
-        Hou et al. 2023 (FreD), Algorithm 1.
-    """
-
-    config_class = FreDConfig
-
-    def __init__(
-        self,
-        config: FreDConfig | None = None,
-        *,
-        embedder: Embedder | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        config = FreDConfig.given(config, settings, strategy="FreD")
-        super().__init__(config, ReleasedMoments(config, embedder=embedder), random=random)
 
 
 class ReleasedMoments(Method):
@@ -454,6 +409,40 @@ class ReleasedMoments(Method):
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)
         return {"epsilon_of_a_record": epsilon if math.isfinite(epsilon) else None}
+
+
+@final
+class FreD(PrivateSumStrategy):
+    """Release mean and covariance of users' embeddings, and rank sets of public text by them.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            FreD(epsilon=1.0, candidates="a.jsonl; b.jsonl").start(grid)
+        ```
+
+    The release stays in the run directory; `privsyn inspect RUN --rank SET` ranks more sets by
+    it, and a set may be the synthetic text of another run.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
+        a sum of L2 sensitivity 1 (`max_samples` with `unit = "record"`), composed with the sampling
+        in use. Distances, to any number of sets of text, are post-processing of public text and
+        those releases.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `FreDConfig`.
+
+    References:
+        Hou et al. 2023 (FreD), Algorithm 1.
+    """
+
+    config_class = FreDConfig
+    method_class = ReleasedMoments
 
 
 _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s+(\S.*?)\s*")

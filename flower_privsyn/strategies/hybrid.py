@@ -35,6 +35,7 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
@@ -42,7 +43,7 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedText,
     check_student,
 )
-from flower_privsyn.strategies._training import FederatedTraining, TrainingStrategy
+from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class SketchThenTraining(FederatedTraining):
 
 
 @final
-class Hybrid(TrainingStrategy):
+class Hybrid(PrivateSumStrategy):
     """Ask once, make a student of the release, and train it on the users' own text.
 
     Example:

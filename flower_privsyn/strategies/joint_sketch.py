@@ -61,7 +61,6 @@ from flower_privsyn.strategies._token_sketch import (
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.privacy import RandomSource
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -152,48 +151,6 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
             raise ConfigError(
                 'generator-interface = "chat" answers a prompt, got prompt = "": give "pre-text"'
             )
-
-
-@final
-class JointSketch(PrivateSumStrategy):
-    """Ask once for counts of tokens and bigrams; choose public text and train a student by them.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            JointSketch(epsilon=1.0).start(grid)
-        ```
-
-    The student is in `<run-dir>/models/final`, with the bias inside; without it in
-    `<run-dir>/models/plain`, which Transformers loads without this package.
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
-        a sum of L2 sensitivity 1, composed with the sampling in use. Choosing text, training and
-        writing are post-processing of public text and those releases.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        generator: in place of `config.generator`; a name is the setting.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `JointSketchConfig`.
-    """
-
-    config_class = JointSketchConfig
-
-    def __init__(
-        self,
-        config: JointSketchConfig | None = None,
-        *,
-        generator: TextGenerator | str | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        if isinstance(generator, str):
-            settings, generator = {**settings, "generator": generator}, None
-        config = JointSketchConfig.given(config, settings, strategy="JointSketch")
-        super().__init__(config, AskedOnce(config, generator=generator), random=random)
 
 
 class AskedOnce(Method):
@@ -389,6 +346,36 @@ class AskedOnce(Method):
 
     def _need_text(self) -> SketchedText:
         return need(self._text)
+
+
+@final
+class JointSketch(PrivateSumStrategy):
+    """Ask once for counts of tokens and bigrams; choose public text and train a student by them.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            JointSketch(epsilon=1.0).start(grid)
+        ```
+
+    The student is in `<run-dir>/models/final`, with the bias inside; without it in
+    `<run-dir>/models/plain`, which Transformers loads without this package.
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases (one by default) of
+        a sum of L2 sensitivity 1, composed with the sampling in use. Choosing text, training and
+        writing are post-processing of public text and those releases.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        generator: in place of `config.generator`; a name is the setting.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `JointSketchConfig`.
+    """
+
+    config_class = JointSketchConfig
+    method_class = AskedOnce
 
 
 def biased_generator(

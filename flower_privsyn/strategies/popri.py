@@ -36,7 +36,6 @@ from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.privacy import RandomSource
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.run.directory import RoundFiles
@@ -202,56 +201,6 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
             max_samples=self.max_samples,
             answer_space=self.answer_space,
         )
-
-
-@final
-class POPri(PrivateSumStrategy):
-    """Train a generator on preferences that users' noised scores express.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            POPri(epsilon=1.0, num_prompts=60, responses_per_prompt=6).start(grid)
-        ```
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
-        (mean similarity scores; first, with `checkpoint = "fred"`, one vector of moments),
-        composed with the sampling in use. Pairs, training and the choice of the checkpoint are
-        post-processing of public text and releases.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        embedder: in place of `config.embedding_model`; nodes must use the same.
-        generator: in place of `config.generator`; a name is the setting.
-        trainer: in place of `flower_privsyn.training.train_preferences`.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `POPriConfig`.
-
-    References:
-        Hou et al. 2025 (POPri), Algorithm 1.
-    """
-
-    config_class = POPriConfig
-
-    def __init__(
-        self,
-        config: POPriConfig | None = None,
-        *,
-        embedder: Embedder | None = None,
-        generator: TextGenerator | str | None = None,
-        trainer: PreferenceTrainer | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        if isinstance(generator, str):
-            settings, generator = {**settings, "generator": generator}, None
-        config = POPriConfig.given(config, settings, strategy="POPri")
-        method = PreferencesByScores(
-            config, embedder=embedder, generator=generator, trainer=trainer
-        )
-        super().__init__(config, method, random=random)
 
 
 class PreferencesByScores(Method):
@@ -575,3 +524,36 @@ class PreferencesByScores(Method):
             "pairs": state["pairs"],
             "writer": f"the adapter that wrote in round {number}",
         }
+
+
+@final
+class POPri(PrivateSumStrategy):
+    """Train a generator on preferences that users' noised scores express.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            POPri(epsilon=1.0, num_prompts=60, responses_per_prompt=6).start(grid)
+        ```
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of L2 sensitivity 1
+        (mean similarity scores; first, with `checkpoint = "fred"`, one vector of moments),
+        composed with the sampling in use. Pairs, training and the choice of the checkpoint are
+        post-processing of public text and releases.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        generator: in place of `config.generator`; a name is the setting.
+        trainer: in place of `flower_privsyn.training.train_preferences`.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `POPriConfig`.
+
+    References:
+        Hou et al. 2025 (POPri), Algorithm 1.
+    """
+
+    config_class = POPriConfig
+    method_class = PreferencesByScores

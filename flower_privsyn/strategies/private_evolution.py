@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
-from flower_privsyn.privacy import RandomSource
 from flower_privsyn.run.method import Needs, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
@@ -38,8 +37,7 @@ from flower_privsyn.strategies._population import Population, survivor_records, 
 from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
 
 if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import TextGenerator, Variation
+    pass
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -87,65 +85,6 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         "seeds, as in the authors' code.",
         IN_PYTHON,
     ] = "distinct"
-
-
-@final
-class PrivateEvolution(PrivateSumStrategy):
-    """Evolve public text towards private text by differentially private votes.
-
-    Example:
-        ```python
-        @app.main()
-        def main(grid, context):
-            PrivateEvolution.pre_text(epsilon=1.29, num_users=1250, num_nodes=50).start(grid)
-        ```
-
-    Formal guarantee:
-        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
-        L2 sensitivity `max_samples` (its root with `clip = "l2"`), composed with the sampling in
-        use. All else is post-processing of public text and releases.
-
-    Args:
-        config: the settings, where they are not given as keywords.
-        embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of mask-filling with `config.variation_model`.
-        generator: in place of `config.generator`; a name is the setting.
-        random: source of noise and coins; only tests pass one.
-        settings: by the names of the fields of `PrivateEvolutionConfig`.
-
-    References:
-        Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
-    """
-
-    config_class = PrivateEvolutionConfig
-
-    def __init__(
-        self,
-        config: PrivateEvolutionConfig | None = None,
-        *,
-        embedder: Embedder | None = None,
-        variation: Variation | None = None,
-        generator: TextGenerator | str | None = None,
-        random: RandomSource | None = None,
-        **settings: Any,
-    ) -> None:
-        if isinstance(generator, str):
-            settings, generator = {**settings, "generator": generator}, None
-        config = PrivateEvolutionConfig.given(config, settings, strategy="PrivateEvolution")
-        method = EvolutionByVotes(
-            config, embedder=embedder, variation=variation, generator=generator
-        )
-        super().__init__(config, method, random=random)
-
-    @classmethod
-    def pre_text(cls, *, epsilon: float | None = None, **settings: Any) -> Self:
-        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
-
-        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
-        per text and the threshold follows the noise.
-        """
-        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **settings}
-        return cls(epsilon=epsilon, **preset)
 
 
 class EvolutionByVotes(Evolution):
@@ -221,3 +160,45 @@ class EvolutionByVotes(Evolution):
             run=self.run,
             progress=self.progress,
         )
+
+
+@final
+class PrivateEvolution(PrivateSumStrategy):
+    """Evolve public text towards private text by differentially private votes.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            PrivateEvolution.pre_text(epsilon=1.29, num_users=1250, num_nodes=50).start(grid)
+        ```
+
+    Formal guarantee:
+        Unit: user; relation: `config.relation`; `num_rounds` Gaussian releases of a histogram of
+        L2 sensitivity `max_samples` (its root with `clip = "l2"`), composed with the sampling in
+        use. All else is post-processing of public text and releases.
+
+    Args:
+        config: the settings, where they are not given as keywords.
+        embedder: in place of `config.embedding_model`; nodes must use the same.
+        variation: in place of mask-filling with `config.variation_model`.
+        generator: in place of `config.generator`; a name is the setting.
+        random: source of noise and coins; only tests pass one.
+        settings: by the names of the fields of `PrivateEvolutionConfig`.
+
+    References:
+        Hou et al. 2024 (PrE-Text), Algorithms 1 and 2.
+    """
+
+    config_class = PrivateEvolutionConfig
+    method_class = EvolutionByVotes
+
+    @classmethod
+    def pre_text(cls, *, epsilon: float | None = None, **settings: Any) -> Self:
+        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
+
+        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
+        per text and the threshold follows the noise.
+        """
+        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **settings}
+        return cls(epsilon=epsilon, **preset)

@@ -34,8 +34,9 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
+from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
-from flower_privsyn.strategies._training import FederatedTraining, TrainingStrategy
+from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
@@ -407,7 +408,7 @@ class TrainingInHalves(FederatedTraining):
 
 
 @final
-class PublicMidTraining(TrainingStrategy):
+class PublicMidTraining(PrivateSumStrategy):
     """Train a language model on the users' own text, with public text in the middle.
 
     DP-FTRL for T' rounds; at the server, the public text that the model of these rounds and a

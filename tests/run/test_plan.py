@@ -38,7 +38,7 @@ from flower_privsyn.strategies import (
     RunContext,
     State,
 )
-from flower_privsyn.strategies.by_name import STRATEGIES, built
+from flower_privsyn.strategies.by_name import STRATEGIES
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.correlated import noise_matrix
 from tests.support.federation import make_users, silent_users
@@ -210,7 +210,7 @@ class TestAnOwner:
     ) -> None:
         configuration, strategy = STRATEGIES[name]
         settings = configuration(epsilon=4.0, delta=DELTA, num_nodes=2, **changes)
-        method = built(strategy, settings).method
+        method = strategy(settings).method
         settled = settle(plan_of(method, settings, population=1_000), epsilon=4.0, run=None)
         assert len(settled.plan.phases) == 2
         told = announcement(method, settings, settled, behind=0)
