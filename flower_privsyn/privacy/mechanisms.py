@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
@@ -139,7 +139,7 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
     return total
 
 
-def clip_rows(values: NDArray[Any], *, norm: float, overwrite: bool = False) -> NDArray[Any]:
+def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     """Scale every row to an L2 norm of at most ``norm``; direction is kept.
 
     A row with a NaN or an infinite entry becomes the zero row: a plain comparison would let NaN
@@ -156,12 +156,9 @@ def clip_rows(values: NDArray[Any], *, norm: float, overwrite: bool = False) -> 
     Args:
         values: (k, m) real, one user per row.
         norm: The bound, between 1e-30 and 1e30, in the unit of ``values``.
-        overwrite: Whether nobody needs ``values`` any more, so that the result may take their
-            memory: a model's update is large.
 
     Returns:
-        (k, m), a new array unless it overwrites; float32 when ``values`` is float32 or float16,
-        else float64.
+        (k, m), a new array; float32 when ``values`` is float32 or float16, else float64.
 
     Raises:
         ConfigError: ``values`` is not a real matrix or ``norm`` is out of range.
@@ -174,7 +171,7 @@ def clip_rows(values: NDArray[Any], *, norm: float, overwrite: bool = False) -> 
             f"got {array.dtype} of shape {array.shape}."
         )
     dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
-    clipped = array.astype(dtype, copy=not (overwrite and array.flags.writeable))
+    clipped = array.astype(dtype)  # always a copy
     if clipped.size == 0:
         return clipped
 
@@ -185,21 +182,38 @@ def clip_rows(values: NDArray[Any], *, norm: float, overwrite: bool = False) -> 
         clipped[odd] = _tamed(clipped[odd], norm)
         squared[odd] = squared_norms(clipped[odd])
 
-    # Relative error of a sum of m rounded squares, with room to spare.
-    slack = (array.shape[1] + 8) * 2.0**-52
-    over = squared * (1.0 + slack) > norm * norm
-    # Sums of squared whole numbers below 2^53 carry no rounding error.
-    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
+    over, near, factors = clip_factors(squared, columns=array.shape[1], norm=norm, dtype=dtype)
     if near.any():
         over[near] = (clipped[near] != np.rint(clipped[near])).any(axis=1)
     if over.any():
-        margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
-        factor: NDArray[Any] = margin * norm / np.sqrt(squared[over])
-        if over.all():  # a model's update is one wide row: in place it takes half the time
-            np.multiply(clipped, factor[:, None], out=clipped, casting="same_kind")
-        else:
-            clipped[over] = clipped[over] * factor[:, None]
+        shorter: NDArray[Any] = factors[over, None]
+        clipped[over] = clipped[over] * shorter
     return clipped
+
+
+def clip_factors(
+    squared: NDArray[np.float64], *, columns: int, norm: float, dtype: DTypeLike
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64]]:
+    """Which rows are too long, and what brings them within a bound.
+
+    Args:
+        squared: (k,) by `squared_norms`, finite.
+        columns: Numbers in a row.
+        norm: The bound, > 0.
+        dtype: In which rows are multiplied: float32 or float64.
+
+    Returns:
+        (k,) whether a row is longer than the bound, or so near that rounding may hide it; (k,)
+        whether it is only that near, in which case a row of whole numbers is not longer; and (k,)
+        what to multiply it with, 1 where it is not longer.
+    """
+    # Relative error of a sum of m rounded squares, with room to spare.
+    slack = (columns + 8) * 2.0**-52
+    over = squared * (1.0 + slack) > norm * norm
+    # Sums of squared whole numbers below 2^53 carry no rounding error.
+    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
+    margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
+    return over, near, np.where(over, margin * norm / np.sqrt(np.where(over, squared, 1.0)), 1.0)
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping
-from flower_privsyn.privacy.mechanisms import GRID
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping, squared_norms
+from flower_privsyn.privacy.mechanisms import COLUMNS, GRID, clip_factors
 
 T = TypeVar("T")
 
@@ -253,21 +253,23 @@ class Query(Settings, ABC):
         nothing of another `clip_norm` or `statistic`.
         """
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "_clip"):
+        for method in ("contribution", "sensitivity", "_clip", "_add_wide"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner is not Query:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"
                 )
-        owner = next(base for base in cls.__mro__ if "answer" in base.__dict__)
-        if owner.__dict__["answer"] is not Query.answer and not _bundled(owner):
-            raise TypeError(
-                f"{cls.__name__} must not override answer: nodes sum with it, and nothing would "
-                "clip what it says of a user; give `statistic`, and it is summed"
-            )
-        if not _bundled(cls):
-            cls.answer = Query.answer  # type: ignore[method-assign]
+        for method in ("answer", "add_answer"):
+            owner = next(base for base in cls.__mro__ if method in base.__dict__)
+            own = getattr(Query, method)
+            if owner.__dict__[method] is not own and not _bundled(owner):
+                raise TypeError(
+                    f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
+                    "would clip what it says of a user; give `statistic`, and it is summed"
+                )
+            if not _bundled(cls):
+                setattr(cls, method, own)
 
     @property
     @abstractmethod
@@ -365,10 +367,7 @@ class Query(Settings, ABC):
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
         exact = np.asarray(rows, dtype=np.float64)
-        # What another package's `statistic` returns may be an array that it keeps.
-        clipped: Float64Array = np.ascontiguousarray(
-            clip_rows(exact, norm=self.clip_norm, overwrite=self.bundled)
-        )
+        clipped: Float64Array = np.ascontiguousarray(clip_rows(exact, norm=self.clip_norm))
         flat = clipped.reshape(-1)  # a view, so that what follows happens in place
         for start in range(0, len(flat), _CACHED):  # a piece stays in the cache for all three
             piece = flat[start : start + _CACHED]
@@ -376,6 +375,40 @@ class Query(Settings, ABC):
             np.trunc(piece, out=piece)
             piece *= GRID
         return clipped
+
+    @final
+    def _add_wide(self, row: Float32Array, total: Float64Array, *, scale: float) -> None:
+        """Add a row, times a scale, to a sum as `_clip` leaves it, to the bit, piece by piece.
+
+        A model's update is as large as the model: nothing else of its size is made.
+
+        Args:
+            row: (m,); one that is not finite adds zero.
+            total: (m,) changed in place.
+            scale: > 0.
+        """
+        work = np.empty(COLUMNS, dtype=np.float64)
+
+        def pieces() -> Iterator[tuple[Float64Array, Float64Array]]:
+            for first in range(0, len(row), COLUMNS):
+                values, place = row[first : first + COLUMNS], total[first : first + COLUMNS]
+                yield np.multiply(values, scale, out=work[: len(values)], dtype=np.float64), place
+
+        squared = np.zeros(1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for piece, _ in pieces():
+                squared += squared_norms(piece[None])
+        _, near, factors = clip_factors(
+            squared, columns=len(row), norm=self.clip_norm, dtype=np.float64
+        )
+        if near[0] or not np.isfinite(squared[0]):
+            total += self._clip(np.multiply(row[None], scale, dtype=np.float64))[0]
+            return
+        for piece, place in pieces():
+            piece *= factors / GRID  # a power of two: exact, wherever it is multiplied in
+            np.trunc(piece, out=piece)
+            piece *= GRID
+            place += piece
 
     @final
     def sensitivity(self, relation: NeighboringRelation) -> float:
@@ -396,15 +429,28 @@ class Query(Settings, ABC):
         Returns:
             (answer_length,) float64.
         """
-        if cohort.num_users == 1:  # as wide as a model's update is: it is not copied again
-            (own,) = self.contribution(cohort, broadcast)
-            return np.asarray(own)
         length = self.answer_length(broadcast)
         total = np.zeros(length, dtype=np.float64)
         users_per_block = max(1, BLOCK_BYTES // max(1, 8 * length))
         for block in cohort.blocks(users_per_block):
             total += self.contribution(block, broadcast).sum(axis=0)
         return total
+
+    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
+        """Add `answer` to a sum.
+
+        Args:
+            cohort: the users.
+            broadcast: public.
+            total: (answer_length,) multiples of the grid; changed in place where nothing is raised.
+
+        Raises:
+            ValueError: the answer is not finite.
+        """
+        answer = self.answer(cohort, broadcast)
+        if not np.isfinite(answer).all():
+            raise ValueError("the sum is not finite")
+        total += answer
 
     def answer_bound(self, num_users: int) -> float:
         """Largest absolute coordinate that `num_users` well-behaved users can sum to."""

@@ -141,7 +141,10 @@ class TestRefusals:
 def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
     from dataclasses import replace
 
-    from flower_privsyn.messages.wire import WireError, data_request, request_record
+    from flower_privsyn.messages.wire import WireError, data_request
+
+    def request_record(data: wire.DataRequest) -> Any:
+        return wire.pack_prepare(data).config_records["privsyn.request"]
 
     with_classes = replace(DATA, classes=("b", "a"))
     assert data_request(request_record(with_classes)) == with_classes

@@ -126,9 +126,10 @@ class TestBound:
         assert np.array_equal(query.answer(cohort(updates), asked), rows.sum(axis=0))
         assert np.array_equal(updates, before)
         for user in range(7):
-            alone = query.answer(cohort(updates[user : user + 1]), asked)
-            assert np.array_equal(alone, rows[user])
-            assert np.linalg.norm(alone) <= query.clip_norm
+            alone = np.ones(size)
+            query.add_answer(cohort(updates[user : user + 1]), asked, alone)
+            assert np.array_equal(alone - 1.0, rows[user])
+            assert np.linalg.norm(rows[user]) <= query.clip_norm
         longest = np.linalg.norm(query.answer(cohort(updates[3:4]), asked))
         if size > 1:
             assert 0.999 * query.clip_norm <= longest

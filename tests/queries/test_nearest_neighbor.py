@@ -172,7 +172,9 @@ class TestHistogram:
 
 
 class TestClippingCannotBeOverridden:
-    @pytest.mark.parametrize("method", ["contribution", "sensitivity", "_clip", "answer"])
+    @pytest.mark.parametrize(
+        "method", ["contribution", "sensitivity", "_clip", "_add_wide", "answer", "add_answer"]
+    )
     def test_subclass_is_refused(self, method: str) -> None:
         with pytest.raises(TypeError, match=method):
             type("Loose", (NearestNeighborHistogram,), {method: lambda self: None})
