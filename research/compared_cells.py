@@ -19,7 +19,7 @@ from typing import Any
 
 from flower_privsyn.comparison import APP
 from flower_privsyn.comparison.plan import methods_of
-from flower_privsyn.comparison.summary import summarise
+from flower_privsyn.comparison.run import summarise
 from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host.app import load_app

@@ -377,12 +377,11 @@ def _share_inside(points: Float64Array, centres: Float64Array) -> float:
     return inside / len(points)
 
 
-def median_bandwidth(embeddings: npt.NDArray[Any], *, seed: int = 0) -> float:
+def median_bandwidth(embeddings: npt.NDArray[Any]) -> float:
     """Median Euclidean distance between embeddings: the median heuristic.
 
     Args:
         embeddings: (n, d); of more than 2,000 rows that many are drawn.
-        seed: of the draw.
 
     Raises:
         ValueError: there are fewer than two rows, or more than half of all pairs are equal.
@@ -391,7 +390,7 @@ def median_bandwidth(embeddings: npt.NDArray[Any], *, seed: int = 0) -> float:
         raise ValueError(f"embeddings must be (n, d) with n >= 2, got {embeddings.shape}")
     rows = embeddings
     if len(rows) > _MEDIAN_ROWS:
-        chosen = np.random.default_rng(seed).permutation(len(rows))[:_MEDIAN_ROWS]
+        chosen = np.random.default_rng(0).permutation(len(rows))[:_MEDIAN_ROWS]
         rows = rows[np.sort(chosen)]
     rows = rows.astype(np.float64)
     rows = rows - rows.mean(axis=0)

@@ -149,7 +149,7 @@ def evaluate_language_model(
     """
     check_whole("max_tokens", max_tokens, ge=1)
     texts = list(texts)
-    users = _user_numbers(owners, len(texts))
+    users = np.unique(range(len(texts)) if owners is None else owners, return_inverse=True)[1]
     from flower_privsyn.models.pretrained import load_pretrained
 
     network, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=device)
@@ -160,8 +160,7 @@ def evaluate_language_model(
     if not scores.tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
-    table = _by_user(
-        users,
+    columns = (
         scores.tokens,
         scores.correct,
         scores.nats,
@@ -169,6 +168,9 @@ def evaluate_language_model(
         scores.tokens - scores.unknown,
         scores.correct - scores.correct_unknown,
     )
+    counts = [np.bincount(users, weights=column) for column in columns]
+    table = np.stack(counts, axis=1, dtype=np.float64)
+    table = table[table[:, 0] > 0]  # users with a token
     unknown = int(scores.unknown.sum())
     figures = _figures(table, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
@@ -182,18 +184,8 @@ def evaluate_language_model(
     )
 
 
-def _by_user(users: IntArray, *columns: npt.NDArray[Any]) -> Float64Array:
-    """Sums of each column over the texts of every user with a token, the first column."""
-    table = np.stack(
-        [np.bincount(users, weights=column, minlength=users.max() + 1) for column in columns],
-        axis=1,
-        dtype=np.float64,
-    )
-    return table[table[:, 0] > 0]
-
-
 def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any]:
-    """The figures of a model with their intervals, by name.
+    """The figures of a model with their intervals, by name; None of what a resample may not have.
 
     Args:
         table: (users, 6): tokens, correct ones, nats, bytes; tokens that are known, and of them
@@ -202,39 +194,29 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
         seed: of the bootstrap.
     """
     tokens, correct, nats, size, known, known_correct = table.T
-    resampled = _resampled(
-        np.stack(
-            [tokens, correct, nats, size, correct / tokens, nats / tokens, known, known_correct],
-            axis=1,
-        ),
-        resamples=resamples,
-        seed=seed,
-    )
-
-    def interval(value: float, draws: Float64Array) -> Interval:
-        low, high = np.percentile(draws, [2.5, 97.5])
-        return Interval(value=float(value), low=float(low), high=float(high))
-
-    entropy = interval(nats.sum() / tokens.sum(), resampled[:, 2] / resampled[:, 0])
-    return {
-        "next_token_accuracy": interval(
-            correct.sum() / tokens.sum(), resampled[:, 1] / resampled[:, 0]
-        ),
-        "in_vocabulary_accuracy": interval(
-            known_correct.sum() / known.sum(), resampled[:, 7] / resampled[:, 6]
-        )
-        if (resampled[:, 6] > 0).all()
-        else None,
-        "cross_entropy": entropy,
-        "perplexity": Interval(
-            value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
-        ),
-        "bits_per_byte": interval(
-            nats.sum() / math.log(2) / size.sum(), resampled[:, 2] / math.log(2) / resampled[:, 3]
-        ),
-        "user_next_token_accuracy": interval(float((correct / tokens).mean()), resampled[:, 4]),
-        "user_cross_entropy": interval(float((nats / tokens).mean()), resampled[:, 5]),
+    each = np.ones(len(table))
+    ratios = {
+        "next_token_accuracy": (correct, tokens),
+        "in_vocabulary_accuracy": (known_correct, known),
+        "cross_entropy": (nats, tokens),
+        "bits_per_byte": (nats / math.log(2), size),
+        "user_next_token_accuracy": (correct / tokens, each),
+        "user_cross_entropy": (nats / tokens, each),
     }
+    columns = np.stack([column for ratio in ratios.values() for column in ratio], axis=1)
+    draws = _resampled(columns, resamples=resamples, seed=seed)
+    found: dict[str, Any] = {}
+    for place, (name, (over, under)) in enumerate(ratios.items()):
+        above, below = draws[:, 2 * place], draws[:, 2 * place + 1]
+        found[name] = None
+        if below.all():
+            low, high = np.percentile(above / below, [2.5, 97.5]).tolist()
+            found[name] = Interval(value=float(over.sum() / under.sum()), low=low, high=high)
+    entropy = found["cross_entropy"]
+    found["perplexity"] = Interval(
+        value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
+    )
+    return found
 
 
 def score_texts(
@@ -253,13 +235,16 @@ def score_texts(
         tokenizer: its fast tokenizer.
         texts: (n,).
         max_tokens: tokens of text in a window, without the beginning token.
-        batch_size: windows per forward pass.
+        batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
         progress: called with the number of texts just done.
 
     Raises:
         ConfigError: An argument is out of range.
-        ModelError: The tokenizer has no token to begin with.
+        ModelError: The tokenizer has no token to begin with, or a prediction is not finite.
     """
+    import torch
+
+    check_whole("batch_size", batch_size, ge=1)
     begin = first_token(tokenizer)
     rows = token_rows(tokenizer, texts)
     windows, sources = [], []
@@ -268,68 +253,12 @@ def score_texts(
             windows.append([begin, *row[start : start + max_tokens]])
             sources.append(index)
     owners = np.array(sources, dtype=np.int64)
-    pending = np.bincount(owners, minlength=len(rows))
-    if progress is not None and (empty := int((pending == 0).sum())):
+    ends = np.append(owners[1:] != owners[:-1], [True] * min(1, len(owners)))  # a text's last one
+    if progress is not None and (empty := len(rows) - int(ends.sum())):
         progress(empty)
-
-    def finished(done: IntArray) -> None:
-        np.subtract.at(pending, owners[done], 1)
-        texts_done = int((pending[np.unique(owners[done])] == 0).sum())
-        if progress is not None and texts_done:
-            progress(texts_done)
-
     unknown: Any = getattr(tokenizer, "unk_token_id", None)
     # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
-    knows_all = unknown is None or unknown == begin
-    missing = [0 if knows_all else row.count(unknown) for row in rows]
-    correct, nats, correct_unknown = _predict(
-        network,
-        windows,
-        batch_size=batch_size,
-        unknown=None if knows_all else unknown,
-        finished=finished,
-    )
-
-    def of_texts(values: npt.NDArray[Any], kind: Any = np.int64) -> npt.NDArray[Any]:
-        return np.bincount(owners, weights=values, minlength=len(rows)).astype(kind)
-
-    return TokenScores(
-        tokens=np.array([len(row) for row in rows], dtype=np.int64),
-        correct=of_texts(correct),
-        nats=of_texts(nats, np.float64),
-        unknown=np.array(missing, dtype=np.int64),
-        correct_unknown=of_texts(correct_unknown),
-    )
-
-
-def _predict(
-    network: Any,
-    windows: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    unknown: int | None,
-    finished: Callable[[IntArray], None],
-) -> tuple[IntArray, Float64Array, IntArray]:
-    """Predict every token of every window but the first, which is given.
-
-    Args:
-        network: a causal language model in evaluation mode.
-        windows: (w,) lists of token ids, at least two in each, within the model's context.
-        batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
-        unknown: the token that stands for text the tokenizer does not know; None for none.
-        finished: called with the indices of the windows just done.
-
-    Returns:
-        How many tokens of each window are the model's first choice, (w,), the sum of their
-        negative log-probabilities in nats, (w,), and how many of the first are unknown, (w,).
-
-    Raises:
-        ConfigError: Batch_size is out of range.
-        ModelError: A prediction is not finite.
-    """
-    import torch
-
-    check_whole("batch_size", batch_size, ge=1)
+    unknown = None if unknown == begin else unknown
     correct = np.zeros(len(windows), dtype=np.int64)
     nats = np.zeros(len(windows), dtype=np.float64)
     correct_unknown = np.zeros(len(windows), dtype=np.int64)
@@ -356,25 +285,21 @@ def _predict(
         nats[chosen] = losses.double().masked_fill(~held, 0.0).sum(dim=1).cpu().numpy()
         if unknown is not None:
             correct_unknown[chosen] = (hits & (targets == unknown)).sum(dim=1).cpu().numpy()
-        finished(np.array(chosen, dtype=np.int64))
+        if progress is not None and (done := int(ends[chosen].sum())):
+            progress(done)
     if not np.isfinite(nats).all():
         raise ModelError("the model's predictions are not finite: its weights are damaged")
-    return correct, nats, correct_unknown
 
+    def of_texts(values: npt.NDArray[Any], kind: Any = np.int64) -> npt.NDArray[Any]:
+        return np.bincount(owners, weights=values, minlength=len(rows)).astype(kind)
 
-def _user_numbers(owners: Sequence[int] | IntArray | None, count: int) -> IntArray:
-    """Users numbered from 0, (count,)."""
-    if count == 0:
-        raise ConfigError("there must be at least one held-out text")
-    if owners is None:
-        return np.arange(count)
-    given = np.asarray(owners)
-    if given.shape != (count,) or given.dtype.kind not in "iu":
-        raise ConfigError(
-            f"owners must hold one integer per text, ({count},), got {given.dtype} of shape "
-            f"{given.shape}"
-        )
-    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+    return TokenScores(
+        tokens=np.array([len(row) for row in rows], dtype=np.int64),
+        correct=of_texts(correct),
+        nats=of_texts(nats, np.float64),
+        unknown=np.array([row.count(unknown) for row in rows], dtype=np.int64),
+        correct_unknown=of_texts(correct_unknown),
+    )
 
 
 def _resampled(rows: Float64Array, *, resamples: int, seed: int) -> Float64Array:

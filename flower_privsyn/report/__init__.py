@@ -1,13 +1,134 @@
 """Pages to look at: one run, and a comparison of methods. Files without any reference to another.
 
+Every text that a template shows is escaped, and what a page cannot hold is replaced in the whole of
+it. Synthetic texts are written by a model and may hold any markup. The page forbids scripts and
+every load by its own content security policy, so it shows the same on a machine without network and
+in any mail program.
+
 Importing this package loads no model library, and matplotlib and Jinja2 only when a page is made.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_privsyn.errors import MissingExtraError, RunDirectoryError
+from flower_privsyn.files import replacing
+from flower_privsyn.report import numbers
+from flower_privsyn.report.comparison import filled as of_comparison
 from flower_privsyn.report.comparison import read_document
-from flower_privsyn.report.pages import (
-    require_libraries,
-    write_comparison_page,
-    write_run_page,
-)
+from flower_privsyn.report.run import filled as of_run
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import ledger_meta
+from flower_privsyn.run.run_format import hide_dates
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = ["read_document", "require_libraries", "write_comparison_page", "write_run_page"]
+
+
+def write_run_page(
+    run: RunDirectory, path: Path | None = None, *, quality: Sequence[tuple[str, str]] = ()
+) -> Path:
+    """Write the page of a run, whatever has become of it.
+
+    Args:
+        run: of any strategy, finished or not; it is only read.
+        path: where to; by default `report.html` in the run directory, with the date of all files
+            there. Replaced as a whole.
+        quality: names and figures of its evaluation, where the page lies elsewhere.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        MissingExtraError: Jinja2 or matplotlib is not installed.
+        LedgerError: the ledger is damaged, or lacks a line that another file states.
+        RunDirectoryError: a file of the run is damaged, or the page cannot be written.
+    """
+    target = run.path / "report.html" if path is None else path
+    _write(run_page(run, quality), target)
+    if path is None and run.running_process() is None:
+        hide_dates(run.path)
+    return target
+
+
+def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
+    """Write the page of a comparison.
+
+    Args:
+        document: what `privsyn compare` keeps in `compare.json`, finished or not. Cells that have
+            not finished are listed with their reason.
+        path: where to; replaced as a whole.
+
+    Raises:
+        MissingExtraError: Jinja2 or matplotlib is not installed.
+        RunDirectoryError: the page cannot be written.
+    """
+    _write(comparison_page(document), path)
+
+
+def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
+    """The page of a run as text; see `write_run_page`."""
+    require_libraries()
+    return _rendered("run.html.j2", of_run(run, quality))
+
+
+def comparison_page(document: Mapping[str, Any]) -> str:
+    """The page of a comparison as text; see `write_comparison_page`."""
+    require_libraries()
+    return _rendered("comparison.html.j2", of_comparison(document))
+
+
+def require_libraries() -> None:
+    """Refuse to go on where no page can be made.
+
+    Raises:
+        MissingExtraError: Jinja2 or matplotlib is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "A report needs Jinja2 and matplotlib: pip install 'flower-privsyn[evaluation]'"
+        ) from error
+
+
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
+    return numbers.writable(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "counted": numbers.counted,
+        "ledger_meta": ledger_meta,
+        "number": numbers.number,
+        "shortened": numbers.shortened,
+    }
+    return environment
+
+
+def _write(page: str, path: Path) -> None:
+    """Write a page as a whole: a reader finds the old one or the new one."""
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The report {path} cannot be written: {error.strerror or error}."
+        ) from error

@@ -12,8 +12,7 @@ import pytest
 
 from flower_privsyn.comparison import APP, Cell, People, Plan, make_plan, methods_of
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.comparison.run import _rows
-from flower_privsyn.comparison.summary import document_of
+from flower_privsyn.comparison.run import _rows, document_of
 from flower_privsyn.dry_run import libraries
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP

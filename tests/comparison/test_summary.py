@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.comparison.summary import summarise
+from flower_privsyn.comparison.run import summarise
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies.catalogue import compared

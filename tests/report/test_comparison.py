@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.pages import comparison_page
+from flower_privsyn.report import comparison_page
 from flower_privsyn.run import RunDirectory
 from tests.support.comparisons import comparison
 from tests.support.pages import Node, check, headings, part, pictures, rows

@@ -13,9 +13,8 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError, MissingExtraError
-from flower_privsyn.report import write_run_page
+from flower_privsyn.report import run_page, write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text
-from flower_privsyn.report.pages import run_page
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.run.summary import round_texts
 from flower_privsyn.strategies._population import Population

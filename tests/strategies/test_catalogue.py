@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.comparison.references import REFERENCES
+from flower_privsyn.comparison.measures import REFERENCES
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import App, strategies_of
 from flower_privsyn.queries import QUERIES
