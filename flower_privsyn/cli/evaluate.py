@@ -56,9 +56,9 @@ def evaluate(
     """
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.evaluation.run import evaluate_run
+    from flower_privsyn.progress import ShownProgress
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.progress import ShownProgress
     from flower_privsyn.training.causal import CausalTraining
 
     run = RunDirectory.open(run_dir)

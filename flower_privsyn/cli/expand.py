@@ -70,8 +70,8 @@ def _more(
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.files import expanded
     from flower_privsyn.models import stamped
+    from flower_privsyn.progress import ShownProgress
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.progress import ShownProgress
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
     wanted = check_whole("--samples", 1000 if samples is None else samples, ge=1)

@@ -30,8 +30,8 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
     from flower_privsyn.host.launch import how_to_go_on
+    from flower_privsyn.report.summary import RunSummary
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.summary import RunSummary
 
     run = RunDirectory.open(path)
     return {**RunSummary.of(run).to_dict(), "continue": how_to_go_on(run)}
@@ -124,8 +124,8 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
+    from flower_privsyn.progress import ShownProgress
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.progress import ShownProgress
     from flower_privsyn.strategies._moments import WARN_ABOVE, MomentSketch
     from flower_privsyn.strategies.fred import candidate_names, rank_sets, read_sets
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from flower_privsyn import files
 from flower_privsyn.plain_stream import without_controls
-from flower_privsyn.run.progress import describe
+from flower_privsyn.progress import describe
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

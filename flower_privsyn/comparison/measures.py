@@ -32,9 +32,9 @@ from flower_privsyn.evaluation.run import (
     tuned,
 )
 from flower_privsyn.files import located, read_json_lines
+from flower_privsyn.progress import ShownProgress
+from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import ShownProgress
-from flower_privsyn.run.summary import RunSummary
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation

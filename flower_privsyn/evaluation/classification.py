@@ -26,9 +26,9 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import context_of, model_folder
+from flower_privsyn.progress import ProgressReporter
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import ProgressReporter
-from flower_privsyn.run.summary import round_texts
+from flower_privsyn.run.directory import round_texts
 
 IntArray = npt.NDArray[np.int64]
 

@@ -42,9 +42,9 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.models import has_model
 from flower_privsyn.models.pretrained import holds_encoder_decoder
+from flower_privsyn.progress import NullProgress, ProgressReporter
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
-from flower_privsyn.run.progress import NullProgress, ProgressReporter
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 
 if TYPE_CHECKING:

@@ -49,6 +49,7 @@ from flower_privsyn.host.app import (
     read_settings,
 )
 from flower_privsyn.models.threads import most_threads
+from flower_privsyn.progress import read_progress
 from flower_privsyn.run import (
     RunDirectory,
     default_run_directory,
@@ -58,7 +59,6 @@ from flower_privsyn.run import (
     supervisor_lock,
 )
 from flower_privsyn.run.directory import OwnerFolder
-from flower_privsyn.run.progress import read_progress
 from flower_privsyn.run.run_format import disk_full_sentence, was_launched
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]

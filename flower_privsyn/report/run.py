@@ -21,9 +21,9 @@ from flower_privsyn.report.numbers import (
     time_text,
     whole,
 )
+from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.directory import TRAINED_MODEL
-from flower_privsyn.run.summary import RunSummary, round_texts
+from flower_privsyn.run.directory import TRAINED_MODEL, round_texts
 
 #: Texts that are shown of a round.
 _ROUND_SAMPLES = 3

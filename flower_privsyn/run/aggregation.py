@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
+from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
-from flower_privsyn.run.progress import FOR_THE_OWNER
 from flower_privsyn.secure_aggregation import (
     KeyCard,
     Roster,

@@ -59,8 +59,8 @@ from flower_privsyn.files import (
     write_json,
 )
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
+from flower_privsyn.progress import Progress, Stage, warnings_to
 from flower_privsyn.run.locks import forget_holder, is_alive, lock_file, read_holder
-from flower_privsyn.run.progress import Progress, Stage, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
@@ -895,6 +895,27 @@ def refuse_links(path: Path) -> None:
 def ledger_meta(digest: str) -> str:
     """The element by which a page states a line of the ledger."""
     return f'<meta name="privsyn-ledger" content="{digest}">'
+
+
+def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
+    """The texts that users were asked about, by round, with their noisy votes or scores.
+
+    Args:
+        run: of any strategy; one that trains on the nodes has none. Embeddings are left out, and so
+            is a file that cannot be read, as when it is being replaced.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: dict[int, list[dict[str, Any]]] = {}
+    for number, one in run.rounds:
+        if one.texts is not None:
+            try:
+                names = [name for name in pq.read_schema(one.texts).names if name != "embedding"]
+                found[number] = pq.read_table(one.texts, columns=names).to_pylist()
+            except (OSError, pa.ArrowException):
+                continue
+    return found
 
 
 def others_than_a_start(path: Path) -> list[str]:

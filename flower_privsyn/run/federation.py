@@ -19,6 +19,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
+from flower_privsyn.progress import FOR_THE_OWNER, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import error_key, first_replies, words_of
 from flower_privsyn.run.changes import (
@@ -37,7 +38,6 @@ from flower_privsyn.run.plan import (
     refuse_unfit_noise,
     settle,
 )
-from flower_privsyn.run.progress import FOR_THE_OWNER, Stage
 from flower_privsyn.run.rounds import (
     Releases,
     all_asked,

@@ -18,8 +18,8 @@ from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.progress import Progress
 
 
 class SumOfUsers(NamedTuple):

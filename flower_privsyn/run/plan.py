@@ -23,9 +23,9 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import Method
-from flower_privsyn.run.progress import Progress
 from flower_privsyn.run.rounds import rounds_behind
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.secure_aggregation import Terms

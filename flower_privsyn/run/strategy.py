@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -42,6 +42,7 @@ from flower_privsyn.privacy import (
     SecureRandom,
 )
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
+from flower_privsyn.progress import FOR_THE_OWNER, ShownProgress
 from flower_privsyn.queries import Query
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
@@ -68,9 +69,7 @@ from flower_privsyn.run.method import (
     need,
     source_of,
 )
-from flower_privsyn.run.opened import OpenedRun
 from flower_privsyn.run.plan import SettledPlan
-from flower_privsyn.run.progress import FOR_THE_OWNER, ShownProgress
 from flower_privsyn.run.rounds import (
     KeptRounds,
     Releases,
@@ -82,10 +81,6 @@ from flower_privsyn.run.rounds import (
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
 from flower_privsyn.secure_aggregation import Terms
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -657,14 +652,6 @@ class PrivateSumStrategy(Strategy):
                 phase.sampling,
                 phase.noise_multiplier,
             )
-
-    def texts(self) -> Dataset:
-        """The synthetic texts of the run, in memory; see `flower_privsyn.open_run` for the rest.
-
-        Raises:
-            RunDirectoryError: the run has none: it is not finished, or its method writes none.
-        """
-        return OpenedRun(self.run).dataset()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -17,14 +17,12 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json, write_json
-from flower_privsyn.run.directory import OwnerFolder, RunDirectory
-from flower_privsyn.run.run_format import LEDGER_KEY
-from flower_privsyn.run.summary import RunSummary
+from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.run.run_format import LEDGER_KEY, stamp_of
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -46,11 +44,11 @@ _TOLD: Final = "trackers.json"
 class Tracker(Protocol):
     """Where figures go: one of those that settings name, or `tracker` of a strategy."""
 
-    def begin(self, run: RunSummary, known: str) -> str:
+    def begin(self, run: RunDirectory, known: str) -> str:
         """Begin to track a run, or go on: called once in a process, before its first figure.
 
         Args:
-            run: with its settings, its stamp and where it lies.
+            run: its directory.
             known: what this returned when the run was first told of; "" before that.
 
         Returns:
@@ -82,11 +80,11 @@ def require_tracker(name: str) -> None:
 class TensorBoard:
     """Event files in `tensorboard` of the owner's folder."""
 
-    def begin(self, run: RunSummary, known: str) -> str:
+    def begin(self, run: RunDirectory, known: str) -> str:
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(_folder(run).path / "tensorboard"))
+        self._writer = SummaryWriter(_folder(run) + "/tensorboard")
         if not known:
             told = [f"{key} = {value}" for key, value in sorted(_settings(run).items())]
             self._writer.add_text("settings", "  \n".join(told))
@@ -107,7 +105,7 @@ class TensorBoard:
 class MLflow:
     """A run of the experiment "flower-privsyn" where `MLFLOW_TRACKING_URI` says."""
 
-    def begin(self, run: RunSummary, known: str) -> str:
+    def begin(self, run: RunDirectory, known: str) -> str:
         """See `Tracker`."""
         from mlflow import MlflowClient
 
@@ -120,7 +118,7 @@ class MLflow:
         found = self._client.get_experiment_by_name(_PROJECT)
         made = self._client.create_run(
             self._client.create_experiment(_PROJECT) if found is None else found.experiment_id,
-            run_name=run.name,
+            run_name=run.path.name,
         )
         self._name = str(made.info.run_id)
         for key, value in _settings(run).items():
@@ -143,7 +141,7 @@ class WeightsAndBiases:
     Source code, console, machine and its use stay here.
     """
 
-    def begin(self, run: RunSummary, known: str) -> str:
+    def begin(self, run: RunDirectory, known: str) -> str:
         """See `Tracker`."""
         import wandb
 
@@ -152,9 +150,9 @@ class WeightsAndBiases:
             project=_PROJECT,
             id=name,
             resume="allow",
-            name=run.name,
+            name=run.path.name,
             config=_settings(run),
-            dir=str(_folder(run).path),
+            dir=_folder(run),
             settings=wandb.Settings(
                 console="off",
                 disable_code=True,
@@ -245,7 +243,7 @@ class Following:
                 write_json(file, {**known, own: told}, for_the_owner=True)
 
         if not self._begun:
-            note(name=self._tracker.begin(RunSummary.of(run), told["name"]))
+            note(name=self._tracker.begin(run, told["name"]))
             self._begun = True
         for line in lines:
             self._tracker.log(int(line["round"]), _figures(line))
@@ -266,13 +264,16 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _settings(run: RunSummary) -> dict[str, str]:
+def _settings(run: RunDirectory) -> dict[str, str]:
     """Of the run, as text; and the stamp where the epsilons do not cover its figures."""
-    found = {key: "" if value is None else str(value) for key, value in run.settings.items()}
-    return {"strategy": run.strategy or "", **found, **({"stamp": run.stamp} if run.stamp else {})}
+    document = run.document
+    found = {key: "" if value is None else str(value) for key, value in run.config.items()}
+    stamps = (line["stamp"] for line in run.metrics() if line.get("stamp"))
+    stamp = stamp_of(document) or next(stamps, None)
+    told = {"stamp": stamp} if stamp else {}
+    return {"strategy": document.get("strategy") or "", **found, **told}
 
 
-def _folder(run: RunSummary) -> OwnerFolder:
-    folder = OwnerFolder(Path(run.path))
-    folder.make()
-    return folder
+def _folder(run: RunDirectory) -> str:
+    run.owner.make()
+    return str(run.owner.path)

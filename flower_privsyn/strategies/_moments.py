@@ -23,7 +23,7 @@ from flower_privsyn.run.method import Outline, Question, RecordSource, SumOfUser
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.progress import Progress
 
 
 logger = logging.getLogger("flwr.privsyn")

@@ -29,7 +29,7 @@ from flower_privsyn.strategies._population import Population
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
 

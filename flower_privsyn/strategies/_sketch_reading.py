@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries.joint_sketch import Block, ItemMoments
+from flower_privsyn.report.sketch_file import write_sketch
 from flower_privsyn.run.method import SumOfUsers, added_up
-from flower_privsyn.run.sketch_file import write_sketch
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias
@@ -292,7 +292,7 @@ class TokenSketch:
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
 
     def save(self, folder: Path, *, tokenizer: Any) -> None:
-        """Write `sketch.parquet` (`flower_privsyn.run.sketch_file`).
+        """Write `sketch.parquet` (`flower_privsyn.report.sketch_file`).
 
         Args:
             folder: of the run.

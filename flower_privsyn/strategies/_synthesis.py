@@ -16,9 +16,9 @@ from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.expand import Earlier
 from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.progress import ProgressReporter
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
-from flower_privsyn.run.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import TextGenerator

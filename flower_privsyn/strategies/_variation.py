@@ -23,7 +23,7 @@ from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Variation
-    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.progress import Progress
 
 Float64Array = npt.NDArray[np.float64]
 

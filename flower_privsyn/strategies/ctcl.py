@@ -34,6 +34,7 @@ from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.privacy import Phase, Sampling
+from flower_privsyn.progress import ProgressReporter
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
 from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
@@ -50,7 +51,6 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.progress import ProgressReporter
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by

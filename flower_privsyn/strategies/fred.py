@@ -80,7 +80,7 @@ from flower_privsyn.strategies._moments import (
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -37,6 +37,7 @@ from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
+from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.run.method import (
     Look,
@@ -49,7 +50,6 @@ from flower_privsyn.run.method import (
     State,
     need,
 )
-from flower_privsyn.run.sketch_file import SELECTED
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,

@@ -41,7 +41,7 @@ from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.run.progress import Progress
+    from flower_privsyn.progress import Progress
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.local import LocalModel
     from flower_privsyn.training.selection import Kept

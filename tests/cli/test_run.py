@@ -14,8 +14,8 @@ from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import launch
 from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
+from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from tests.support.flower_app import write_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,8 +15,8 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation import run as evaluation_run
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
+from flower_privsyn.progress import ShownProgress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import ShownProgress
 from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal import CausalTraining

@@ -15,8 +15,8 @@ from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app
 from flower_privsyn.host.launch import Outcome
+from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.summary import run_costs
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}

@@ -26,10 +26,10 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
 )
+from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.plan import plan_of, settle
 from flower_privsyn.run.strategy import planned_traffic
-from flower_privsyn.run.summary import run_costs
 from flower_privsyn.strategies import (
     POPri,
     POPriConfig,

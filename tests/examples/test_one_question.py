@@ -9,8 +9,8 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.summary import run_costs
 
 APP = Path(__file__).parents[2] / "examples" / "quickstart"
 BUNDLED = ("synthesis=selected", "generator=privsyn-lm", "teacher=privsyn-lm", "student-steps=200")

@@ -16,7 +16,7 @@ from flower_privsyn.errors import LedgerError, MissingExtraError
 from flower_privsyn.report import run_page, write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
-from flower_privsyn.run.summary import round_texts
+from flower_privsyn.run.directory import round_texts
 from flower_privsyn.strategies._population import Population
 from tests.support import golden_runs
 from tests.support.data_cases import locked

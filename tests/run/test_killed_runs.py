@@ -15,8 +15,8 @@ from flwr.app import (
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory, rounds
-from flower_privsyn.run.summary import run_costs
 from tests.support.federation import silent
 from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.run.progress import Progress, read_progress
+from flower_privsyn.progress import Progress, read_progress
 
 
 def test_stages_are_written_as_they_open_and_close(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flower_privsyn.progress import describe, read_progress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import describe, read_progress
 
 # A process of its own: the log of a test is set up by pytest.
 _SERVER_APP = """
@@ -15,7 +15,7 @@ import logging, sys
 from pathlib import Path
 import flwr.common
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import FOR_THE_OWNER
+from flower_privsyn.progress import FOR_THE_OWNER
 
 run = RunDirectory.create(Path(sys.argv[1]), config={})
 with run.session():

@@ -12,7 +12,6 @@ import pytest
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.run import RunDirectory, trackers
 from flower_privsyn.run.locks import read_holder
-from flower_privsyn.run.summary import RunSummary
 from flower_privsyn.run.trackers import Following
 from tests.support import golden_runs
 from tests.support.probe import Probe
@@ -37,13 +36,13 @@ class Listening:
     """Hears all, and may fail after that."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.begun: list[tuple[RunSummary, str]] = []
+        self.begun: list[tuple[dict[str, object], str]] = []
         self.points: list[tuple[int, str, float]] = []
         self.ends: list[str] = []
         self.fails = fails
 
-    def begin(self, run: RunSummary, known: str) -> str:
-        self.begun.append((run, known))
+    def begin(self, run: RunDirectory, known: str) -> str:
+        self.begun.append((run.config, known))
         return "its name"
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
@@ -68,8 +67,8 @@ def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirector
     following.tell(run)
     following.tell(run)
     assert first.points == POINTS
-    ((summary, known),) = first.begun
-    assert (known, summary.settings) == ("", {"num-rounds": 3, "epsilon": 2.0})
+    ((settings, known),) = first.begun
+    assert (known, settings) == ("", {"num-rounds": 3, "epsilon": 2.0})
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
     Following(second).tell(run)  # of a run that was resumed
@@ -185,10 +184,9 @@ def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
     monkeypatch.setattr(Following, "of", classmethod(lambda cls, name, own: cls(listening)))
     golden_runs.run("private-evolution poisson", tmp_path)
     assert listening.ends == ["finished"]
-    ((summary, _),) = listening.begun
-    assert summary.status == "running"
+    ((settings, _),) = listening.begun
     rounds = sorted({number for number, _, _ in listening.points})
     assert rounds == list(range(1, len(rounds) + 1))
     # Who took part is secret under Poisson sampling, and no figure counts it.
     assert not {name for _, name, _ in listening.points} & {"num_users", "num_nodes", "answers"}
-    assert not {"run-dir", "resume", "data"} & set(summary.settings)
+    assert not {"run-dir", "resume", "data"} & set(settings)

@@ -18,8 +18,8 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError, GenerationError
 from flower_privsyn.messages import wire
+from flower_privsyn.progress import NullProgress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.progress import NullProgress
 from flower_privsyn.strategies import STRATEGIES, AugPE, AugPEConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.testing import (

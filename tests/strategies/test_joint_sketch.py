@@ -28,9 +28,9 @@ from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.report.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN
-from flower_privsyn.run.sketch_file import SKETCH_FILE, trust_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.joint_sketch import biased_generator
 from flower_privsyn.testing import EchoGenerator

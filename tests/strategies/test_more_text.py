@@ -12,9 +12,9 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
+from flower_privsyn.progress import NullProgress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.progress import NullProgress
 from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.testing import EchoGenerator

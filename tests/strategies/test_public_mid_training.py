@@ -22,8 +22,8 @@ from flower_privsyn.privacy import (
     Correlation,
     PrivacyLedger,
 )
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.run.progress import Progress
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFTRLConfig,

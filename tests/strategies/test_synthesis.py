@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
-from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.progress import NullProgress
 from flower_privsyn.strategies._synthesis import expand_resumably
 
 EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]

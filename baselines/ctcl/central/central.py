@@ -41,7 +41,7 @@ from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.generators import load_trained_generator
 from flower_privsyn.generation.streams import derive_seed, stream
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.progress import NullProgress
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import (
     FullParticipation,

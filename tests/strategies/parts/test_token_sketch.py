@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.run.sketch_file import SKETCH_FILE, telling_items, trust_in
+from flower_privsyn.report.sketch_file import SKETCH_FILE, telling_items, trust_in
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._sketch_reading import BlockReading, TokenSketch
 

@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.run.progress import NullProgress
+from flower_privsyn.progress import NullProgress
 from flower_privsyn.strategies.ctcl import TopicWriter
 
 

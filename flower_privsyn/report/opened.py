@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_privsyn.errors import MissingExtraError, RunDirectoryError
+from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.run.directory import RunDirectory
-from flower_privsyn.run.summary import RunSummary, round_texts
+from flower_privsyn.report.summary import RunSummary
+from flower_privsyn.run.directory import RunDirectory, round_texts
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import Dataset
 
 
 #: Files by which a folder is known as a model.
@@ -150,28 +149,6 @@ class OpenedRun:
             for folder in folders
             if any((folder / name).is_file() for name in _MODEL_FILES)
         }
-
-    def dataset(self) -> Dataset:
-        """The synthetic texts as a data set of the Hugging Face library `datasets`, in memory.
-
-        Raises:
-            MissingExtraError: `datasets` is not installed.
-            RunDirectoryError: the run has no synthetic texts.
-        """
-        try:
-            from datasets import Dataset
-        except ImportError as error:
-            raise MissingExtraError(
-                "a run's texts as a data set need the library datasets: "
-                "pip install 'flower-privsyn[client]'"
-            ) from error
-        rows = list(read_json_lines(self.run.synthetic_jsonl))
-        if not rows:
-            raise RunDirectoryError(
-                f"The run in {self.path} has no synthetic texts: it is {self.run.standing}, and "
-                f"its strategy is {self._strategy or 'not stated'}."
-            )
-        return Dataset.from_list(rows)
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -17,9 +17,9 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
+from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 from flower_privsyn.run.directory import RunDirectory
 from flower_privsyn.run.run_format import stamp_of
-from flower_privsyn.run.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
 
 #: Texts that are shown of a run.
 _SAMPLES: Final = 9
@@ -262,25 +262,4 @@ def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
                 "training": files.record("training"),
             }
         )
-    return found
-
-
-def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
-    """The texts that users were asked about, by round, with their noisy votes or scores.
-
-    Args:
-        run: of any strategy; one that trains on the nodes has none. Embeddings are left out, and so
-            is a file that cannot be read, as when it is being replaced.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    found: dict[int, list[dict[str, Any]]] = {}
-    for number, files in run.rounds:
-        if files.texts is not None:
-            try:
-                names = [name for name in pq.read_schema(files.texts).names if name != "embedding"]
-                found[number] = pq.read_table(files.texts, columns=names).to_pylist()
-            except (OSError, pa.ArrowException):
-                continue
     return found
