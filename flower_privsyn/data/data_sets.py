@@ -68,14 +68,25 @@ def by_name(name: str, *, streaming: bool = False) -> Any:
     _, _, rest = ("", "", "") if expanded(name).is_dir() else name.partition(":")
     config, _, split = rest.partition(":")
     split = split or "train"
-    if not is_saved(folder):
-        return from_folder(folder, config or None, split, streaming=streaming)
-    if config not in ("", "default"):
-        raise DataError(
-            f"{folder} is a save_to_disk folder, which has no configurations, got {config!r}: "
-            f"name {folder}::{split}"
+    if is_saved(folder):
+        if config not in ("", "default"):
+            raise DataError(
+                f"{folder} is a save_to_disk folder, which has no configurations, got {config!r}: "
+                f"name {folder}::{split}"
+            )
+        return split_of(_saved(folder), split, where=name)
+    # No copy of it stays on the disk.
+    with tempfile.TemporaryDirectory(prefix="privsyn-data-") as copies:
+        return _loaded(
+            str(folder),
+            config or None,
+            split,
+            offline=True,
+            refusal=f"{folder} holds no data set with the configuration {config or 'default'!r} "
+            f"and the split {split!r}",
+            cache_dir=copies,
+            **{"streaming" if streaming else "keep_in_memory": True},
         )
-    return split_of(from_disk(folder), split, where=name)
 
 
 def from_hub(location: str, *, streaming: bool = False) -> Any:
@@ -94,50 +105,20 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
     if found is None:
         raise DataError(f"{location} is no owner/name:config:split of a data set.")
     name, config, split = found[1], found[2], found[3] or "train"
-    unreachable = hub_unreachable("HF_DATASETS_OFFLINE")
-    with _offline() if unreachable else contextlib.nullcontext():
-        try:
-            return _loaded(name, config, split, streaming=streaming and not unreachable)
-        except DataError:
-            raise
-        except Exception as error:
-            if unreachable:
-                raise DataError(
-                    f"{location} is neither a file nor in the data set cache, and the hub cannot "
-                    f"be reached ({unreachable})."
-                ) from None
-            raise DataError(
-                f"{location} (split {split!r}) is not a file, and the hub gives no such data set "
-                f"({type(error).__name__})."
-            ) from None
-
-
-def from_folder(folder: Path, config: str | None, split: str, *, streaming: bool = False) -> Any:
-    """A folder that the library reads as a data set, such as a clone of one of the hub.
-
-    No copy of it stays on the disk.
-
-    Args:
-        folder: With the files of the data set, and a README that names its configurations.
-        config: Its configuration; None for the only one.
-        split: Of it.
-        streaming: Read rows as they are asked for, and not into memory.
-
-    Raises:
-        DataError: The folder holds no such data set, configuration or split.
-        MissingExtraError: The library is not installed.
-    """
-    with tempfile.TemporaryDirectory(prefix="privsyn-data-") as copies, _offline():
-        try:
-            kept = {"streaming": True} if streaming else {"keep_in_memory": True}
-            return _loaded(str(folder), config, split, cache_dir=copies, **kept)
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"{folder} holds no data set with the configuration {config or 'default'!r} and "
-                f"the split {split!r} ({type(error).__name__})."
-            ) from None
+    refusal = f"{location} (split {split!r}) is not a file, and the hub gives no such data set"
+    if unreachable := hub_unreachable("HF_DATASETS_OFFLINE"):
+        refusal = (
+            f"{location} is neither a file nor in the data set cache, and the hub cannot be "
+            f"reached: {unreachable}"
+        )
+    return _loaded(
+        name,
+        config,
+        split,
+        offline=bool(unreachable),
+        refusal=refusal,
+        streaming=streaming and not unreachable,
+    )
 
 
 def is_saved(folder: Path) -> bool:
@@ -145,8 +126,7 @@ def is_saved(folder: Path) -> bool:
     return any(item.name in _SAVED for item in folder.iterdir())
 
 
-def from_disk(folder: Path) -> Any:
-    """A folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` has written."""
+def _saved(folder: Path) -> Any:
     library = _library()
     try:
         return library.load_from_disk(str(folder))
@@ -197,16 +177,18 @@ def generated(
         raise
 
 
-def _loaded(name: str, config: str | None, split: str, **options: Any) -> Any:
+def _loaded(
+    name: str, config: str | None, split: str, *, offline: bool, refusal: str, **options: Any
+) -> Any:
     """Load one split, or say which there are."""
     library = _library()
     try:
-        with _quiet(library):
+        with _quiet(library), _offline() if offline else contextlib.nullcontext():
             found = library.load_dataset(name, config, **options)
-    except ValueError as error:
-        known = _CONFIGURATIONS.search(str(error))
+    except Exception as error:
+        known = _CONFIGURATIONS.search(str(error)) if isinstance(error, ValueError) else None
         if known is None:
-            raise
+            raise DataError(f"{refusal} ({type(error).__name__}).") from None
         asked = f"has no configuration {config!r}" if config else "has several configurations"
         names = (known[1] or known[2]).replace("'", "")
         raise DataError(f"{name} {asked}: write {name}:CONFIG:SPLIT with one of {names}.") from None
