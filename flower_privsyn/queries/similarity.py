@@ -41,7 +41,6 @@ from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
     Float64Array,
-    IntArray,
     Query,
     all_finite,
     once_per_array,
@@ -206,8 +205,12 @@ class MeanSimilarity(Query):
                 f"{'with' if self.centre == 'prompt' else 'without'} the prompt of each candidate, "
                 f"got {sorted(broadcast)}"
             )
-        if prompt is not None:
-            _groups(prompt, len(arrays["candidates"]))
+        count = len(arrays["candidates"])
+        if prompt is not None and (prompt.shape != (count,) or prompt.dtype.kind not in "iu"):
+            raise ValueError(
+                f"prompt must be ({count},) integers, one group per candidate, got "
+                f"{prompt.dtype} of shape {prompt.shape}"
+            )
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """One number per candidate, or in the span one per dimension of the embedding."""
@@ -333,22 +336,6 @@ def _received_root(triangle: npt.NDArray[Any]) -> RightFactor:
     return RightFactor.of(root + np.triu(root, 1).T)
 
 
-def _groups(prompt: npt.NDArray[Any], num_candidates: int) -> IntArray:
-    """Groups numbered from 0, (m,)."""
-    if prompt.shape != (num_candidates,) or prompt.dtype.kind not in "iu":
-        raise ValueError(
-            f"prompt must be ({num_candidates},) integers, one group per candidate, got "
-            f"{prompt.dtype} of shape {prompt.shape}"
-        )
-    return _numbered(prompt)
-
-
-@once_per_array
-def _numbered(prompt: npt.NDArray[Any]) -> IntArray:
-    groups: IntArray = np.unique(prompt, return_inverse=True)[1].reshape(-1)
-    return groups
-
-
 def _centred(
     candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
 ) -> Float64Array:
@@ -357,7 +344,7 @@ def _centred(
     if centre == "all":
         rows -= rows.mean(axis=0)
     elif prompt is not None:
-        groups = _groups(prompt, len(rows))
+        groups = np.unique(prompt, return_inverse=True)[1].reshape(-1)
         order = np.argsort(groups, kind="stable")
         counts = np.bincount(groups)
         first = np.cumsum(counts) - counts

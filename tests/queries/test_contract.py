@@ -122,6 +122,16 @@ def broadcast_for(
     *,
     seed: int = 7,
 ) -> dict[str, np.ndarray]:
+    """As messages give it to a node: arrays of their own that cannot change."""
+    sent = {name: array.copy() for name, array in public(query, made, seed).items()}
+    for array in sent.values():
+        array.flags.writeable = False
+    return sent
+
+
+def public(
+    query: Query, made: Callable[[np.ndarray], np.ndarray], seed: int
+) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
     points = generator.standard_normal((CANDIDATES, DIMENSION)).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
@@ -246,10 +256,8 @@ def test_an_answer_is_the_same_where_a_process_is_given_the_same_arrays_again(
     """What is remembered of an array that cannot change (`once_per_array`) is right."""
     cohort = cohort_for(query, 9, seed=4)
     for seed in (7, 8):
-        asks = broadcast_for(query, seed=seed)
-        frozen = {name: array.copy() for name, array in asks.items()}
-        for array in frozen.values():
-            array.flags.writeable = False
+        frozen = broadcast_for(query, seed=seed)
+        asks = {name: array.copy() for name, array in frozen.items()}
         for _ in range(2):
             assert np.array_equal(query.answer(cohort, frozen), query.answer(cohort, asks))
 

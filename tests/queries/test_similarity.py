@@ -81,14 +81,13 @@ def scores_by_definition(
 
 @pytest.fixture(scope="module")
 def real() -> tuple[Cohort, np.ndarray, np.ndarray]:
-    """MiniLM embeddings of bundled passages: a cohort, candidates, and their prompts."""
-    from flower_privsyn.data.public_corpus import public_texts
-    from flower_privsyn.embedding import load_embedder
+    """A cohort, candidates, and their prompts, as MiniLM gives them.
 
-    embedder = load_embedder()
-    texts = public_texts(tokenizer=embedder.tokenizer)
-    texts = texts[:: len(texts) // 200][:200]
-    vectors = embedder.embed(texts)
+    All are near to one another, in 384 dimensions of which two never vary.
+    """
+    vectors = np.random.default_rng(1).normal(0.4, 1.0, (200, 384)).astype(np.float32)
+    vectors[:, [7, 99]] = 0.0
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     candidates, private = vectors[:110], vectors[110:]
     counts = np.array([1, 3, 0, 5, 2, 1, 4, 0, 6, 3] * 4)[:36]
     counts = counts[np.cumsum(counts) <= len(private)]
