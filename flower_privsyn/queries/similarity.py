@@ -227,7 +227,7 @@ class MeanSimilarity(Query):
         if self.answer_space == "span":
             return self._in_span(cohort, _received_root(broadcast["root"]), 1)
         expansion = self._expansion(broadcast)
-        return self._to_expand(cohort, expansion) @ expansion.scores.T
+        return self._to_expand(cohort, expansion) @ (_STEP * expansion.scores.T)
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """The sum of the contributions; that of all candidates' scores is expanded once.
@@ -245,17 +245,17 @@ class MeanSimilarity(Query):
             total = np.zeros(len(expansion.root.integers), dtype=np.float64)
             for block in many.blocks(_BLOCK_USERS):
                 total += self._to_expand(self._usable(block), expansion).sum(axis=0)
-            scores += expansion.scores @ total
+            scores += expansion.scores @ (_STEP * total)
         return scores
 
     def _expansion(self, broadcast: Broadcast) -> _Expansion:
         return _expansion(broadcast["candidates"], broadcast.get("prompt"), self.centre)
 
     def _to_expand(self, cohort: Cohort, expansion: _Expansion) -> Float64Array:
-        """Users' vectors in the span, whole multiples of `_STEP` of norm 1 / `longest` at most."""
-        vectors = self._in_span(cohort, expansion.root, len(expansion.scores))
-        steps = self._clip(vectors) / (expansion.longest * _STEP)
-        return np.asarray(np.trunc(steps, out=steps) * _STEP)
+        """Users' vectors in the span, in whole steps of `_STEP`, of norm 1 / `longest` at most."""
+        steps = self._clip(self._in_span(cohort, expansion.root, len(expansion.scores)))
+        steps *= 1.0 / (expansion.longest * _STEP)
+        return np.trunc(steps, out=steps)
 
     def _in_span(self, cohort: Cohort, root: RightFactor, num_candidates: int) -> Float64Array:
         """Users' vectors in the span, (num_users, d), scaled but not clipped."""
