@@ -59,10 +59,7 @@ def load_users(
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
     columns = Columns(client_column, text_column, date_column, strict=strict, label=label_column)
-    users = _gathered(source, columns).users()
-    if strict:
-        _check(users, _name_of(source))
-    return users
+    return _users(_gathered(source, columns), strict=strict)
 
 
 def load_configured(
@@ -81,11 +78,7 @@ def load_configured(
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
     """
-    gathered = gather_configured(*configurations, strict=strict, labels=labels)
-    users = gathered.users()
-    if strict:
-        _check(users, gathered.where)
-    return users
+    return _users(gather_configured(*configurations, strict=strict, labels=labels), strict=strict)
 
 
 def gather_configured(
@@ -118,12 +111,15 @@ def gather_configured(
     return _gathered(_configured(setting("data", "")), columns, **dealt)
 
 
-def _check(users: Users, where: str) -> None:
-    """Say to their owner what is wrong with all documents together."""
+def _users(gathered: Gathered, *, strict: bool) -> Users:
+    """All of them; where their owner looks, what is wrong with all documents together is said."""
+    users = gathered.users()
     try:
-        users.check_documents()
+        if strict:
+            users.check_documents()
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{gathered.where}: {error}") from None
+    return users
 
 
 def _configured(source: str) -> str:

@@ -120,15 +120,11 @@ class PublicRows:
             raise none_long_enough(source, least)
         return found
 
-    def row(self, index: int) -> IntArray:
-        """The tokens of a row."""
-        return np.asarray(self._tokens[index].values, dtype=np.int64)
-
     def __getitem__(self, index: int) -> IntArray:
         """The tokens of a row."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.row(index)
+        return np.asarray(self._tokens[index].values, dtype=np.int64)
 
     def text_of(self, index: int) -> str:
         """The text of a row."""
@@ -153,7 +149,7 @@ class PublicRows:
     def chunks(self, size: int = 2**14) -> Iterator[list[IntArray]]:
         """The tokens of all rows, `size` rows at a time."""
         for first in range(0, len(self), size):
-            yield [self.row(index) for index in range(first, min(first + size, len(self)))]
+            yield [self[index] for index in range(first, min(first + size, len(self)))]
 
     def documents(self, *, most_tokens: int) -> Iterator[IntArray]:
         """The tokens of documents: all of them, or every so manieth of a larger corpus.
@@ -167,7 +163,7 @@ class PublicRows:
         stops = np.append(starts[1:], len(self))
         every = max(1, math.ceil(int(self.lengths.sum()) / most_tokens))
         for start, stop in zip(starts[::every].tolist(), stops[::every].tolist(), strict=True):
-            yield np.concatenate([self.row(index) for index in range(start, stop)])
+            yield np.concatenate([self[index] for index in range(start, stop)])
 
 
 def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Chunking) -> Iterator[dict[str, Any]]:

@@ -274,7 +274,7 @@ class SketchedText:
             file = self.place.run.path / "bigrams.npy"
             if not file.exists():
                 found = frequent_bigrams(
-                    map(public.row, range(len(public))),
+                    (public[index] for index in range(len(public))),
                     vocabulary=public.vocabulary,
                     most=config.num_bigrams,
                 )

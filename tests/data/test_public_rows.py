@@ -48,7 +48,7 @@ def test_are_the_pieces_that_users_text_is_cut_into(
     texts = [piece for found in pieces for piece in found]
     assert [rows.text_of(index) for index in range(len(rows))] == texts
     expected = [row[:8] for row in token_ids(tokenizer, texts)]
-    assert [rows.row(index).tolist() for index in range(len(rows))] == expected
+    assert [rows[index].tolist() for index in range(len(rows))] == expected
     assert [row.tolist() for row in rows] == expected
     assert [row.tolist() for chunk in rows.chunks(2) for row in chunk] == expected
     found = [document.tolist() for document in rows.documents(most_tokens=10**6)]

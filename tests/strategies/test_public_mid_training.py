@@ -129,7 +129,7 @@ class TestPublicText:
             max_tokens=32,
             setting="public-text",
         )
-        rows = [public.row(index) for index in range(len(public))]
+        rows = [public[index] for index in range(len(public))]
         scores = sum(likelihoods(public, model, folder=run / "seen") for model in (before, gpt2))
         lengths = public.lengths
         best = np.argsort(-np.where(lengths < 5, -np.inf, scores), kind="stable")
