@@ -6,6 +6,8 @@ lists them); the rest are set by `privsyn run` for the processes it starts.
 
 from __future__ import annotations
 
+import platform
+import sys
 from typing import Final
 
 CACHE: Final = "PRIVSYN_CACHE"
@@ -64,3 +66,24 @@ def library_versions(*names: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = ""
     return versions
+
+
+_VERSIONED = (
+    "flower-privsyn",
+    "flwr",
+    "numpy",
+    "dp-accounting",
+    "pyarrow",
+    "ray",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "datasets",
+)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the system and the libraries that decide what a run does."""
+    installed = {name: found for name, found in library_versions(*_VERSIONED).items() if found}
+    return {"python": platform.python_version(), "platform": sys.platform, **installed}

@@ -48,11 +48,12 @@ from flower_privsyn.files import (
 )
 from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import resume_run, run_app
+from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import ShownProgress
 from flower_privsyn.report import write_comparison_page
 from flower_privsyn.report.comparison import markdown
-from flower_privsyn.run import RunDirectory, lock_file
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.strategies.catalogue import ComparedMethod

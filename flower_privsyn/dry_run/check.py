@@ -38,9 +38,10 @@ from flower_privsyn.models import packaged, stamped
 from flower_privsyn.models.gguf import read_gguf
 from flower_privsyn.models.pretrained import refuse_other_kind
 from flower_privsyn.privacy import skipping
+from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.run.method import ChosenRows, Method, NeededModel, Needs
-from flower_privsyn.run.plan import NoiseAgainstUsers, SettledPlan, plan_of, settle
+from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import planned_traffic, shown
 from flower_privsyn.run.trackers import require_tracker
@@ -123,7 +124,7 @@ def check_method(
     report: Report,
     index: ModelIndex,
     data: str = "",
-) -> SettledPlan | None:
+) -> CalibratedPlan | None:
     """Check what a method needs at the server, its public text against the users, and its noise.
 
     Args:
@@ -387,15 +388,13 @@ def _packaged(model: NeededModel, report: Report) -> None:
 
 def _plan(
     method: Method, settings: PrivateSumConfig, people: People | None, report: Report
-) -> SettledPlan | None:
+) -> CalibratedPlan | None:
     """The noise of every phase by the planner of a run, both epsilons, and what the noise hides."""
     known = people is not None and people.all_read and people.users > 0
     population = people.users if known and people is not None else max(1, settings.num_users)
     with report.refusals("privacy"):
-        plan = settle(
-            plan_of(method, settings, population=population),
-            epsilon=settings.epsilon,
-            run=None,
+        plan = calibrated(
+            plan_of(method, settings, population=population), epsilon=settings.epsilon
         )
         costs = plan.plan.costs()
         report.figures |= {
@@ -416,7 +415,7 @@ def _plan(
         return plan  # and None where that is refused
 
 
-def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> None:
+def _noise(plan: CalibratedPlan, settings: PrivateSumConfig, report: Report) -> None:
     for phase in plan.plan.phases:
         settings.required_users(phase.sampling)  # refuses more than there will be
         against = NoiseAgainstUsers.of(phase, settings)
@@ -438,7 +437,7 @@ def _noise(plan: SettledPlan, settings: PrivateSumConfig, report: Report) -> Non
 
 
 def _try_noise(
-    method: Method, plan: SettledPlan, report: Report, index: ModelIndex, *, counted: bool
+    method: Method, plan: CalibratedPlan, report: Report, index: ModelIndex, *, counted: bool
 ) -> None:
     """What the noise makes of the model that is trained, where it is here and users are known."""
     if not counted:
@@ -466,7 +465,7 @@ def _try_noise(
 def _traffic(
     method: Method,
     settings: PrivateSumConfig,
-    plan: SettledPlan,
+    plan: CalibratedPlan,
     people: People | None,
     report: Report,
     index: ModelIndex,

@@ -48,13 +48,13 @@ from flower_privsyn.host.app import (
     num_nodes,
     read_settings,
 )
+from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.progress import read_progress
 from flower_privsyn.run import (
     RunDirectory,
     default_run_directory,
     how_to_resume,
-    lock_file,
     new_run_path,
     supervisor_lock,
 )

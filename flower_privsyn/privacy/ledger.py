@@ -703,6 +703,11 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         return tuple(self._pending)
 
     @property
+    def rounds_behind(self) -> int:
+        """Rounds up to the last one that is paid for, or about to be."""
+        return max((0, *self.rounds_charged, *self.rounds_started))
+
+    @property
     def correlations(self) -> dict[Correlation, float]:
         """The correlations of the rounds so far, each with the noise multiplier of its rounds.
 

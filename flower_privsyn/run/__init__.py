@@ -1,8 +1,13 @@
 """A run: its settings, its method, its rounds, its nodes, and the directory that keeps it."""
 
-from flower_privsyn.run.directory import RunDirectory, supervisor_lock
-from flower_privsyn.run.locks import lock_file
-from flower_privsyn.run.places import default_run_directory, named_run, new_run_path, unnamed_run
+from flower_privsyn.run.directory import (
+    RunDirectory,
+    default_run_directory,
+    named_run,
+    new_run_path,
+    supervisor_lock,
+    unnamed_run,
+)
 from flower_privsyn.run.run_format import RESEARCH_STAMP, how_to_resume
 
 __all__ = [
@@ -10,7 +15,6 @@ __all__ = [
     "RunDirectory",
     "default_run_directory",
     "how_to_resume",
-    "lock_file",
     "named_run",
     "new_run_path",
     "supervisor_lock",

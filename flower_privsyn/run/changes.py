@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flwr.serverapp import Grid
 
+from flower_privsyn.environment import versions
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
@@ -17,7 +18,7 @@ from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.run.directory import EXPANDED, WRITTEN, RunDirectory
 from flower_privsyn.run.method import Method
 from flower_privsyn.run.rounds import all_asked, earliest_end
-from flower_privsyn.run.run_format import versions, was_launched, without_places
+from flower_privsyn.run.run_format import was_launched, without_places
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
 
 logger = logging.getLogger("flwr.privsyn")
@@ -166,10 +167,10 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, t
 def may_leave_out_nodes(run: RunDirectory, settings: PrivateSumConfig, grid: Grid | None) -> bool:
     """Whether a run may go on without nodes that are gone for good, as one at work goes on.
 
-    Noise and turns are those of users, whose number may fall (`settle`), and not of nodes. Not so
-    under secure aggregation, where every node adds its share of the noise. And of a simulation, and
-    of a run that `privsyn run` started, no node is ever gone: fewer of them would be dealt the same
-    users anew, and an app's own recipe may call a user by the node.
+    Noise and turns are those of users, whose number may fall (`calibrated`), and not of nodes. Not
+    so under secure aggregation, where every node adds its share of the noise. And of a simulation,
+    and of a run that `privsyn run` started, no node is ever gone: fewer of them would be dealt the
+    same users anew, and an app's own recipe may call a user by the node.
 
     Args:
         run: its directory.

@@ -18,7 +18,8 @@ from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
-from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
+from flower_privsyn.privacy import FullParticipation, PrivacyLedger, RandomSource, Sampling
+from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.progress import FOR_THE_OWNER, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import error_key, first_replies, words_of
@@ -31,12 +32,10 @@ from flower_privsyn.run.changes import (
 )
 from flower_privsyn.run.method import Method, RecordSource, RunContext
 from flower_privsyn.run.plan import (
-    SettledPlan,
     announcement,
     check_noise,
     plan_of,
     refuse_unfit_noise,
-    settle,
 )
 from flower_privsyn.run.rounds import (
     Releases,
@@ -286,7 +285,7 @@ class Federation:
     """
 
     roster: Roster
-    settled: SettledPlan
+    settled: CalibratedPlan
     sources: tuple[RecordSource, ...]
     attendance: Attendance
     terms: Terms | None = None
@@ -547,6 +546,8 @@ class Preparation:
         refuse_another_writer(self.run, self.method, named="generator" in changes)
         return changes
 
-    def _settled(self, *, population: int) -> SettledPlan:
+    def _settled(self, *, population: int) -> CalibratedPlan:
         plan = plan_of(self.method, self.settings, population=population)
-        return settle(plan, epsilon=self.settings.epsilon, run=self.run)
+        path = self.run.ledger_file
+        ledger = PrivacyLedger.read(path) if path.exists() else None
+        return calibrated(plan, epsilon=self.settings.epsilon, ledger=ledger)

@@ -1,57 +1,31 @@
-"""From settings and a budget to the noise of every phase, before anybody is asked."""
+"""From settings to the phases of a run, and what their noise leaves, before anybody is asked."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flower_privsyn.errors import BudgetExceededError, ConfigError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages.wire import Announcement, ToCome, refuse_uncarried
 from flower_privsyn.privacy import (
-    Correlation,
     FullParticipation,
     NeighboringRelation,
     Phase,
     Plan,
-    PrivacyLedger,
-    Release,
 )
-from flower_privsyn.privacy.calibration import calibrate_open_releases
+from flower_privsyn.privacy.calibrated import CalibratedPlan, left_after
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.progress import Progress
-from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import Method
-from flower_privsyn.run.rounds import rounds_behind
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.secure_aggregation import Terms
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: Room for rounding when settled noise is held against a budget, relative.
-_ROUNDING = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettledPlan:
-    """A plan whose noise is settled, with the streams of its correlated phases.
-
-    Attributes:
-        plan: without open phases.
-        correlations: the rounds of a correlated phase as one mechanism, by the phase's name.
-    """
-
-    plan: Plan
-    correlations: Mapping[str, Correlation]
-
-    def for_population(self, population: int) -> SettledPlan:
-        """The same of another number of users."""
-        return replace(self, plan=self.plan.for_population(population))
 
 
 def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> Plan:
@@ -94,135 +68,8 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
     return plan
 
 
-def settle(plan: Plan, *, epsilon: float | None, run: RunDirectory | None) -> SettledPlan:
-    """Settle the correlation and the noise of every phase.
-
-    Formal guarantee:
-        With a budget, what the ledger has charged and all rounds that are left cost at most
-        `epsilon`, by the plan's accountant, if every one of them is as stated. The ledger holds to
-        the budget whatever is returned here.
-
-    Args:
-        plan: some phases perhaps open.
-        epsilon: the budget; None where every phase states its noise.
-        run: its directory: what was begun there goes on with the correlation and noise it has. None
-            of a run that is not started.
-
-    Raises:
-        BudgetExceededError: no noise makes the rounds that are left fit.
-        ConfigError: a phase has no noise and there is no budget, or the phases exceed it.
-    """
-    ledger = None
-    if run is not None and run.ledger_file.exists():
-        ledger = PrivacyLedger.read(run.ledger_file)
-    begun = (
-        {} if ledger is None else {c.first_round: (c, m) for c, m in ledger.correlations.items()}
-    )
-    correlations: dict[str, Correlation] = {}
-    phases: list[Phase] = []
-    for phase in plan.phases:
-        first = plan.first_round(phase)
-        if phase.factorisation is None:
-            phases.append(phase)
-        elif first in begun:
-            correlation, multiplier = begun[first]
-            stated = phase.noise_multiplier
-            if stated is not None and not math.isclose(stated, multiplier, rel_tol=_ROUNDING):
-                raise ConfigError(
-                    f'the phase "{phase.name}" was begun with a noise multiplier of '
-                    f"{multiplier:.6g}, by the ledger, and the settings state {stated:.6g}"
-                )
-            correlations[phase.name] = correlation
-            phases.append(
-                replace(
-                    phase,
-                    factorisation=correlation.factorisation,
-                    noise_multiplier=multiplier,
-                )
-            )
-        else:
-            correlations[phase.name] = Correlation.create(
-                phase.factorisation,
-                min_separation=phase.sampling.min_separation,
-                first_round=first,
-            )
-            phases.append(phase)
-    plan = replace(plan, phases=tuple(phases))
-    return SettledPlan(plan=_with_noise(plan, epsilon, run, ledger), correlations=correlations)
-
-
-def _with_noise(
-    plan: Plan, epsilon: float | None, run: RunDirectory | None, ledger: PrivacyLedger | None
-) -> Plan:
-    if plan.open and epsilon is None:
-        raise ConfigError(
-            f'the phase "{plan.open[0].name}" states no noise multiplier, and there is no epsilon '
-            "for it to follow from"
-        )
-    if plan.open and epsilon is not None:
-        multiplier = plan.calibrated_multiplier(epsilon)
-        if run is not None and ledger is not None:
-            multiplier = _for_the_rest(plan, multiplier, behind=rounds_behind(run), ledger=ledger)
-        return plan.with_multiplier(multiplier)
-    if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):
-        raise ConfigError(
-            f"the phases cost epsilon = {plan.epsilon():.6g} together, above the budget of "
-            f"{epsilon:g}: give them more noise, or choose a larger epsilon"
-        )
-    return plan
-
-
-def _for_the_rest(plan: Plan, planned: float, *, behind: int, ledger: PrivacyLedger) -> float:
-    """The noise with which the rounds that are left fit into what is left of the budget.
-
-    The users may be fewer than when the run began: a round that draws as many of them then costs
-    more than was planned, and those that were charged are charged.
-
-    Returns:
-        The planned multiplier, or the least that fits.
-    """
-
-    def left(multiplier: float) -> Counter[Release]:
-        return _left(plan.with_multiplier(multiplier), behind)
-
-    if ledger.epsilon_budget is None or ledger.allows(left(planned)):
-        return planned
-    try:
-        multiplier = calibrate_open_releases(
-            left,
-            settled=ledger.committed,
-            epsilon=ledger.epsilon_budget,
-            delta=ledger.delta,
-            accountant=ledger.accountant,
-        )
-    except ConfigError as error:
-        raise BudgetExceededError(
-            f"the {plan.rounds - behind} rounds that are left do not fit into what the "
-            f"{ledger.num_releases} charged ones leave of epsilon = {ledger.epsilon_budget:g}, "
-            "whatever their noise"
-        ) from error
-    logger.warning(
-        "noise multiplier %.5g from now on, in place of %.5g: the rounds that were charged "
-        "leave no room for less",
-        multiplier,
-        planned,
-    )
-    return multiplier
-
-
-def _left(plan: Plan, behind: int) -> Counter[Release]:
-    """What the rounds after a given one release; a correlated phase was paid for when it began."""
-    total = Counter[Release]()
-    for phase, rounds in plan.following(behind):
-        begun = rounds < phase.rounds
-        if phase.factorisation is not None and begun:
-            continue
-        total += plan.released_by(phase, rounds=rounds)
-    return total
-
-
 def announcement(
-    method: Method, settings: PrivateSumConfig, settled: SettledPlan | None, *, behind: int
+    method: Method, settings: PrivateSumConfig, settled: CalibratedPlan | None, *, behind: int
 ) -> Announcement:
     """What the run may still ask, for nodes to refuse before anything is spent.
 
@@ -255,7 +102,7 @@ def announcement(
             count, sampling = min(1, count), FullParticipation()
         one = ToCome(count=count, noise_multiplier=multiplier, sampling=sampling)
         return replace(known, noise_multiplier=multiplier, to_come=(one,) if count else ())
-    left = _left(plan, behind)
+    left = left_after(plan, behind)
     # Where the last phase is paid for and has rounds left, nodes are asked at its noise.
     told = left or plan.released_by(plan.phases[-1])
     return replace(

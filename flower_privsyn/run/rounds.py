@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,74 +36,21 @@ from flower_privsyn.run.method import (
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.run.trackers import Following
 
-#: For the lines and small files that close a round: a page of the disk each.
-_BESIDE_BYTES: Final = 2**16
-
-
-_PIECE_BYTES: Final = 2**20
-
 
 def is_stored(run: RunDirectory, number: int) -> bool:
     """Whether the release of a round is on the disk."""
     return RoundFiles(run.round_path(number)).release.exists()
 
 
-def make_room(run: RunDirectory, number: int, *, numbers: int, beside: int = 0) -> None:
-    """Take the disk space of a round's release, and of what is written before it, from the disk.
-
-    What is charged can then be stored: see `leave_room` and `store_release`.
-
-    Args:
-        run: the run directory.
-        number: of the round.
-        numbers: of the release.
-        beside: numbers of float64 that are written before the release is, in files of their own.
-
-    Raises:
-        OSError: the disk has not so much left.
-    """
-    run.round_dir(number)
-    left = _release_bytes(numbers) + 8 * beside + _BESIDE_BYTES
-    with _room(run).open("wb", buffering=0) as file:
-        while left > 0:  # written, not merely claimed: a file with holes takes no room
-            left -= file.write(bytes(min(left, _PIECE_BYTES)))
-        os.fsync(file.fileno())
-
-
-def leave_room(run: RunDirectory, *, numbers: int) -> None:
-    """Give all that was taken back to the disk but the space of the release itself."""
-    with contextlib.suppress(FileNotFoundError):
-        os.truncate(_room(run), _release_bytes(numbers))
-
-
-def give_room_back(run: RunDirectory) -> None:
-    """Give all back, where nothing is going to be stored."""
-    _room(run).unlink(missing_ok=True)
-
-
-def _room(run: RunDirectory) -> Path:
-    return run.path / ".room"
-
-
-def _release_bytes(numbers: int) -> int:
-    return 8 * numbers + 2**10
-
-
 def store_release(run: RunDirectory, release: ReleasedSum) -> None:
-    """Write a release, for the eyes of the run's owner alone, where room was made for it."""
+    """Write a release, for the eyes of the run's owner alone."""
     num_users = np.nan if release.num_users is None else release.num_users
     header = np.array([release.noise_std, num_users], dtype=np.float64)
     target = RoundFiles(run.round_dir(release.round_number)).release
-    with replacing(target, for_the_owner=True) as temporary:
-        with contextlib.suppress(FileNotFoundError):  # of one that is made of its release again
-            _room(run).chmod(0o600)
-            _room(run).replace(temporary)
-        # In place, so that no other program can take the space.
-        with temporary.open("rb+") as file:
-            # One file, so that the sum and what is known of its noise cannot be parted.
-            np.save(file, release.values)
-            np.save(file, header)
-            file.truncate()
+    with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
+        # One file, so that the sum and what is known of its noise cannot be parted.
+        np.save(file, release.values)
+        np.save(file, header)
 
 
 def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> ReleasedSum | None:
@@ -221,15 +166,14 @@ def rounds_over(ledger: PrivacyLedger) -> int:
     sensitivity allows for. Others that were discarded after the last of these are asked again.
     """
     correlated = (ledger.last_started(one) or 0 for one in ledger.correlations)
-    return max((0, *ledger.rounds_charged, *ledger.rounds_started, *correlated))
+    return max((ledger.rounds_behind, *correlated))
 
 
 def rounds_behind(run: RunDirectory) -> int:
     """Rounds of a resumed run that are paid for, or about to be; 0 of a run without a ledger."""
     if not run.ledger_file.exists():
         return 0
-    ledger = PrivacyLedger.read(run.ledger_file)
-    return max((0, *ledger.rounds_charged, *ledger.rounds_started))
+    return PrivacyLedger.read(run.ledger_file).rounds_behind
 
 
 def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:

@@ -1,18 +1,15 @@
-"""What a run directory states of itself: its format, versions, dates, and why a run ended."""
+"""What a run directory states of itself: its format, dates, and why a run ended."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
@@ -142,21 +139,6 @@ PLACES: Final = frozenset({"run-dir", "resume", "data"})
 _ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)
 
 
-_VERSIONED = (
-    "flower-privsyn",
-    "flwr",
-    "numpy",
-    "dp-accounting",
-    "pyarrow",
-    "ray",
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "datasets",
-)
-
-
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stand in a run directory."""
     return {key: value for key, value in settings.items() if key not in PLACES}
@@ -215,9 +197,3 @@ def disk_full_sentence(folder: Path | None = None) -> str:
     # The same command would begin a run anew, at a cost of its own.
     then = "go on, with a run by `privsyn resume`, with all else by the same command"
     return f"{where} is full: make room, and {then}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, the system and the libraries that decide what a run does."""
-    installed = {name: found for name, found in library_versions(*_VERSIONED).items() if found}
-    return {"python": platform.python_version(), "platform": sys.platform, **installed}

@@ -41,6 +41,7 @@ from flower_privsyn.privacy import (
     Sampling,
     SecureRandom,
 )
+from flower_privsyn.privacy.calibrated import CalibratedPlan
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.progress import FOR_THE_OWNER, ShownProgress
 from flower_privsyn.queries import Query
@@ -69,14 +70,10 @@ from flower_privsyn.run.method import (
     need,
     source_of,
 )
-from flower_privsyn.run.plan import SettledPlan
 from flower_privsyn.run.rounds import (
     KeptRounds,
     Releases,
-    give_room_back,
     last_state,
-    leave_room,
-    make_room,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
@@ -249,7 +246,7 @@ def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
 def ask_of(
     question: Question,
     settings: PrivateSumConfig,
-    plan: SettledPlan,
+    plan: CalibratedPlan,
     *,
     number: int,
     source: RecordSource,
@@ -303,7 +300,7 @@ def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Tra
 
 
 def planned_traffic(
-    outline: Outline, settings: PrivateSumConfig, plan: SettledPlan
+    outline: Outline, settings: PrivateSumConfig, plan: CalibratedPlan
 ) -> list[wire.Traffic]:
     """What every round will carry to a node and back, counted as a run counts it.
 
@@ -547,11 +544,8 @@ class PrivateSumStrategy(Strategy):
                         federation=federation,
                         rounds=rounds,
                     )
-                try:
-                    if self._started is not None:
-                        self._ask_all(result, timeout, evaluate_fn)
-                finally:
-                    give_room_back(run)  # also what a killed process had taken
+                if self._started is not None:
+                    self._ask_all(result, timeout, evaluate_fn)
                 self._forget_noise()
                 rounds.close(ledger, go_on=self._go_on)
                 result.arrays = result.arrays or self._arrays(rounds) or result.arrays
@@ -721,13 +715,9 @@ class PrivateSumStrategy(Strategy):
 
     def _begin(self, asked: AskedRound, spec: ReleaseSpec) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
-        started, correlation = need(self._started), spec.correlation
+        started = need(self._started)
         started.rounds.refuse_where_stopped(asked.number)
-        numbers = asked.expected.length
-        self._open_noise(asked.number, correlation)
-        memory = numbers * correlation.factorisation.buffers if correlation else 0
-        # What is begun is charged, whether or not its release finds room on the disk.
-        make_room(self.run, asked.number, numbers=numbers, beside=memory)
+        self._open_noise(asked.number, spec.correlation)
         started.ledger.begin(
             spec,
             planned_users=max(1, round(asked.sampling.expected_users)),
@@ -796,7 +786,6 @@ class PrivateSumStrategy(Strategy):
         """
         started, expected = need(self._started), asked.expected
         collected = started.aggregation.collect(replies, expected=expected, grid=started.grid)
-        leave_room(self.run, numbers=expected.length)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost

@@ -17,12 +17,12 @@ from flower_privsyn.files import read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
 from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.generation.topics import quotas
+from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import ProgressReporter
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
 from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
-from flower_privsyn.run.locks import lock_file
 from flower_privsyn.strategies._population import released_texts, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter

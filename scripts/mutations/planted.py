@@ -239,9 +239,9 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             tests=("tests/privacy/test_ledger.py",),
         ),
         Mutation(
-            name="settled noise may cost more than the budget",
+            name="calibrated noise may cost more than the budget",
             guards="also in what it plans",
-            where="run/plan.py::_with_noise",
+            where="privacy/calibrated.py::_with_noise",
             before=(
                 "    if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):\n"
             ),
@@ -399,8 +399,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="anybody may read the releases",
             guards="releases are for the run's owner",
             where="run/rounds.py::store_release",
-            before="_room(run).chmod(0o600)",
-            after="_room(run).chmod(0o644)",
+            before="replacing(target, for_the_owner=True)",
+            after="replacing(target)",
             tests=("tests/run/test_engine.py::TestTheGrid",),
         ),
         Mutation(

@@ -19,6 +19,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import bytes_per_number
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.queries import (
     MeanSimilarity,
@@ -28,7 +29,7 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.plan import plan_of, settle
+from flower_privsyn.run.plan import plan_of
 from flower_privsyn.run.strategy import planned_traffic
 from flower_privsyn.strategies import (
     POPri,
@@ -190,7 +191,7 @@ def test_as_many_numbers_as_the_papers_print(
 ) -> None:
     """PrE-Text table 6 and POPri table 2, by what `check` holds each run's count against."""
     method = strategy(config).method
-    plan = settle(plan_of(method, config, population=1000), epsilon=config.epsilon, run=None)
+    plan = calibrated(plan_of(method, config, population=1000), epsilon=config.epsilon)
     (planned,) = planned_traffic(
         method.outline(Sizes(MINILM_DIMENSION)), config, plan.for_population(1000)
     )

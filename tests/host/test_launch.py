@@ -24,10 +24,10 @@ from flower_privsyn.errors import (
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
 from flower_privsyn.host.launch import Outcome
+from flower_privsyn.locks import is_alive, started_at
 from flower_privsyn.progress import read_progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.changes import remember
-from flower_privsyn.run.locks import is_alive, started_at
 from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
 from tests.support.launched import launched

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.errors import RunDirectoryError
+from flower_privsyn.locks import is_alive, started_at
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.locks import is_alive, started_at
 
 _HOLD = """
 import sys, time

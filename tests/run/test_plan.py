@@ -29,8 +29,9 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram, Query
-from flower_privsyn.run.plan import announcement, plan_of, settle
+from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.strategies import (
     PrivateSumConfig,
     Question,
@@ -211,7 +212,7 @@ class TestAnOwner:
         configuration, strategy = STRATEGIES[name]
         settings = configuration(epsilon=4.0, delta=DELTA, num_nodes=2, **changes)
         method = strategy(settings).method
-        settled = settle(plan_of(method, settings, population=1_000), epsilon=4.0, run=None)
+        settled = calibrated(plan_of(method, settings, population=1_000), epsilon=4.0)
         assert len(settled.plan.phases) == 2
         told = announcement(method, settings, settled, behind=0)
         for limit, refused in ((4.001, False), (3.9, True)):

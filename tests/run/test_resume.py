@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +17,6 @@ from flower_privsyn.errors import (
     ConfigError,
     FederationError,
     GenerationError,
-    PrivsynError,
 )
 from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
@@ -32,11 +28,11 @@ from flower_privsyn.privacy import (
     Release,
     calibrate_noise_multiplier,
 )
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.plan import announcement, plan_of, settle
+from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.run.rounds import rounds_behind
-from flower_privsyn.run.run_format import sentence_of
 from flower_privsyn.strategies import (
     DPFTRLConfig,
     PrivateSumConfig,
@@ -103,41 +99,6 @@ def test_a_run_without_room_goes_on_once_there_is_some(
     assert [(line["round"], line["released"]) for line in again.run.metrics()] == [
         (number, True) for number in (1, 2, 3)
     ]
-
-
-@pytest.mark.parametrize("kind", [Probe, CorrelatedProbe])
-def test_whatever_room_is_left_what_is_charged_is_stored(
-    federation: Builder, config: Builder, votes: Builder, small_disk: Path, kind: type[Probe]
-) -> None:
-    """Once the first release is stored, others fill the disk to so many pages."""
-    path, filler, ends = small_disk / "run", small_disk / "filler", set()
-
-    def fill(pages: int) -> None:
-        if not filler.exists():
-            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
-            os.truncate(filler, filler.stat().st_size - 4096 * pages)
-
-    for pages in (0, 4, 8, 16, 24, 68):
-        settings = (votes if kind is CorrelatedProbe else config)(run_dir=str(path))
-        strategy = kind(settings, candidates=1024 if kind is CorrelatedProbe else 4096)
-        strategy.method.before_update = partial(fill, pages)
-        said = ""
-        try:
-            strategy.start(federation())
-        except (OSError, PrivsynError) as error:
-            said, _ = sentence_of(error)
-        assert "make room" in said or strategy.run.status == "finished"
-        ledger = PrivacyLedger.read(path / "ledger.jsonl")
-        # What was begun and never ended will be charged.
-        charged = {*ledger.rounds_charged, *ledger.rounds_started}
-        assert charged == {int(file.parent.name) for file in path.rglob("release.npy")}, pages
-        assert not list(path.rglob(".room"))
-        ends.add(len(charged))
-        filler.unlink()
-        shutil.rmtree(path)
-    assert {1, settings.num_rounds} <= ends
 
 
 class TestResultWithoutNodes:
@@ -456,7 +417,11 @@ class TestFewerUsers:
             sampling=FullParticipation(12),
             asks=(NearestNeighborHistogram(max_samples=8),),
         )
-        settled = settle(Plan(phases=(phase,), delta=1e-6), epsilon=2.0, run=run)
+        settled = calibrated(
+            Plan(phases=(phase,), delta=1e-6),
+            epsilon=2.0,
+            ledger=PrivacyLedger.read(run.ledger_file),
+        )
         assert settled.plan.phases[0].noise_multiplier is not None
         return settled.plan.phases[0].noise_multiplier
 
@@ -487,7 +452,11 @@ class TestFewerUsers:
         run = self.ledger(tmp_path, 3, 0.9 * self.planned(4))
         settings = config(epsilon=2.0, num_rounds=4)
         method = ProbeMethod(settings)
-        settled = settle(plan_of(method, settings, population=12), epsilon=2.0, run=run)
+        settled = calibrated(
+            plan_of(method, settings, population=12),
+            epsilon=2.0,
+            ledger=PrivacyLedger.read(run.ledger_file),
+        )
         plan = announcement(method, settings, settled, behind=rounds_behind(run))
         (left,) = plan.to_come
         assert left.count == 1

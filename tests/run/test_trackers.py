@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import GenerationError, MissingExtraError
+from flower_privsyn.locks import read_holder
 from flower_privsyn.run import RunDirectory, trackers
-from flower_privsyn.run.locks import read_holder
 from flower_privsyn.run.trackers import Following
 from tests.support import golden_runs
 from tests.support.probe import Probe

@@ -266,11 +266,11 @@ class TestTheBudget:
 
 
 def plan_of(config: CTCLConfig, population: int) -> Any:
+    from flower_privsyn.privacy.calibrated import calibrated
     from flower_privsyn.run.plan import plan_of as planned
-    from flower_privsyn.run.plan import settle
 
     plan = planned(CTCL(config).method, config, population=population)
-    return settle(plan, epsilon=config.epsilon, run=None).plan
+    return calibrated(plan, epsilon=config.epsilon).plan
 
 
 def test_without_keywords_documents_are_trained_on_alone(

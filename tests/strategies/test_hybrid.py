@@ -21,8 +21,9 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.run.plan import announcement, plan_of, settle
+from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
 from flower_privsyn.strategies.hybrid import SketchThenTraining
 from flower_privsyn.training.local import LocalModel
@@ -121,7 +122,7 @@ class TestTheBudget:
         """Owners want noise in the rounds that train, although nothing is left to pay."""
         settings = config(epsilon=1.0)
         method = SketchThenTraining(settings)
-        settled = settle(plan_of(method, settings, population=16), epsilon=1.0, run=None)
+        settled = calibrated(plan_of(method, settings, population=16), epsilon=1.0)
         training = settled.plan.released_by(settled.plan.phases[-1])
         told = [announcement(method, settings, settled, behind=behind) for behind in (0, 1, 2, 4)]
         assert [sum(asked.count for asked in one.to_come) for one in told] == [2, 1, 0, 0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import TrainableModel
-from flower_privsyn.run.plan import plan_of, settle
+from flower_privsyn.run.plan import plan_of
 from flower_privsyn.run.strategy import planned_traffic
 
 
@@ -41,10 +42,9 @@ def check_planned(strategy: Any, *, size: int, whole: int = 0) -> None:
     outline = method.outline(Sizes(size, whole))
     started = next(line for line in run.ledger_lines() if line["event"] == "started")
     population = int(started["sampling"]["population"])
-    plan = settle(
+    plan = calibrated(
         plan_of(method, settings, population=population),
         epsilon=settings.epsilon,
-        run=None,
     )
     keys = ("floats_down", "floats_up", "bytes_down", "bytes_up")
     planned = [
