@@ -117,7 +117,7 @@ class LocalTraining:
         key = (model, _files_of(name))
         with self._lock:
             if key not in self._sources:
-                found = TrainableModel.from_dict({**model.to_dict(), "name": name})
+                found = replace(model, name=name)
                 self._sources[key] = _Updates(LocalModel(found, device=self._device))
                 if len(self._sources) > _MOST_MODELS:
                     self._sources.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class ModelIndex:
             from flower_privsyn.training.local import LocalModel
 
             folder = str(self.folder(model.name))
-            found = TrainableModel.from_dict({**model.to_dict(), "name": folder})
+            found = replace(model, name=folder)
             self._trained[model] = LocalModel(found, device="cpu").dimension
         return self._trained[model]
 

@@ -39,6 +39,8 @@ SHARES: Final = "query.sa_shares"
 INPUT: Final = "query.sa_input"
 AGREE: Final = "query.sa_agree"
 UNMASK: Final = "query.sa_unmask"
+#: In the order of a round.
+STEPS: Final = (KEYS, SHARES, INPUT, AGREE, UNMASK)
 
 T = TypeVar("T")
 
@@ -126,20 +128,6 @@ class Signatures(Asked):
     """
 
     signatures: Mapping[int, Signature]
-
-
-_REPLIES: Final[Mapping[str, type]] = {
-    KEYS: Shown,
-    SHARES: Sealed,
-    INPUT: Signed,
-    AGREE: Signed,
-    UNMASK: Unmasking,
-}
-
-#: By step, the keys of what a node sends, a masked vector beside it apart.
-REPLY_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    step: frozenset(item.name for item in fields(kind)) for step, kind in _REPLIES.items()
-}
 
 
 def pack(value: Any) -> RecordDict:

@@ -83,7 +83,7 @@ Name: TypeAlias = Annotated[StrictStr, AfterValidator(printable)]
 
 
 def _model(description: str) -> TrainableModel:
-    model = TrainableModel.from_dict(json.loads(description))
+    model = TrainableModel(**json.loads(description))
     printable(model.name + model.layers)
     return model
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -84,20 +84,6 @@ class TrainableModel(Settings):
     def patterns(self) -> tuple[str, ...]:
         """The patterns in `layers`."""
         return tuple(part.strip() for part in self.layers.split(",") if part.strip())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The model as it stands in messages."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, description: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` described.
-
-        Raises:
-            ConfigError: a value is out of range.
-            TypeError: a key is unknown or missing.
-        """
-        return cls(**description)
 
 
 @dataclass(frozen=True, kw_only=True)

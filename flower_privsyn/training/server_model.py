@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
@@ -40,7 +41,7 @@ class ServerModel:
         self._bases = {"": start}
 
     def _loaded(self, name: str) -> LocalModel:
-        return LocalModel(TrainableModel.from_dict({**self._trained.to_dict(), "name": name}))
+        return LocalModel(replace(self._trained, name=name))
 
     def check(self, *, max_tokens: int, conditioned: bool) -> None:
         """Refuse what the model cannot be asked.

@@ -359,7 +359,7 @@ class TestMaliciousServers:
         probe().start(grid)
         charged = NodeLedger("people-0").path.read_bytes()
         asked = [m for m in grid.requests if m.metadata.dst_node_id == 1]
-        replayed = [m for m in asked if m.metadata.message_type in secure_wire.REPLY_KEYS]
+        replayed = [m for m in asked if m.metadata.message_type in secure_wire.STEPS]
         with caplog.at_level(logging.ERROR):
             for message in replayed:
                 step = message.metadata.message_type

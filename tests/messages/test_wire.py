@@ -24,7 +24,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
 )
 from flower_privsyn.privacy.plan import MOST_PHASES
-from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
 from flower_privsyn.secure_aggregation import Terms
 from tests.support.questions import DATA, ask, with_release
 
@@ -65,9 +65,11 @@ class TestRequests:
         assert (got.query, got.data, got.release) == (sent.query, sent.data, sent.release)
 
     def test_preparation_arrives(self) -> None:
-        assert wire.unpack_prepare(message(wire.pack_prepare(DATA), wire.PREPARE)) == (
-            DATA, Announcement(),
-        )  # fmt: skip
+        model = TrainableModel(name="m", trainable="layers", layers="a.*, b", precision="bfloat16")
+        for data in (DATA, replace(DATA, trains=model)):
+            assert wire.unpack_prepare(message(wire.pack_prepare(data), wire.PREPARE)) == (
+                data, Announcement(),
+            )  # fmt: skip
         plan = Announcement(
             queries=("moments",),
             num_rounds=7,

@@ -73,7 +73,7 @@ def node_keys(monkeypatch: pytest.MonkeyPatch) -> list[NodeKey]:
 
 def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Message], list[Message]]:
     """Loses what some nodes answer to a step, and to all later ones, in the first rounds."""
-    order = list(secure_wire.REPLY_KEYS)
+    order = list(secure_wire.STEPS)
 
     def lose(request: Message, reply: Message) -> list[Message]:
         kind = request.metadata.message_type
@@ -117,7 +117,7 @@ class TestSums:
             assert released.num_users == 18
         kinds = [message.metadata.message_type for message in grid.requests]
         assert kinds == ["query.prepare"] * 6 + [
-            kind for _ in range(2) for kind in secure_wire.REPLY_KEYS for _ in range(6)
+            kind for _ in range(2) for kind in secure_wire.STEPS for _ in range(6)
         ]
         # Nothing is left on the nodes' disks but how far they have come.
         for path in state.glob("*.json"):
@@ -157,7 +157,7 @@ class TestSums:
                 continue
             nobody_was_lost = {"mask_keys"}
             held = set(reply.content["privsyn.secure"])
-            assert held == secure_wire.REPLY_KEYS[kind] - nobody_was_lost
+            assert held == secure_wire.STEPS[kind] - nobody_was_lost
             numbers = {"privsyn.masked"} if kind == secure_wire.INPUT else set()
             assert set(reply.content) == {"privsyn.secure"} | numbers
             for record in reply.content.values():
@@ -260,7 +260,7 @@ def _own_sums(federation: Builder, users: Any, strategy: Probe) -> dict[int, np.
 
 
 class TestLosses:
-    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    @pytest.mark.parametrize("step", list(secure_wire.STEPS))
     def test_one_node_is_lost_at_any_step_and_comes_back(
         self, federation: Builder, probe: Builder, step: str
     ) -> None:
@@ -434,7 +434,7 @@ class TestLosses:
         assert len(kept) == rounds * (3 * NODES + pairs) + masked + shares
         assert len(set(kept)) == len(kept)
 
-    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    @pytest.mark.parametrize("step", list(secure_wire.STEPS))
     def test_a_server_that_is_killed_in_a_round(
         self, federation: Builder, probe: Builder, state: Path, step: str
     ) -> None:
@@ -459,7 +459,7 @@ class TestLosses:
         assert sum(unmasked) == (3 if step == secure_wire.UNMASK else 0)
 
     @pytest.mark.parametrize("written", [False, True], ids=["before-it-is-kept", "after"])
-    @pytest.mark.parametrize("step", list(secure_wire.REPLY_KEYS))
+    @pytest.mark.parametrize("step", list(secure_wire.STEPS))
     def test_a_node_that_is_killed_in_a_step(
         self, federation: Builder, probe: Builder, state: Path, step: str, written: bool
     ) -> None:
@@ -503,7 +503,7 @@ class TestLosses:
 
         def repeat(request: Message, reply: Message) -> list[Message]:
             kind = request.metadata.message_type
-            if kind in secure_wire.REPLY_KEYS:
+            if kind in secure_wire.STEPS:
                 node = request.metadata.dst_node_id
                 second = grid._client_app(request, grid._contexts[node])
                 again.setdefault(kind, []).append(second.error.code)
@@ -513,7 +513,7 @@ class TestLosses:
         strategy = probe(num_rounds=1)
         strategy.start(grid)
         code = int(wire.ClientErrorCode.PROTOCOL)
-        assert again == {kind: [code] * NODES for kind in secure_wire.REPLY_KEYS}
+        assert again == {kind: [code] * NODES for kind in secure_wire.STEPS}
         assert np.rint(strategy.released[0].values).sum() == 18
 
 
