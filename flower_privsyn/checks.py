@@ -30,7 +30,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -113,6 +113,56 @@ def check_choice(key: str, value: object, choices: Collection[str]) -> None:
 
 
 # ---- fields of settings
+
+
+class Described:
+    """Values of several classes, each written as its class's name and its fields, and read back.
+
+    A class of `told_by` is a kind; its dataclasses that give the attribute of that name are what
+    can be read.
+    """
+
+    #: The attribute that holds a class's name, and the key under which it is written.
+    told_by: ClassVar[str]
+    _known: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have `from_dict` know the class."""
+        super().__init_subclass__(**kwargs)
+        if "told_by" in cls.__dict__:
+            cls._known = {}
+        elif cls.told_by in cls.__dict__:
+            cls._known[cls.__dict__[cls.told_by]] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able description that `from_dict` reads back."""
+        values = {key: getattr(self, key) for key in _arguments(type(self))}
+        return {self.told_by: getattr(self, self.told_by), **values}
+
+    @classmethod
+    def from_dict(cls, description: Mapping[str, Any]) -> Self:
+        """Rebuild a value from `to_dict`; other keys are left alone.
+
+        Raises:
+            ConfigError: the name is unknown, or a value is missing or out of range.
+        """
+        kind = f"{cls.__name__.lower()} {cls.told_by}"
+        name = description.get(cls.told_by)
+        known = cls._known.get(name) if isinstance(name, str) else None
+        if known is None:
+            raise wrong_value(kind, _one_of(cls._known), name)
+        values: dict[str, Any] = {}
+        for key in _arguments(known):
+            if key not in description:
+                raise ConfigError(f"{kind} {name} lacks {key!r}.")
+            value = description[key]
+            values[key] = tuple(value) if isinstance(value, list) else value
+        found: Self = known(**values)
+        return found
+
+
+def _arguments(known: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(known) if field.init]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,15 +19,15 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import Described, check_number, check_whole
 from flower_privsyn.errors import ConfigError
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -65,21 +65,15 @@ class Recurrence(ABC):
 
 
 @dataclass(frozen=True)
-class Factorisation(ABC):
+class Factorisation(Described, ABC):
     """How the noise of ``rounds`` rounds is correlated.
 
     Subclasses: `BandedToeplitz`, `BufferedLinearToeplitz`, `TreeAggregation`.
     """
 
+    told_by: ClassVar[str] = "name"
     name: ClassVar[str]
-    _by_name: ClassVar[dict[str, Any]] = {}
     rounds: int
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have `from_dict` know the class."""
-        super().__init_subclass__(**kwargs)
-        if "name" in cls.__dict__:
-            Factorisation._by_name[cls.name] = cls
 
     @cached_property
     @abstractmethod
@@ -97,31 +91,6 @@ class Factorisation(ABC):
     @abstractmethod
     def buffers(self) -> int:
         """Vectors of the length of the release that are kept from one round to the next."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that `from_dict` reads back: its name and fields."""
-        return {"name": self.name, **{key: getattr(self, key) for key in _keys(type(self))}}
-
-    @staticmethod
-    def from_dict(description: Mapping[str, Any]) -> Factorisation:
-        """Rebuild a factorisation from `to_dict`.
-
-        Raises:
-            ConfigError: The name is unknown or a value is missing or out of range.
-        """
-        name = description.get("name")
-        known = Factorisation._by_name.get(name) if isinstance(name, str) else None
-        if known is None:
-            listed = ", ".join(f'"{name}"' for name in Factorisation._by_name)
-            raise ConfigError(f"factorisation name must be one of {listed}, got {name!r}.")
-        values: dict[str, Any] = {}
-        for key in _keys(known):
-            if key not in description:
-                raise ConfigError(f"factorisation {name} lacks {key!r}.")
-            value = description[key]
-            values[key] = tuple(value) if isinstance(value, list) else value
-        found: Factorisation = known(**values)
-        return found
 
     def sensitivity(self, min_separation: int) -> float:
         """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
@@ -156,11 +125,6 @@ class Factorisation(ABC):
             ConfigError: It is below 1, or nothing is known of such a matrix.
         """
         check_whole("min_separation", min_separation, ge=1)
-
-
-def _keys(known: Any) -> list[str]:
-    """The arguments of a factorisation."""
-    return [one.name for one in fields(known)]
 
 
 @dataclass(frozen=True)

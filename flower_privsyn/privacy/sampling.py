@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import Described, check_number, check_whole
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.privacy.randomness import RandomSource
 
@@ -20,7 +20,7 @@ _MIN_KEY_BYTES = 16
 _SALT = re.compile(r"[0-9a-f]{32}")
 
 
-class Sampling(ABC):
+class Sampling(Described, ABC):
     """How the cohort of a round is drawn.
 
     One object decides who takes part (`participants`, `allocate`) and is what the
@@ -28,20 +28,14 @@ class Sampling(ABC):
     `PoissonSampling`, `FixedSizeSampling`, and `CyclicSampling` for correlated noise.
     """
 
+    told_by: ClassVar[str] = "method"
     method: ClassVar[str]
-    _by_method: ClassVar[dict[str, Any]] = {}
     rate: float
     """The expected fraction of the population in a cohort, in (0, 1]."""
     population: int | None
     """The number of users in the federation, where it is known."""
     round_number: int | None = None
     """The round that this is the sampling of, where users take turns; None for the plan."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have `from_dict` know the class."""
-        super().__init_subclass__(**kwargs)
-        if "method" in cls.__dict__:
-            Sampling._by_method[cls.method] = cls
 
     @property
     def expected_users(self) -> float:
@@ -127,28 +121,8 @@ class Sampling(ABC):
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description that `from_dict` reads back: method, rate and fields."""
-        values = {key: getattr(self, key) for key in _keys(type(self))}
-        return {"method": self.method, "rate": self.rate, **values}
-
-    @staticmethod
-    def from_dict(description: Mapping[str, Any]) -> Sampling:
-        """Rebuild a sampling from `to_dict`.
-
-        Args:
-            description: ``method`` ("full", "poisson", "fixed-size" or "cyclic"), ``population``
-                (int or None), and what the method needs beyond.
-
-        Raises:
-            ConfigError: The method is unknown or a value is missing or out of range.
-        """
-        method = description.get("method")
-        known = Sampling._by_method.get(method) if isinstance(method, str) else None
-        if known is None:
-            listed = ", ".join(f'"{name}"' for name in Sampling._by_method)
-            raise ConfigError(f"sampling method must be one of {listed}, got {method!r}.")
-        found: Sampling = known(**{key: description.get(key) for key in _keys(known)})
-        return found
+        """Its method and arguments, as `from_dict` reads them back, and the rate."""
+        return {"method": self.method, "rate": self.rate, **super().to_dict()}
 
 
 @dataclass(frozen=True)
@@ -375,11 +349,6 @@ class CyclicSampling(Sampling):
             raise ConfigError("round_number must be given to say whose turn it is, got None.")
         asked: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
         return asked
-
-
-def _keys(known: Any) -> list[str]:
-    """The arguments of a sampling."""
-    return [one.name for one in fields(known) if one.init]
 
 
 def _set_population(sampling: Sampling, *, required: bool) -> None:
