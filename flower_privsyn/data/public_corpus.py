@@ -73,25 +73,20 @@ class PublicCorpus:
             name, most = first[1], int(first[2])
         if name == "bundled":
             return cls(source=name, setting=setting, path=BUNDLED, most=most)
-        path, named = expanded(located(name)), data_sets.located_name(name)
-        data_set: str | None = None
-        if not _there(name):
-            if not data_sets.is_named(named):
-                raise DataError(
-                    f'{setting} = "{name}": {path} cannot be read (No such file or directory)'
-                )
-            return cls(
-                source=name,
-                setting=setting,
-                path=data_sets.folder_of(named),
-                data_set=named,
-                most=most,
-            )
+        place, named = expanded(located(name)), data_sets.located_name(name)
+        found: tuple[Path | None, str | None] = place, None
         try:
-            if path.is_dir() and data_sets.is_saved(path):
-                data_set = named
+            if not _there(name):
+                if not data_sets.is_named(named):
+                    raise DataError(
+                        f'{setting} = "{name}": {place} cannot be read (No such file or directory)'
+                    )
+                found = data_sets.folder_of(named), named
+            elif place.is_dir() and data_sets.is_saved(place):
+                found = place, named
         except OSError as error:
-            raise _unreadable(setting, name, path, error) from error
+            raise _unreadable(setting, name, place, error) from error
+        path, data_set = found
         return cls(source=name, setting=setting, path=path, data_set=data_set, most=most)
 
     def identity(self) -> list[Any]:
