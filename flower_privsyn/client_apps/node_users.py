@@ -34,13 +34,7 @@ from flower_privsyn.client_apps.records import (
     open_store,
 )
 from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
-from flower_privsyn.embedding import (
-    Embedder,
-    RecordStore,
-    default_cache_directory,
-    load_embedder,
-    load_tokenizer,
-)
+from flower_privsyn.embedding import Embedder, RecordStore, load_embedder, load_tokenizer
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
@@ -49,7 +43,7 @@ from flower_privsyn.errors import (
     NotAllowedError,
     PrivsynError,
 )
-from flower_privsyn.files import located, own_folder
+from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import TrainableModel

@@ -16,7 +16,6 @@ from flower_privsyn.embedding.records import (
     content_key,
     embed_texts,
 )
-from flower_privsyn.files import default_cache_directory
 
 __all__ = [
     "Embedder",
@@ -25,7 +24,6 @@ __all__ = [
     "StoredRecords",
     "check_batch_invariance",
     "content_key",
-    "default_cache_directory",
     "embed_texts",
     "load_embedder",
     "load_tokenizer",

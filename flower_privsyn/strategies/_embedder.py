@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flower_privsyn.files import located
+from flower_privsyn.files import default_cache_directory, located
 from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
 
@@ -24,11 +24,7 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    from flower_privsyn.embedding import (
-        default_cache_directory,
-        load_embedder,
-        require_batch_invariance,
-    )
+    from flower_privsyn.embedding import load_embedder, require_batch_invariance
 
     found = given
     if found is None:
