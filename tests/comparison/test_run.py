@@ -34,7 +34,8 @@ def words(tmp_path: Path) -> list[str]:
         *("--set", "dp-prompt.expand-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
-        *("--set", "pre-text.lookahead=0", "--set", "dp-fedavg.max-tokens=5000"),
+        *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
+        *("--set", "pre-text.embedding-precision=float32", "--set", "dp-fedavg.max-tokens=5000"),
     ]
 
 

@@ -57,6 +57,7 @@ def test_no_file_and_no_message_holds_the_key(
                 "--run-dir", str(tmp_path / "run"), "--set", "num-nodes=1",
                 "--set", f"generator={server.url}", "--set", "generator-api-key-env=TEST_KEY",
                 "--set", "generator-steps=0", "--set", "prompt=pre-text",
+                "--set", "embedding-precision=float32",
             ],
             env={**os.environ, "TEST_KEY": KEY, "HOME": str(tmp_path / "home"),
                  "TMPDIR": str(tmp_path)},

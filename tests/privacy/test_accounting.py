@@ -138,11 +138,11 @@ def test_poisson_lies_between_an_attack_and_the_renyi_bound(
     assert exact <= epsilon(plan(noise_multiplier))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
-    rate=st.floats(0.005, 0.95),
+    rate=st.floats(0.01, 0.95),
     noise_multiplier=st.floats(0.8, 30.0),
-    rounds=st.integers(1, 40),
+    rounds=st.integers(1, 20),
     name=st.sampled_from(["pld", "rdp"]),
 )
 def test_more_rounds_more_users_less_noise_cost_more(
@@ -351,7 +351,7 @@ def look(kind: str, noise_multiplier: float, rate: float, rounds: int, times: fl
 def test_a_coarser_look_gives_no_smaller_epsilon(
     kind: str, noise_multiplier: float, rate: float, rounds: int
 ) -> None:
-    looks = [look(kind, noise_multiplier, rate, rounds, times) for times in (0.1, 1, 10, 100)]
+    looks = [look(kind, noise_multiplier, rate, rounds, times) for times in (1, 10, 100)]
     assert looks[0] > 0.0
     assert looks[-1] < 745.0
     assert all(finer <= coarser * (1 + 1e-9) for finer, coarser in itertools.pairwise(looks))

@@ -33,6 +33,16 @@ def name(row: dict[str, Any]) -> str:
     return f"rate-{row['q'].replace('/', 'of')}-eps-{row['eps']}"
 
 
+def slow(row: dict[str, Any]) -> Any:
+    return pytest.param(row, marks=pytest.mark.slow)
+
+
+#: One row of every budget and rate, full participation being quick; the others take minutes.
+DIAGONAL = [row if number < 6 or number % 7 == 6 else slow(row) for number, row in enumerate(ROWS)]
+#: Of those the rates at which a search is quick.
+QUICK = [row if number in (*range(6), 6, 13) else slow(row) for number, row in enumerate(ROWS)]
+
+
 def sampling_of(row: dict[str, Any]) -> Sampling:
     return FullParticipation() if row["q_float"] == 1 else PoissonSampling(row["q_float"])
 
@@ -42,39 +52,19 @@ def spent(multiplier: float, sampling: Sampling, rounds: int, accountant: str = 
     return release_epsilon({release: rounds}, delta=DELTA, accountant=accountant)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name)
+@pytest.mark.parametrize("row", DIAGONAL, ids=name)
 def test_the_reference_multipliers_spend_their_epsilon(row: dict[str, Any]) -> None:
     """All 36: within 2e-4 by loss distributions (the search behind the file stopped at 1e-5)."""
     assert spent(row["sigma_pld"], sampling_of(row), ROUNDS) == pytest.approx(row["eps"], rel=2e-4)
 
 
-# One row of every budget and rate, full participation being quick.
-SOME_ROWS = [*ROWS[:6], *ROWS[6:36:7]]
-
-
-@pytest.mark.parametrize("row", SOME_ROWS, ids=name)
+@pytest.mark.parametrize("row", QUICK, ids=name)
 def test_calibration_by_loss_distributions(row: dict[str, Any]) -> None:
     check_calibration(row, "pld")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=name)
-def test_calibration_by_loss_distributions_everywhere(row: dict[str, Any]) -> None:
-    check_calibration(row, "pld")
-
-
-@pytest.mark.parametrize("row", SOME_ROWS, ids=name)
+@pytest.mark.parametrize("row", QUICK, ids=name)
 def test_calibration_by_renyi_divergence(row: dict[str, Any]) -> None:
-    check_renyi_calibration(row)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=name)
-def test_calibration_by_renyi_divergence_everywhere(row: dict[str, Any]) -> None:
-    check_renyi_calibration(row)
-
-
-def check_renyi_calibration(row: dict[str, Any]) -> None:
     """Between what two other libraries found with their own orders.
 
     The upper reference stopped up to 3 % above the least multiplier of its own accountant; the
@@ -118,12 +108,8 @@ def test_full_participation_is_the_closed_form(epsilon: float, delta: float, rou
     assert calibrated(NeighboringRelation.REPLACE_ONE) == pytest.approx(2.0 * exact, rel=1e-7)
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    epsilon=st.floats(0.2, 10.0),
-    rate=st.floats(0.01, 0.9),
-    rounds=st.integers(1, 60),
-)
+@settings(max_examples=3, deadline=None)
+@given(epsilon=st.floats(0.2, 5.0), rate=st.floats(0.05, 0.9), rounds=st.integers(1, 20))
 def test_no_budget_is_ever_overspent(epsilon: float, rate: float, rounds: int) -> None:
     sampling = PoissonSampling(rate)
     multiplier = calibrate_noise_multiplier(
@@ -149,9 +135,9 @@ def test_fixed_size_cohorts_need_more_noise_than_poisson_ones() -> None:
 def test_extreme_budgets(epsilon: float, accountant: str) -> None:
     for sampling in (FullParticipation(), PoissonSampling(0.1)):
         multiplier = calibrate_noise_multiplier(
-            epsilon=epsilon, delta=DELTA, rounds=20, sampling=sampling, accountant=accountant
+            epsilon=epsilon, delta=DELTA, rounds=4, sampling=sampling, accountant=accountant
         )
-        assert spent(multiplier, sampling, 20, accountant) <= epsilon
+        assert spent(multiplier, sampling, 4, accountant) <= epsilon
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,28 @@ def test_the_reference_is_complete() -> None:
     assert len(REFERENCE["aug_pe_rows"]) == 9
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name)
+#: Of the rows whose users are drawn, which take seconds, every fourth; `pytest -m slow` has all.
+DRAWN = [row for row in ROWS if row["q"] != 1]
+YELP_LARGE = ("Yelp", "GPT2-XL batch 256")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(row for row in ROWS if row["q"] == 1),
+        *(
+            pytest.param(row, marks=[pytest.mark.slow] * (number % 4 > 0))
+            for number, row in enumerate(DRAWN)
+        ),
+    ],
+    ids=name,
+)
 def test_recomputed_by_both_accountants(row: dict[str, Any]) -> None:
-    """The file has 6 digits; 1e-4 leaves room for fractional orders replaced by their bound."""
+    """The file has 6 digits; 1e-4 leaves room for fractional orders replaced by their bound.
+
+    CTCL prints what loss distributions say: within 1.4 %; Yelp, with two digits of the multiplier,
+    5.4 %, and the cells that do not reproduce err on the safe side.
+    """
     by_loss = epsilon(row, "pld")
     by_renyi = epsilon(row, "rdp")
     assert by_loss == pytest.approx(row["eps_dp_accounting_pld"], rel=1e-5)
@@ -61,6 +80,13 @@ def test_recomputed_by_both_accountants(row: dict[str, Any]) -> None:
     if "eps_exact_gaussian" in row and "histogram_noise_multiplier" not in row and row["q"] == 1:
         assert by_loss == pytest.approx(row["eps_exact_gaussian"], rel=1e-5)
     assert 0.0 < by_loss <= by_renyi * (1.0 + 1e-9)
+    if row["paper"] != "CTCL":
+        return
+    if (row["dataset"], row["setting"]) == YELP_LARGE:
+        assert by_loss < 0.7 * row["eps_claimed"]
+    else:
+        tolerance = 0.054 if row["dataset"] == "Yelp" else 0.014
+        assert by_loss == pytest.approx(row["eps_claimed"], rel=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -99,23 +125,6 @@ def test_popri_pubmed_as_printed() -> None:
 
 
 CTCL = [row for row in ROWS if row["paper"] == "CTCL"]
-YELP_LARGE = ("Yelp", "GPT2-XL batch 256")
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in CTCL if (row["dataset"], row["setting"]) != YELP_LARGE], ids=name
-)
-def test_ctcl_as_printed(row: dict[str, Any]) -> None:
-    """By loss distributions: within 1.4 %; Yelp, with two digits of the multiplier, 5.4 %."""
-    tolerance = 0.054 if row["dataset"] == "Yelp" else 0.014
-    assert epsilon(row, "pld") == pytest.approx(row["eps_claimed"], rel=tolerance)
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in CTCL if (row["dataset"], row["setting"]) == YELP_LARGE], ids=name
-)
-def test_ctcl_cells_that_do_not_reproduce_err_on_the_safe_side(row: dict[str, Any]) -> None:
-    assert epsilon(row, "pld") < 0.7 * row["eps_claimed"]
 
 
 def test_the_ctcl_histogram_costs_something() -> None:

@@ -229,10 +229,9 @@ class Copies:
         run = self.folder / "run"
         ledger = lines(run / "ledger.jsonl") if (run / "ledger.jsonl").exists() else []
         begun = max((line["round"] for line in ledger if line["event"] == "started"), default=0)
-        known = {write for write, number in self.taken if number == begun}
-        telling = write in TELLING and begun == self.only and write not in known
+        telling = write in TELLING and begun == self.only
         early = begun <= self.first or write == "mark_finished"
-        if not (telling if self.only else early):
+        if (write, begun) in self.taken or not (telling if self.only else early):
             return
         for name in ("run", "run.owner"):
             if (self.folder / name).exists():
