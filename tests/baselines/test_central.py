@@ -32,7 +32,7 @@ def test_it_trains_writes_and_says_record_level(
     data, output = tmp_path / "records.jsonl", tmp_path / "out"
     rows = [{"client_id": str(n), "text": text} for n, text in enumerate(RECORDS)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [str(data), "--method", method, "--epsilon", "2", "--output", str(output)]
+    words = [str(data), "--method", method, "--epsilon", "0.5", "--output", str(output)]
     words += ["--model", str(llama), "--downstream", str(llama), "--steps", "3", "--samples", "5"]
     words += ["--batch-size", "4", "--max-new-tokens", "6"]
     measured = method in ("vanilla", "downstream")
@@ -41,7 +41,7 @@ def test_it_trains_writes_and_says_record_level(
     asked = SCRIPT["parser"]().parse_args(words)
     SCRIPT["run"](asked, HashEmbedder())
     said = capsys.readouterr().out
-    assert f"{len(RECORDS)} records, epsilon 2; record level" in said
+    assert f"{len(RECORDS)} records, epsilon 0.5; record level" in said
     assert ("next-token accuracy 0." in said) == measured
     privacy = json.loads((output / "privacy.json").read_text())
     assert privacy["level"].startswith("record level")
@@ -57,11 +57,11 @@ def test_it_trains_writes_and_says_record_level(
 
 
 def test_the_noise_is_what_the_steps_cost_at_opacus_s_rate() -> None:
-    plan = SCRIPT["planned"](100, epsilon=2.0, steps=5, rate=1 / 4, histogram=False)
+    plan = SCRIPT["planned"](100, epsilon=0.5, steps=5, rate=1 / 4, histogram=False)
     (steps,) = plan.phases
     sampling = PoissonSampling(rate=0.25, population=100)
     releases = [Release(noise_multiplier=steps.noise_multiplier, sampling=sampling)] * 5
-    assert release_epsilon(releases, delta=plan.delta) == pytest.approx(2.0, rel=1e-3)
+    assert release_epsilon(releases, delta=plan.delta) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_records_are_clipped_and_one_without_text_adds_zero(llama: Path, tmp_path: Path) -> None:
