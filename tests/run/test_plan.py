@@ -210,12 +210,12 @@ class TestAnOwner:
         self, name: str, changes: dict[str, Any]
     ) -> None:
         configuration, strategy = STRATEGIES[name]
-        settings = configuration(epsilon=4.0, delta=DELTA, num_nodes=2, **changes)
+        settings = configuration(epsilon=1.0, delta=DELTA, num_nodes=2, **changes)
         method = strategy(settings).method
-        settled = calibrated(plan_of(method, settings, population=1_000), epsilon=4.0)
+        settled = calibrated(plan_of(method, settings, population=1_000), epsilon=1.0)
         assert len(settled.plan.phases) == 2
         told = announcement(method, settings, settled, behind=0)
-        for limit, refused in ((4.001, False), (3.9, True)):
+        for limit, refused in ((1.001, False), (0.97, True)):
             guard = NodeGuard(NodePolicy(max_epsilon=limit, delta=DELTA), {"dataset": "people"})
             with pytest.raises(NotAllowedError) if refused else contextlib.nullcontext():
                 guard.check_plan(told, 7)
