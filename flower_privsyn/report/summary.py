@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import read_json_lines
+from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
@@ -258,8 +258,8 @@ def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
                 **lines.get(number, {}),
                 "round": number,
                 "outcome": state.get("outcome"),
-                "server": files.record("server"),
-                "training": files.record("training"),
+                "server": read_json(files.server),
+                "training": read_json(files.training),
             }
         )
     return found

@@ -242,19 +242,6 @@ class Central(Aggregation):
         )
 
 
-@dataclass(kw_only=True)
-class _Begun:
-    """A round whose question is out.
-
-    Attributes:
-        ask: the question.
-        protocol: what the server knows of the round.
-    """
-
-    ask: wire.Ask
-    protocol: ServerRound
-
-
 @final
 class Secure(Aggregation):
     """Nodes mask their answers and add the noise: the server sees one noised sum or none.
@@ -273,7 +260,7 @@ class Secure(Aggregation):
 
     def __init__(self, *, timeout: float) -> None:
         self._timeout = timeout
-        self._begun: _Begun | None = None
+        self._begun: tuple[wire.Ask, ServerRound] | None = None
         self._lost = ""
         self._counts: Counter[str] = Counter()
         self._told: set[frozenset[int]] = set()
@@ -299,7 +286,7 @@ class Secure(Aggregation):
         except ProtocolError as error:
             self._lost = f"nothing was asked: {error}"
             return iter(())
-        self._begun = _Begun(ask=ask, protocol=protocol)
+        self._begun = ask, protocol
         return (
             Message(
                 secure_wire.with_mail(
@@ -319,7 +306,7 @@ class Secure(Aggregation):
             for _ in first_replies(replies, asked=(), counts=counts):
                 pass
             return self._without_sum(expected, counts | self._counts, charged=False)
-        protocol = begun.protocol
+        ask, protocol = begun
         self._take(
             first_replies(replies, asked=protocol.active, counts=counts),
             lambda node, reply: protocol.add_answer(
@@ -328,7 +315,7 @@ class Secure(Aggregation):
             counts,
         )
         self._begun = None  # whatever follows, this round's answers are used once
-        number = begun.ask.release.round
+        number = ask.release.round
         try:
             survivors = protocol.survivors
             self._exchange(
@@ -365,14 +352,17 @@ class Secure(Aggregation):
             return self._without_sum(expected, counts | self._counts, charged=True)
         counts["answers"] = len(survivors)
         # How many answered depends on the draw: a node whose users are drawn has more to compute.
-        secret = begun.ask.release.sampling.hides_cohort
+        secret = ask.release.sampling.hides_cohort
         nodes = len(expected.roster_users if secret else survivors)
         return Collected(
             total=total.view(np.int64),
-            num_users=_users(begun.ask, expected, survivors),
+            num_users=0 if secret else sum(expected.roster_users[node] for node in survivors),
             answering=survivors,
             counts=counts | self._counts,
-            noise_std=noise_std(begun.ask, nodes=nodes),
+            # Of so many nodes, each of which adds its share.
+            noise_std=ask.release.mechanism.standard_deviation
+            * protocol.roster.terms.noise_share
+            * math.sqrt(nodes),
             facts={
                 "noise": "nodes",
                 **({} if secret else {"nodes": nodes}),
@@ -480,13 +470,6 @@ class Secure(Aggregation):
         )
 
 
-def noise_std(ask: wire.Ask, *, nodes: int) -> float:
-    """Standard deviation of the noise in a sum of so many nodes, each of which adds its share."""
-    if ask.secure is None:
-        return 0.0
-    return ask.release.mechanism.standard_deviation * ask.secure.noise_share * math.sqrt(nodes)
-
-
 def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int) -> Roster:
     """The nodes that have shown keys for one and the same run: as most of them know it."""
     runs = Counter(run for run, _ in shown.values())
@@ -495,10 +478,3 @@ def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int)
     run = runs.most_common(1)[0][0]
     cards = [card for own, card in shown.values() if own == run]
     return Roster(Session(run=run, round_number=number), terms, cards)
-
-
-def _users(ask: wire.Ask, expected: Expected, nodes: Iterable[int]) -> int:
-    """Users in a sum of some nodes, where that is public: those on the roster."""
-    if ask.release.sampling.hides_cohort:
-        return 0
-    return sum(expected.roster_users[node] for node in nodes)

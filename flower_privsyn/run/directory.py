@@ -123,15 +123,29 @@ def writer_in(run: Path) -> Path | None:
     return next((folder for folder in made if (folder / "config.json").is_file()), None)
 
 
-@dataclass(frozen=True)
 class RoundFiles:
     """Where the files of one round are, whether they exist or not.
 
     Attributes:
         folder: of the round.
+        state: written last: the round is finished.
+        release: the released sum.
+        population: texts that users were asked about, with their embeddings and votes.
+        candidates: the same of a method that trains a generator, with scores.
+        adapter: folder of the adapter that the round trained.
+        training: what the round's training of the generator reported.
+        server: figures of the server's step.
     """
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state.json"
+        self.release = folder / "release.npy"
+        self.population = folder / "population.parquet"
+        self.candidates = folder / "candidates.parquet"
+        self.adapter = folder / "adapter"
+        self.training = folder / TRAINING
+        self.server = folder / "server.json"
 
     def make(self) -> Path:
         """Make the folder where there is none, and return it."""
@@ -139,49 +153,9 @@ class RoundFiles:
         return self.folder
 
     @property
-    def state(self) -> Path:
-        """Written last: the round is finished."""
-        return self.folder / "state.json"
-
-    @property
-    def release(self) -> Path:
-        """The released sum."""
-        return self.folder / "release.npy"
-
-    @property
-    def population(self) -> Path:
-        """Texts that users were asked about, with their embeddings and votes."""
-        return self.folder / "population.parquet"
-
-    @property
-    def candidates(self) -> Path:
-        """The same of a method that trains a generator, with scores."""
-        return self.folder / "candidates.parquet"
-
-    @property
-    def adapter(self) -> Path:
-        """Folder of the adapter that the round trained."""
-        return self.folder / "adapter"
-
-    @property
-    def training(self) -> Path:
-        """What the round's training of the generator reported."""
-        return self.folder / TRAINING
-
-    @property
-    def server(self) -> Path:
-        """Figures of the server's step."""
-        return self.folder / "server.json"
-
-    @property
     def texts(self) -> Path | None:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
-
-    def record(self, kind: Literal["state", "training", "server"]) -> dict[str, Any]:
-        """The object in one of the small JSON files; empty where it is missing or damaged."""
-        file: Path = getattr(self, kind)
-        return read_json(file)
 
 
 @dataclass(frozen=True)
@@ -707,7 +681,7 @@ class RunDirectory:
 
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
-        state = self.rounds.files(number).record("state")
+        state = read_json(self.rounds.files(number).state)
         return state if state.get("status") == "finished" else None
 
     def finished_rounds(self) -> list[int]:

@@ -18,7 +18,7 @@ from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
-from flower_privsyn.privacy import FullParticipation, PrivacyLedger, RandomSource, Sampling
+from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.progress import FOR_THE_OWNER, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
@@ -41,6 +41,7 @@ from flower_privsyn.run.rounds import (
     Releases,
     all_asked,
     last_state,
+    ledger_of,
     nothing_spent,
     rounds_behind,
 )
@@ -548,6 +549,4 @@ class Preparation:
 
     def _settled(self, *, population: int) -> CalibratedPlan:
         plan = plan_of(self.method, self.settings, population=population)
-        path = self.run.ledger_file
-        ledger = PrivacyLedger.read(path) if path.exists() else None
-        return calibrated(plan, epsilon=self.settings.epsilon, ledger=ledger)
+        return calibrated(plan, epsilon=self.settings.epsilon, ledger=ledger_of(self.run))

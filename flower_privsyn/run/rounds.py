@@ -39,7 +39,7 @@ from flower_privsyn.run.trackers import Following
 
 def is_stored(run: RunDirectory, number: int) -> bool:
     """Whether the release of a round is on the disk."""
-    return RoundFiles(run.round_path(number)).release.exists()
+    return run.rounds.files(number).release.exists()
 
 
 def store_release(run: RunDirectory, release: ReleasedSum) -> None:
@@ -66,7 +66,7 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
     """
     if not is_stored(run, number):
         return None
-    path = RoundFiles(run.round_path(number)).release
+    path = run.rounds.files(number).release
     try:
         with path.open("rb") as file:
             # Not `np.load`, which also opens archives and says of bad ones whatever these say.
@@ -169,11 +169,15 @@ def rounds_over(ledger: PrivacyLedger) -> int:
     return max((ledger.rounds_behind, *correlated))
 
 
+def ledger_of(run: RunDirectory) -> PrivacyLedger | None:
+    """The ledger of a run, to look at; None where it has none yet."""
+    return PrivacyLedger.read(run.ledger_file) if run.ledger_file.exists() else None
+
+
 def rounds_behind(run: RunDirectory) -> int:
     """Rounds of a resumed run that are paid for, or about to be; 0 of a run without a ledger."""
-    if not run.ledger_file.exists():
-        return 0
-    return PrivacyLedger.read(run.ledger_file).rounds_behind
+    ledger = ledger_of(run)
+    return 0 if ledger is None else ledger.rounds_behind
 
 
 def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:
@@ -183,9 +187,8 @@ def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:
         run: its directory.
         num_rounds: rounds that it is resumed for.
     """
-    if not run.ledger_file.exists():
-        return False
-    return rounds_over(PrivacyLedger.read(run.ledger_file)) >= num_rounds
+    ledger = ledger_of(run)
+    return ledger is not None and rounds_over(ledger) >= num_rounds
 
 
 def earliest_end(run: RunDirectory) -> int | None:
@@ -194,11 +197,11 @@ def earliest_end(run: RunDirectory) -> int | None:
     It is that of the last round that was charged. Noise that is correlated was charged for all
     rounds, and a run without any release has nothing to end with.
     """
-    behind = rounds_behind(run)
-    if behind == 0 or PrivacyLedger.read(run.ledger_file).correlations:
+    ledger = ledger_of(run)
+    if ledger is None or ledger.correlations:
         return None
-    released = any(is_stored(run, number) for number in range(1, behind + 1))
-    return behind if released else None
+    behind = ledger.rounds_behind
+    return behind if any(is_stored(run, number) for number in range(1, behind + 1)) else None
 
 
 class Releases:

@@ -167,6 +167,9 @@ def refuse_unfit(
 ) -> None:
     """Refuse what a round may not ask, before it is begun: what was begun is charged.
 
+    Nodes check for themselves. But a question that all of them refuse would cost what one that they
+    answer does, in this round and in every one that is asked when the run goes on.
+
     Args:
         question: that the round is about to ask, with the broadcast as it travels.
         number: of the round.
@@ -175,42 +178,25 @@ def refuse_unfit(
         roster: everybody who may answer.
 
     Raises:
-        ConfigError: no node would answer it, or its sums may leave the exact numbers.
+        ConfigError: it cannot be carried to the nodes, its own check refuses what is sent, it
+            cannot answer about public records, or its sums may leave the exact numbers.
         RuntimeError: the phase does not ask it.
     """
-    if question.query.name not in {one.name for one in phase.asks}:
-        raise RuntimeError(f'the phase "{phase.name}" does not ask {question.query.name}')
-    refuse_unanswerable(question, number=number, dimension=source.dimension)
-    refuse_off_the_grid(question.query, roster)
-
-
-def refuse_unanswerable(question: Question, *, number: int, dimension: int) -> None:
-    """Refuse, before a round is begun, a question that no node would answer.
-
-    Nodes check for themselves. But a question that all of them refuse would cost what one that they
-    answer does, in this round and in every one that is asked when the run goes on.
-
-    Args:
-        question: that a round is about to ask, with the broadcast as it travels.
-        number: of the round.
-        dimension: of the users' records, as for `Query.check`.
-
-    Raises:
-        ConfigError: it cannot be carried to the nodes, its own check refuses what is sent, or it
-            cannot answer about public records.
-    """
     query, broadcast = question.query, question.broadcast
+    if query.name not in {one.name for one in phase.asks}:
+        raise RuntimeError(f'the phase "{phase.name}" does not ask {query.name}')
     refuse_uncarried(query)
     try:
-        query.check(broadcast, dimension=dimension)
+        query.check(broadcast, dimension=source.dimension)
         # Ours answer in the package's tests, and a sum as long as a model is not made for nothing.
         if not query.bundled:
-            try_query(query, broadcast, dimension=dimension)
+            try_query(query, broadcast, dimension=source.dimension)
     except Exception as error:
         raise ConfigError(
             f"no node can answer {query.name} as round {number} would ask it "
             f"({type(error).__name__}: {error}); the round is not asked and not charged"
         ) from error
+    refuse_off_the_grid(query, roster)
 
 
 def refuse_off_the_grid(query: Query, roster: Roster) -> None:
@@ -529,7 +515,14 @@ class PrivateSumStrategy(Strategy):
             rounds = KeptRounds(
                 run=run, method=self.method, total=settings.num_rounds, tracker=tracker
             )
-            federation = self._prepare(window, timeout)
+            federation = Preparation(
+                run=run,
+                settings=settings,
+                method=self.method,
+                strategy=type(self).__name__,
+                grid=window,
+                timeout=timeout,
+            ).get_ready(resume=run.goes_on)
             with self._open_ledger(run) as ledger:
                 plan = None if federation is None else federation.settled.plan
                 with self._timed("begin"):
@@ -737,12 +730,13 @@ class PrivateSumStrategy(Strategy):
         answered = files.seconds()
         spent = {**started.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
+        makes_up = self.plan.at(asked.number).makes_up
         rounds.record(released, metrics)
         if released is not None:
             rounds.release(released)
         elif asked.number in started.ledger.rounds_charged:
             rounds.leave_out(asked.number, "lost")
-        elif asked.secure or answered_by(counts) or not self.plan.at(asked.number).makes_up:
+        elif asked.secure or answered_by(counts) or not makes_up:
             # A node begins a round of secure aggregation once in a run of Flower's, and one that
             # answered has charged it: asked again at once it would charge both as one sum.
             rounds.leave_out(asked.number, "discarded")
@@ -754,7 +748,9 @@ class PrivateSumStrategy(Strategy):
             seconds_server=files.seconds() - answered,
         )
         rounds.tell()
-        started.federation.attendance.check(lambda: self._after_silence(asked))
+        started.federation.attendance.check(
+            lambda: asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
+        )
         return self._arrays(rounds), _numbers_of(metrics)
 
     def configure_evaluate(
@@ -903,17 +899,6 @@ class PrivateSumStrategy(Strategy):
         self._started = None  # of an earlier start
         return self._run
 
-    def _prepare(self, grid: Grid, timeout: float) -> Federation | None:
-        """What must hold before the first question; None where every round has been asked."""
-        return Preparation(
-            run=self.run,
-            settings=self.config,
-            method=self.method,
-            strategy=type(self).__name__,
-            grid=grid,
-            timeout=timeout,
-        ).get_ready(resume=self.run.goes_on)
-
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file
         expected: dict[str, Any] = {
@@ -934,11 +919,6 @@ class PrivateSumStrategy(Strategy):
         begun = files.seconds()
         yield
         self.run.owner.record(event, seconds_server=files.seconds() - begun)
-
-    def _after_silence(self, asked: AskedRound) -> str:
-        """What rounds that too few answered have cost, and how the run goes on."""
-        makes_up = self.plan.at(asked.number).makes_up
-        return asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
 
     @property
     def _go_on(self) -> str:

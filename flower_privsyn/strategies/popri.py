@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.errors import ConfigError, MissingExtraError
-from flower_privsyn.files import located, write_json
+from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
@@ -430,7 +430,7 @@ class PreferencesByScores(Method):
             PrivsynError: training failed; the adapter of the round before is untouched.
         """
         files = RoundFiles(self.run.round_dir(number))
-        if record := files.record("training"):
+        if record := read_json(files.training):
             return record
         texts, prompts, ends, group = (
             state[name] for name in ("texts", "prompts", "ends", "group")
