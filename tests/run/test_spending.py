@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
-from flower_privsyn.client_apps import handlers as node
+from flower_privsyn.client_apps import known
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import CyclicSampling, FullParticipation
@@ -57,8 +57,8 @@ class TestUnknownQuestions:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         # POPri with this checkpoint asks for moments first and for similarities afterwards.
-        without = tuple(query for query in node.QUERIES if query.name != "mean_similarity")
-        monkeypatch.setattr(node, "QUERIES", without)
+        without = tuple(query for query in known.QUERIES if query.name != "mean_similarity")
+        monkeypatch.setattr(known, "QUERIES", without)
         grid = federation()
         strategy = self.popri(tmp_path, public_file, checkpoint="fred")
         with pytest.raises(FederationError, match=r"does not answer every question of the run"):
