@@ -12,7 +12,7 @@ import typer
 from flower_privsyn.checks import check_whole
 from flower_privsyn.cli.options import Columns, columns_of, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table
-from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import StoppedError
 
 if TYPE_CHECKING:
@@ -153,11 +153,8 @@ def _follow(comparison: Comparison) -> int:
         f"{comparison.folder}\n"
     )
     try:
-        with ended_by_signals():
+        with ended_by_signals(_CONTINUE):
             found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))
-    except (KeyboardInterrupt, Stopped):
-        sys.stderr.write(_CONTINUE)
-        raise
     except StoppedError as error:
         sys.stderr.write(_CONTINUE)
         return complain(str(error), INTERRUPTED)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flower_privsyn.cli.options import RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, REFUSED
-from flower_privsyn.cli.signals import Stopped, ended_by_signals
+from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import ConfigError, PrivsynError
 
 if TYPE_CHECKING:
@@ -81,19 +81,16 @@ def _more(
     settings = MoreText.of(run, given)
     if "generator" in given:  # the run's own has the stamp of the run
         stamped.refuse("generator", given["generator"])
-    try:
-        with ended_by_signals(), follower() as follow:
-            written = write_more(
-                run,
-                settings,
-                num_samples=wanted,
-                seed=seed or 0,
-                output=None if output is None else expanded(output).absolute(),
-                progress=ShownProgress(follow),
-            )
-    except (KeyboardInterrupt, Stopped):
-        sys.stderr.write("What was written is kept; the same command goes on with it.\n")
-        raise
+    kept = "What was written is kept; the same command goes on with it.\n"
+    with ended_by_signals(kept), follower() as follow:
+        written = write_more(
+            run,
+            settings,
+            num_samples=wanted,
+            seed=seed or 0,
+            output=None if output is None else expanded(output).absolute(),
+            progress=ShownProgress(follow),
+        )
     return _said(run, settings, written, wanted)
 
 

@@ -134,7 +134,7 @@ def show_outcome(outcome: Outcome) -> int:
             sys.stderr.write(f"Run directory: {outcome.path}\n")
         if was_interrupted(outcome.error):
             return complain(outcome.error, INTERRUPTED)
-        if outcome.says_all:
+        if not outcome.unexpected:
             # A node's reasons are in its own log, which is this one here.
             here = f"\nThe nodes' log is {log}" if NODE_LOG in outcome.error else ""
             return complain(outcome.error + here, REFUSED)

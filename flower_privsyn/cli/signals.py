@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 
 
@@ -12,8 +13,12 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raise `Stopped` in this block where SIGTERM or SIGHUP would end the process."""
+def ended_by_signals(said: str = "") -> Iterator[None]:
+    """Raise `Stopped` in this block where SIGTERM or SIGHUP would end the process.
+
+    Args:
+        said: to whoever interrupts the block.
+    """
 
     def stop(_signal: int, _frame: object) -> None:
         raise Stopped
@@ -21,6 +26,9 @@ def ended_by_signals() -> Iterator[None]:
     previous = {number: signal.signal(number, stop) for number in _ending_signals()}
     try:
         yield
+    except (KeyboardInterrupt, Stopped):
+        sys.stderr.write(said)
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -17,13 +17,14 @@ import numpy as np
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.comparison.teachers import able, check_here, teaching
 from flower_privsyn.data import Chunking, Samples, Users
-from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.classification import classify_run
 from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import (
     LEAST_TEXTS,
+    RememberingEmbedder,
     TextComparison,
     compare_texts,
     measured,
@@ -88,7 +89,7 @@ class Measures:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._common = plan.common_values()
-        self._embedders: dict[tuple[str, str], _Remembering] = {}
+        self._embedders: dict[tuple[str, str], RememberingEmbedder] = {}
         self._held_out_copies: float | None = None
 
     def of_text(
@@ -259,11 +260,11 @@ class Measures:
         cut = Chunking(max_tokens=max_tokens or int(self._common["max-tokens"]))
         return cut.samples(cut.documents(users), tokenizer=self.embedder(self._common).tokenizer)
 
-    def embedder(self, values: Mapping[str, Any]) -> _Remembering:
+    def embedder(self, values: Mapping[str, Any]) -> RememberingEmbedder:
         """The embedding model of a run configuration."""
         key = (str(values["embedding-model"]), str(values["embedding-precision"]))
         if key not in self._embedders:
-            self._embedders[key] = _Remembering(
+            self._embedders[key] = RememberingEmbedder(
                 load_embedder(located(key[0]), precision=values["embedding-precision"])
             )
         return self._embedders[key]
@@ -319,34 +320,6 @@ def _figures(found: TextComparison) -> dict[str, Any]:
         "copies_near": copies.near,
         "copies": copies.any,
     }
-
-
-class _Remembering:
-    """An embedding model that embeds no text twice: held-out text is compared with in every cell.
-
-    Args:
-        embedder: the model.
-
-    Attributes:
-        fingerprint: of the model.
-        dimension: of an embedding.
-        tokenizer: of the model.
-    """
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._known: dict[str, Any] = {}
-        self.fingerprint = embedder.fingerprint
-        self.dimension = embedder.dimension
-        self.tokenizer = embedder.tokenizer
-
-    def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> Any:
-        fresh = list(dict.fromkeys(text for text in texts if text not in self._known))
-        if progress is not None:
-            progress(len(texts) - len(fresh))
-        if fresh:
-            self._known |= zip(fresh, self._embedder.embed(fresh, progress=progress), strict=True)
-        return np.stack([self._known[text] for text in texts])
 
 
 # ---------------------------------------------------------------------- references

@@ -272,13 +272,6 @@ def logistic_regression(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> C
         library(f"sklearn.{module}")
         for module in ("linear_model", "preprocessing", "pipeline", "model_selection")
     )
-    known: dict[tuple[str, ...], npt.NDArray[Any]] = {}
-
-    def vectors(texts: Sequence[str]) -> npt.NDArray[Any]:
-        key = tuple(texts)
-        if key not in known:
-            known[key] = embed(texts)
-        return known[key]
 
     def learn(texts: Sequence[str], classes: IntArray, asked: Sequence[str]) -> IntArray:
         counts = Counter(classes.tolist())
@@ -291,8 +284,8 @@ def logistic_regression(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> C
         if folds > 1:
             strengths = {"logisticregression__C": np.logspace(-4, 1, 6).tolist()}
             fitted = selection.GridSearchCV(fitted, strengths, cv=folds)
-        fitted.fit(vectors(texts), classes)
-        found: IntArray = np.asarray(fitted.predict(vectors(asked)), dtype=np.int64)
+        fitted.fit(embed(texts), classes)
+        found: IntArray = np.asarray(fitted.predict(embed(asked)), dtype=np.int64)
         return found
 
     return learn

@@ -8,7 +8,7 @@ them, and whoever may read it is promised the run's epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -172,7 +172,7 @@ def evaluate_run(
     """
     _check(run, held_out, private=private, downstream=downstream, work=work)
     shown: ProgressReporter = progress or NullProgress()
-    embedder = embedder or run_embedder(run)
+    embedder = RememberingEmbedder(embedder or run_embedder(run))
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
     if downstream is not None and not synthetic:
@@ -217,20 +217,22 @@ def _check(
     downstream: str | Path | None,
     work: Path | None,
 ) -> None:
-    """Refuse what `evaluate_run` cannot do."""
+    """Refuse what `evaluate_run` cannot do, and make its folder."""
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "
             "held-out users must not have taken part"
         )
-    inside = work is not None and expanded(work).absolute().resolve().is_relative_to(
-        run.path.resolve()
-    )
-    if inside or (downstream is not None and work is None):
+    if work is None:
+        if downstream is not None:
+            raise ConfigError("fine-tuning needs a work folder outside the run directory")
+    elif expanded(work).absolute().resolve().is_relative_to(run.path.resolve()):
         raise ConfigError(
-            "fine-tuning needs a work folder outside the run directory: what is measured on "
-            "private text must not lie beside what was released"
+            f"{work} lies in the run directory, whose readers are promised the run's epsilon: an "
+            "evaluation on private text must lie elsewhere"
         )
+    else:
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _learned(
@@ -518,3 +520,32 @@ def _draw(texts: Sequence[str], most: int, generator: np.random.Generator) -> li
     if len(texts) <= most:
         return list(texts)
     return [texts[index] for index in sorted(generator.permutation(len(texts))[:most].tolist())]
+
+
+class RememberingEmbedder:
+    """An embedding model that embeds no text twice: held-out text is compared with again and again.
+
+    Args:
+        embedder: the model.
+
+    Attributes:
+        fingerprint: of the model.
+        dimension: of an embedding.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: dict[str, Any] = {}
+        self.fingerprint = embedder.fingerprint
+        self.dimension = embedder.dimension
+        self.tokenizer = embedder.tokenizer
+
+    def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> Any:
+        """As the model embeds them: (n, d) of n texts."""
+        fresh = list(dict.fromkeys(text for text in texts if text not in self._known))
+        if progress is not None:
+            progress(len(texts) - len(fresh))
+        if fresh:
+            self._known |= zip(fresh, self._embedder.embed(fresh, progress=progress), strict=True)
+        return np.stack([self._known[text] for text in texts])

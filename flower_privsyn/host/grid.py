@@ -16,12 +16,12 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 
 from flower_privsyn.client_apps.guard import simulated
 
@@ -29,6 +29,8 @@ from flower_privsyn.client_apps.guard import simulated
 _NOT_LOADED, _RAISED, _CRASHED = 1, 2, 8
 
 _POLL_SECONDS = 0.02
+
+Loaded = TypeVar("Loaded", ClientApp, ServerApp)
 
 #: What the processes of nodes find in the environment: one thread each, as there is one a core, and
 #: no accelerator, which is the server's.
@@ -206,23 +208,21 @@ class LocalGrid(GridWithoutLink):
         return ours
 
 
-def end_with(other: multiprocessing.process.BaseProcess | None) -> None:
-    """End this process, without a word, as soon as another one has ended."""
-
-    def watch() -> None:
-        assert other is not None
-        other.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _end_with_the_server_app() -> None:
+    server_app = multiprocessing.parent_process()
+    assert server_app is not None
+    server_app.join()
+    os._exit(1)  # without a word
 
 
 def _answer(pipe: Connection, app: str, client_app: str, run_id: int) -> None:
     """Answer messages by a ClientApp until the other end of the pipe closes."""
-    end_with(multiprocessing.parent_process())
+    threading.Thread(target=_end_with_the_server_app, daemon=True).start()
+    from flwr.clientapp.client_app import LoadClientAppError
+
     with flower_identity(run_id=run_id), contextlib.suppress(EOFError):
         try:
-            loaded = loaded_client_app(app, client_app)
+            loaded = loaded_app(client_app, app, ClientApp, LoadClientAppError)
         except Exception:
             traceback.print_exc()
             loaded = None
@@ -239,14 +239,20 @@ def _answer(pipe: Connection, app: str, client_app: str, run_id: int) -> None:
             pipe.send((reply, context))
 
 
-def loaded_client_app(app: str, client_app: str) -> ClientApp:
-    """The ClientApp of an app, loaded as Flower loads it."""
-    from flwr.clientapp.client_app import LoadClientAppError
+def loaded_app(name: str, app: str, kind: type[Loaded], error: type[Exception]) -> Loaded:
+    """The ClientApp or ServerApp of an app, loaded as Flower loads it.
+
+    Args:
+        name: as `[tool.flwr.app.components]` has it.
+        app: folder of the app.
+        kind: what it has to be.
+        error: Flower's, for one that cannot be loaded.
+    """
     from flwr.supercore.object_ref import load_app
 
-    found = load_app(client_app, LoadClientAppError, app)
-    if not isinstance(found, ClientApp):
-        raise LoadClientAppError(f"{client_app} is no ClientApp")
+    found = load_app(name, error, app)
+    if not isinstance(found, kind):
+        raise error(f"{name} is no {kind.__name__}")
     return found
 
 

@@ -75,17 +75,13 @@ class Outcome:
     Attributes:
         path: The run directory.
         error: None when the run finished, else the sentence that says why it did not.
-        unexpected: Whether the error is a fault of the program rather than of what was asked.
+        unexpected: Whether the error is a fault of the program rather than of what was asked, and
+            not all is said without the log.
     """
 
     path: Path
     error: str | None
     unexpected: bool = False
-
-    @property
-    def says_all(self) -> bool:
-        """Whether the sentence is enough, without the log."""
-        return self.error is not None and not self.unexpected
 
 
 def run_app(
@@ -300,7 +296,8 @@ def _launch(
     with supervisor_lock(run_path, wait_seconds=wait):
         try:
             outcome = _follow(app, run_path, launch, follow, resume=resume)
-            if outcome.says_all and not (run_path / "config.json").exists():
+            begun = (run_path / "config.json").exists()
+            if outcome.error is not None and not outcome.unexpected and not begun:
                 shutil.rmtree(owner.path, ignore_errors=True)
             return outcome
         except OSError as error:
@@ -522,22 +519,20 @@ def _judge(
     if run is not None and run.status == "failed" and run.state != before:
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     finished = run is not None and run.status == "finished"
-    how = ended.get("how", "was killed" if ended["status"] < 0 else "ended early")
-    if how == "" and (finished or not (run or app.uses_run_directory)):
+    sentence, unexpected = ended.get("sentence"), bool(ended.get("unexpected"))
+    if sentence == "" and (finished or not (run or app.uses_run_directory)):
         return Outcome(path=run_path, error=None)
-    if finished and how:
-        sentence = f"The run has finished, and after it the app {how}"
+    if not sentence:
+        unexpected = True
+        sentence = "The ServerApp ended early, without an exception and without a result."
+        if ended["status"] < 0:
+            sentence = "The ServerApp was killed."
+    if finished:
+        sentence = f"The run has finished, and its app has not: {sentence}"
         return Outcome(path=run_path, error=sentence, unexpected=True)
     full = full_disk([run_path, OwnerFolder(run_path).path, default_cache_directory()])
     if full is not None:
         sentence, unexpected = f"{disk_full_sentence(full)}.", False
-    elif how == "was killed":
-        sentence, unexpected = "The ServerApp was killed before the run was finished.", True
-    elif ended.get("sentence"):
-        sentence, unexpected = ended["sentence"], ended["unexpected"]
-    else:
-        sentence = "The ServerApp ended early, without an exception and without a result."
-        unexpected = True
     if run is not None and run.state != before:
         _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

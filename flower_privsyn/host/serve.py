@@ -24,8 +24,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
-from flower_privsyn.errors import PrivsynError
-from flower_privsyn.host.grid import LocalGrid, flower_identity
+from flower_privsyn.host.grid import LocalGrid, flower_identity, loaded_app
 from flower_privsyn.run.run_format import sentence_of
 
 
@@ -56,18 +55,10 @@ def serve(asked: Mapping[str, Any]) -> None:
         processes=asked["processes"],
     )
     with contextlib.closing(grid), flower_identity(run_id=run_id):
-        _loaded(asked)(grid=grid, context=context)
+        from flwr.serverapp.server_app import LoadServerAppError
 
-
-def _loaded(asked: Mapping[str, Any]) -> ServerApp:
-    """The ServerApp, loaded as Flower loads it."""
-    from flwr.serverapp.server_app import LoadServerAppError
-    from flwr.supercore.object_ref import load_app
-
-    found = load_app(asked["server"], LoadServerAppError, asked["app"])
-    if not isinstance(found, ServerApp):
-        raise LoadServerAppError(f"{asked['server']} is no ServerApp")
-    return found
+        app = loaded_app(asked["server"], asked["app"], ServerApp, LoadServerAppError)
+        app(grid=grid, context=context)
 
 
 def _simulate(asked: Mapping[str, Any], context: Context) -> None:
@@ -112,20 +103,6 @@ def _simulate(asked: Mapping[str, Any], context: Context) -> None:
         )
 
 
-def _how_it_ended(error: BaseException | None) -> dict[str, Any]:
-    """How an app ended, as the command is told: in one word or two, in a sentence, and by whom."""
-    if error is None:
-        return {"how": "", "sentence": "", "unexpected": False}
-    sentence, unexpected = sentence_of(error)
-    if isinstance(error, SystemExit):
-        return {"how": "called sys.exit", "sentence": sentence, "unexpected": True}
-    said = " ".join(str(error).split())[:1000]
-    if not isinstance(error, PrivsynError):
-        said = f"{type(error).__name__}: {said}"
-        sentence = sentence if not unexpected else f"The ServerApp failed: {said}"
-    return {"how": f"failed: {said}", "sentence": sentence, "unexpected": unexpected}
-
-
 def _end_with_the_command() -> None:
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)  # its own group: the nodes, too, and whatever an app has started
@@ -137,13 +114,13 @@ def main() -> None:
     os.dup2(2, 1)  # what an app prints is the log's
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_command, daemon=True).start()
-    error: BaseException | None = None
+    sentence, unexpected = "", False
     try:
         serve(asked)
-    except BaseException as raised:
+    except BaseException as error:
         traceback.print_exc()
-        error = raised
-    to_the_command.write(json.dumps(_how_it_ended(error)))
+        sentence, unexpected = sentence_of(error)
+    to_the_command.write(json.dumps({"sentence": sentence, "unexpected": unexpected}))
     to_the_command.close()
 
 

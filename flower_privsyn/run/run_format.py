@@ -159,7 +159,7 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
     if isinstance(error, PrivsynError):
         return str(error), False
     if isinstance(error, SystemExit):
-        return f"The ServerApp called sys.exit({error.code!r}) before the run was finished.", True
+        return f"The ServerApp called sys.exit({error.code!r}).", True
     if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
         return INTERRUPTED, False
     name = type(error).__name__

@@ -140,7 +140,7 @@ class TestEvaluateRun:
     def test_no_work_folder_in_the_run_directory(self, finished: RunDirectory, gpt2: Path) -> None:
         _, held_out = split_users(finished, make_users(90))
         for work in (None, finished.path / "evaluation", finished.path / "x" / ".." / "y"):
-            with pytest.raises(ConfigError, match="outside the run directory"):
+            with pytest.raises(ConfigError, match="the run directory"):
                 evaluate_run(
                     finished, held_out, downstream=gpt2, work=work, embedder=HashEmbedder()
                 )

@@ -130,8 +130,8 @@ def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) 
     assert stopped.status == "failed"
 
 
-ENDED = {"how": "", "sentence": "", "unexpected": False, "status": 0}
-FAILED = {**ENDED, "how": "failed: no such bucket", "sentence": "No such bucket."}
+ENDED = {"sentence": "", "unexpected": False, "status": 0}
+FAILED = {**ENDED, "sentence": "No such bucket."}
 KILLED = {"status": -signal.SIGKILL}
 
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_the_cause_whatever_the_app_says(
     outcome = launch._judge(app, stopped.path, KILLED, {})
     assert outcome.error is not None
     assert outcome.error.startswith(f"The disk of {stopped.path} is full: make room, and go on")
-    assert outcome.says_all
+    assert not outcome.unexpected
 
 
 def test_nothing_is_left_of_a_start_without_room(
@@ -176,7 +176,7 @@ def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
 def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     outcome = launch._judge(app, run.path, KILLED, {})
-    assert outcome.error == "The ServerApp was killed before the run was finished."
+    assert outcome.error == "The ServerApp was killed."
     assert run.error == outcome.error
     run.mark_running()
     outcome = launch._judge(app, run.path, ENDED, {})
@@ -274,7 +274,7 @@ def test_kill_the_command_then_the_server_app_then_finish(tmp_path: Path) -> Non
     os.kill(server, signal.SIGKILL)
     errors = command.communicate(timeout=60)[1]
     assert command.returncode == 1
-    assert "privsyn: The ServerApp was killed before the run was finished." in errors
+    assert "privsyn: The ServerApp was killed." in errors
     assert f"The log is {tmp_path / 'run.owner' / 'flower.log'}" in errors
     _wait_until_gone(started, seconds=5)
     assert run.status == "failed"

@@ -194,7 +194,7 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit), run.session():
         sys.exit(7)
-    assert run.error == "The ServerApp called sys.exit(7) before the run was finished."
+    assert run.error == "The ServerApp called sys.exit(7)."
 
     with pytest.raises(KeyboardInterrupt), run.session():
         raise KeyboardInterrupt
