@@ -104,7 +104,7 @@ def _people(
     if users is not None and held_out is None:
         if private is not None:
             raise ConfigError("--private goes with --held-out: --users holds both.")
-        return split_users(run, read(users))
+        return split_users(run.config, read(users))
     if held_out is not None and users is None:
         others = read(held_out)
         return None if private is None else read(private), others

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
-from flower_privsyn.comparison.teachers import able, check_here, teaching
+from flower_privsyn.comparison.teachers import able, teaching
 from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.classification import classify_run
 from flower_privsyn.evaluation.copies import copy_rates
+from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import (
     LEAST_TEXTS,
     RememberingEmbedder,
     TextComparison,
     compare_texts,
-    measured,
     random_public_text,
     run_samples,
     tuned,
@@ -215,9 +215,11 @@ class Measures:
 
     def quality(self, job: Job, model: str) -> dict[str, Any]:
         """The figures of a language model on held-out text."""
-        figures = measured(
+        held_out = self.samples(self._plan.people.held_out)
+        figures = evaluate_language_model(
             model,
-            self.samples(self._plan.people.held_out),
+            held_out.texts,
+            owners=held_out.owners,
             max_tokens=self._plan.training.max_tokens,
             progress=job.progress,
         )
@@ -361,13 +363,8 @@ def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 
 
 def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
-    """The same of the private text itself: the ceiling of private evolution, without privacy.
-
-    Raises:
-        ConfigError: The generator is not on this machine.
-    """
+    """The same of the private text itself: the ceiling of private evolution, without privacy."""
     generator = str(job.values["generator"])
-    check_here(generator)
     own = measures.samples(plan.people.private).texts
     texts = _expanded(job, own, source="private")
     found = measures.of_text(job, texts, {}, writer=able(generator, plan.downstream))

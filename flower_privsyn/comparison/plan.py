@@ -294,7 +294,7 @@ class Plan:
     def _check_cell(self, cell: Cell, report: Report, index: ModelIndex) -> None:
         """Check settings, libraries and models of a cell, as `privsyn check` does of a run."""
         with report.refusals(cell.method):
-            from flower_privsyn.comparison.teachers import check_here, teaching
+            from flower_privsyn.comparison.teachers import teaching
             from flower_privsyn.training.distillation import check_same_tokens
 
             values, found = self.values(cell, Path("private.jsonl")), Report()
@@ -314,8 +314,12 @@ class Plan:
             else:
                 public = str(values.get("public-text", BUNDLED))
                 check_public_text(public, self._written, data="")
-                if cell.method == "expand-private":
-                    check_here(str(values["generator"]))
+                generator = str(values.get("generator", ""))
+                if cell.method == "expand-private" and "://" in generator:
+                    raise ConfigError(
+                        f'generator = "{generator}" is another machine or another process: '
+                        "private text is expanded by a model that runs here, or not at all"
+                    )
                 names = _REFERENCES_USE.get(cell.method, ())
                 used = tuple(
                     NeededModel(setting=setting, name=str(values[setting]), kind=kind)

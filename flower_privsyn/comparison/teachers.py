@@ -38,19 +38,6 @@ def teaching(values: Mapping[str, Any], *, teacher: str | Path = "") -> Distilla
     return Distillation(teacher or located(str(named)))
 
 
-def check_here(generator: str) -> None:
-    """Refuse a generator that private text would have to travel to.
-
-    Raises:
-        ConfigError: it is a server's.
-    """
-    if "://" in generator:
-        raise ConfigError(
-            f"generator = \"{generator}\" is another machine's or another process's: private text "
-            "is expanded by a model that runs here, or not at all"
-        )
-
-
 def writer_of(run: RunDirectory, *, student: str, folder: Path) -> str | Path:
     """The model that wrote a run's synthetic texts, if it can teach a student.
 

@@ -285,11 +285,11 @@ def _read(
 
 def _evaluation(file: str, settings: PrivateSumConfig, report: Report, index: ModelIndex) -> None:
     """Read whom the run holds out as `privsyn evaluate` will."""
-    from flower_privsyn.evaluation.run import held_out_samples, own_users, split_by
+    from flower_privsyn.evaluation.run import held_out_samples, own_users, split_users
 
     with report.refusals("evaluation"):
         config = {**settings.to_dict(), **dict(settings.node_settings)}
-        _, others = split_by(config, own_users(config, file))
+        _, others = split_users(config, own_users(config, file))
         try:
             tokenizer = index.tokenizer(settings.embedding_model)
         except NotHereError:

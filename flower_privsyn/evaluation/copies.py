@@ -29,9 +29,8 @@ IntArray = npt.NDArray[np.int64]
 
 _WORD = re.compile(r"\w+")
 
-#: Synthetic texts whose partners are looked for at a time, and pairs that are compared at a time.
-_ROWS = 1024
-_PAIRS = 2**18
+#: Synthetic texts that are compared at a time.
+_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,42 +148,23 @@ def _grams(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
 def _near(
     rows: Sequence[IntArray], others: Sequence[IntArray], width: int, threshold: float
 ) -> npt.NDArray[np.bool_]:
-    """Rows whose shingles have at least the threshold's Jaccard similarity with another's.
-
-    Two sets of similarity t share at least t of the shingles of each. So if the shingles of every
-    set stand in one common order, the first |S| - ceil(t |S|) + 1 of the one and of the other have
-    one in common; with the rarest first, few other pairs do.
-    """
+    """Rows whose shingles have at least the threshold's Jaccard similarity with another's."""
     sparse = library("scipy.sparse")
     found = np.zeros(len(rows), dtype=np.bool_)
     keys, owners = _shingles([*rows, *others], width)
-    # Numbered by frequency, ties by key: one order for all sets.
-    ranks = np.empty(int(keys.max(initial=-1)) + 1, dtype=np.int64)
-    ranks[np.argsort(np.bincount(keys), kind="stable")] = np.arange(len(ranks))
+    numbers, columns = np.unique(keys, return_inverse=True)
     sets = sparse.csr_array(
-        (np.ones(len(keys), dtype=np.int64), (owners, ranks[keys])),
-        shape=(len(rows) + len(others), len(ranks)),
+        (np.ones(len(keys), dtype=np.int64), (owners, columns)),
+        shape=(len(rows) + len(others), len(numbers)),
     )
     sets.data[:] = 1  # a shingle that a text repeats was counted
     sizes = np.diff(sets.indptr)
-    # Columns are sorted in every row: the rarest shingles stand first.
-    prefix = np.where(sizes > 0, sizes - np.ceil(threshold * sizes - 1e-9) + 1, 0)
-    early = np.arange(sets.nnz) - np.repeat(sets.indptr[:-1], sizes) < np.repeat(prefix, sizes)
-    rare = sets.copy()
-    rare.data = early.astype(np.int64)
-    rare.eliminate_zeros()
-    mine, theirs = rare[: len(rows)], rare[len(rows) :].T.tocsr()
+    theirs = sets[len(rows) :].T.tocsr()
     for start in range(0, len(rows), _ROWS):
-        left, right = (mine[start : start + _ROWS] @ theirs).nonzero()
-        left, right = left + start, right + len(rows)
-        # A set cannot be similar to one of quite another size.
-        small, large = np.sort([sizes[left], sizes[right]], axis=0)
-        fits = np.flatnonzero(small >= threshold * large)
-        for part in np.array_split(fits, len(fits) // _PAIRS + 1):
-            one, other = left[part], right[part]
-            common = sets[one].multiply(sets[other]).sum(axis=1)
-            union = sizes[one] + sizes[other] - common
-            found[one[common >= threshold * union - 1e-9]] = True
+        common = (sets[start : min(start + _ROWS, len(rows))] @ theirs).tocoo()
+        left, right = common.row + start, common.col + len(rows)
+        union = sizes[left] + sizes[right] - common.data
+        found[left[common.data >= threshold * union - 1e-9]] = True
     return found
 
 

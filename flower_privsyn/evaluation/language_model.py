@@ -18,6 +18,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.run.progress import NullProgress, ProgressReporter
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
 
 Float64Array = npt.NDArray[np.float64]
@@ -116,7 +117,7 @@ def evaluate_language_model(
     precision: str = "float32",
     resamples: int = 2000,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: ProgressReporter | None = None,
 ) -> LanguageModelEvaluation:
     """Measure next-token prediction on held-out private text.
 
@@ -137,7 +138,7 @@ def evaluate_language_model(
         precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
-        progress: called with the number of texts just done.
+        progress: where the step is shown.
 
     Raises:
         ConfigError: An argument is out of range, or there is nothing to predict.
@@ -154,9 +155,16 @@ def evaluate_language_model(
 
     network, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=device)
     window = text_window(network, max_tokens)
-    scores = score_texts(
-        network, tokenizer, texts, max_tokens=window, batch_size=batch_size, progress=progress
-    )
+    shown: ProgressReporter = progress or NullProgress()
+    with shown.stage(f"Held-out text under {Path(model).name}", len(texts)) as stage:
+        scores = score_texts(
+            network,
+            tokenizer,
+            texts,
+            max_tokens=window,
+            batch_size=batch_size,
+            progress=stage.update,
+        )
     if not scores.tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])

@@ -254,14 +254,16 @@ def _learned(
     if own:
         model = located(named(run, "model", here=has_model, instead=_INSTEAD))
 
-    def measure(what: str | Path, name: str) -> LanguageModelEvaluation:
-        return measured(what, samples, name=name, seed=seed, progress=shown)
+    def measure(what: str | Path) -> LanguageModelEvaluation:
+        return evaluate_language_model(
+            what, samples.texts, owners=samples.owners, seed=seed, progress=shown
+        )
 
     def tune(texts: Sequence[str], name: str, training: CausalTraining) -> Path:
         assert work is not None
         return tuned(model, texts, settings=training, output=work / name, seed=seed, progress=shown)
 
-    before, random_public = measure(model, "the public model"), None
+    before, random_public = measure(model), None
     if work is not None:
         training = settings
         if own and not settings.max_steps:
@@ -270,13 +272,13 @@ def _learned(
             _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
         )
         floor = tune(public, "random-public", training)
-        random_public = measure(floor, "the model of random public text")
+        random_public = measure(floor)
     after = made if own else tune(synthetic, "downstream", settings)
     return Learned(
         model=str(model),
         before=before,
         random_public=random_public,
-        release=measure(after, "the model of the release"),
+        release=measure(after),
     )
 
 
@@ -292,27 +294,6 @@ def _public_text(run: RunDirectory) -> str:
 
 
 # ---------------------------------------------------------------------- measures
-
-
-def measured(
-    model: str | Path,
-    samples: Samples,
-    *,
-    name: str = "the model",
-    max_tokens: int = 64,
-    seed: int = 0,
-    progress: ProgressReporter,
-) -> LanguageModelEvaluation:
-    """What a causal language model predicts of held-out samples; see `evaluate_language_model`."""
-    with progress.stage(f"Held-out text under {name}", len(samples)) as stage:
-        return evaluate_language_model(
-            model,
-            samples.texts,
-            owners=samples.owners,
-            max_tokens=max_tokens,
-            seed=seed,
-            progress=stage.update,
-        )
 
 
 def tuned(
@@ -449,17 +430,12 @@ def own_users(
     return load_configured({**(columns or {}), "data": file}, config, strict=True, labels=labels)
 
 
-def split_users(run: RunDirectory, users: Users) -> tuple[Users, Users]:
-    """The users a run asked and those it held out (`held-out-fraction`), from its data.
+def split_users(config: Mapping[str, Any], users: Users) -> tuple[Users, Users]:
+    """The users a run asks and those it holds out (`held-out-fraction`), from its data.
 
-    Raises:
-        ConfigError: The run held nobody out.
-    """
-    return split_by(run.config, users)
-
-
-def split_by(config: Mapping[str, Any], users: Users) -> tuple[Users, Users]:
-    """The same by the settings of a run that may not have begun.
+    Args:
+        config: of the run, which may not have begun.
+        users: everybody in the data.
 
     Raises:
         ConfigError: The run holds nobody out.

@@ -12,7 +12,6 @@ from flower_privsyn.comparison import APP, Cell, People, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation import run as evaluation_run
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
 from flower_privsyn.progress import ShownProgress
@@ -63,7 +62,7 @@ def test_held_out_text_is_the_same_for_every_method(
         read.append(list(texts))
         raise DataError("read")
 
-    monkeypatch.setattr(evaluation_run, "evaluate_language_model", evaluate)
+    monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
     found = Measures(plan_of(people("p", users=2, texts=1), people("h", users=3, texts=9)))
     job = job_in(tmp_path)
     for own in (64, 2):
@@ -100,7 +99,7 @@ def test_labels_are_worth_what_a_classifier_learns_of_them(
     monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
     run = RunDirectory.open(labelled_run / "run")
     users = load_users(labelled_run / "users.jsonl", label_column="label")
-    private, held_out = split_users(run, users)
+    private, held_out = split_users(run.config, users)
     plan = Plan(
         app=load_app(APP),
         configs=("cpu",),

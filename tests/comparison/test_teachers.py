@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flower_privsyn.comparison.teachers import check_here, teaching, writer_of
+from flower_privsyn.comparison.teachers import teaching, writer_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import AdapterSwitch, merge_adapter
 from flower_privsyn.models.pretrained import load_pretrained
@@ -105,14 +105,6 @@ def test_an_adapter_of_another_model_is_refused(lstm: Path, adapters: tuple[Path
     model, _ = load_pretrained(lstm, kind="causal", dtype="float32", device="cpu")
     with pytest.raises(ModelError, match="cannot be loaded onto model 'lstm'"):
         merge_adapter(model, adapters[0], name="lstm")
-
-
-def test_private_text_is_expanded_here_or_not_at_all() -> None:
-    check_here("privsyn-lm")
-    check_here("gguf:writer.gguf")
-    for generator in ("http://127.0.0.1:1/v1#m", "https://elsewhere/v1#m"):
-        with pytest.raises(ConfigError, match="is another machine's or another process's"):
-            check_here(generator)
 
 
 class TestTeaching:

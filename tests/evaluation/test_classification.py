@@ -88,7 +88,7 @@ class TestRun:
     def test_its_labels_are_measured_beside_the_floors(self, labelled_run: Path) -> None:
         run = RunDirectory.open(labelled_run / "run")
         private, held_out = split_users(
-            run, load_users(labelled_run / "users.jsonl", label_column="label")
+            run.config, load_users(labelled_run / "users.jsonl", label_column="label")
         )
         found = evaluate_run(run, held_out, private=private, embedder=HashEmbedder())
         (record,) = found.classification
@@ -115,7 +115,7 @@ class TestRun:
         (tmp_path / "run" / "config.json").write_text(json.dumps(config))
         run = RunDirectory.open(tmp_path / "run")
         _, held_out = split_users(
-            run, load_users(labelled_run / "users.jsonl", label_column="label")
+            run.config, load_users(labelled_run / "users.jsonl", label_column="label")
         )
         assert evaluate_run(run, held_out, embedder=HashEmbedder()).classification == ()
         with pytest.raises(ConfigError, match="has no classes to train a classifier on"):

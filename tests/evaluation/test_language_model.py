@@ -43,14 +43,12 @@ def test_figures_by_token_and_by_user(
     folder = request.getfixturevalue(model)
     given = [*texts[:7], texts[7] + " " + texts[8]]
     owners = [3, 3, 3, 3, 3, 9, 9, 1]
-    done: list[int] = []
     found = evaluate_language_model(
         folder,
         given,
         owners=owners,
         max_tokens=window,
         batch_size=3,
-        progress=done.append,
         device="cpu",
     )
     rows = np.array([by_hand(folder, text, window) for text in given])
@@ -72,7 +70,6 @@ def test_figures_by_token_and_by_user(
     assert found.user_cross_entropy.value == pytest.approx(
         np.mean([row[2] / row[0] for row in people]), rel=1e-5
     )
-    assert sum(done) == len(given)
 
 
 def test_padding_and_batches_do_not_matter(
@@ -81,7 +78,9 @@ def test_padding_and_batches_do_not_matter(
     model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(llama)
     given = [*texts[:9], "", texts[9] * 5]
-    one = score_texts(model, tokenizer, given, max_tokens=64, batch_size=1)
+    done: list[int] = []
+    one = score_texts(model, tokenizer, given, max_tokens=64, batch_size=1, progress=done.append)
+    assert sum(done) == len(given)
     many = score_texts(model, tokenizer, given, max_tokens=64, batch_size=16)
     monkeypatch.setattr("flower_privsyn.evaluation.language_model._LOGITS", 1)
     narrow = score_texts(model, tokenizer, given, max_tokens=64, batch_size=16)

@@ -80,7 +80,7 @@ class TestCompare:
 class TestEvaluateRun:
     def test_everything_at_once(self, finished: RunDirectory, gpt2: Path, tmp_path: Path) -> None:
         before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
-        private, held_out = split_users(finished, make_users(90))
+        private, held_out = split_users(finished.config, make_users(90))
         assert len(private) + len(held_out) == 90
         found = evaluate_run(
             finished,
@@ -120,7 +120,7 @@ class TestEvaluateRun:
         document = finished.document
         document["config"]["model"] = "privsyn-tiny"
         write_json(finished.config_file, document)
-        _, held_out = split_users(finished, make_users(90))
+        _, held_out = split_users(finished.config, make_users(90))
         found = evaluate_run(finished, held_out, embedder=HashEmbedder())
         assert found.texts is None
         assert found.learned is not None
@@ -133,12 +133,12 @@ class TestEvaluateRun:
             )
 
     def test_users_who_took_part_are_not_held_out(self, finished: RunDirectory) -> None:
-        private, _ = split_users(finished, make_users(90))
+        private, _ = split_users(finished.config, make_users(90))
         with pytest.raises(ConfigError, match="must not have taken part"):
             evaluate_run(finished, private, private=private, embedder=HashEmbedder())
 
     def test_no_work_folder_in_the_run_directory(self, finished: RunDirectory, gpt2: Path) -> None:
-        _, held_out = split_users(finished, make_users(90))
+        _, held_out = split_users(finished.config, make_users(90))
         for work in (None, finished.path / "evaluation", finished.path / "x" / ".." / "y"):
             with pytest.raises(ConfigError, match="the run directory"):
                 evaluate_run(
