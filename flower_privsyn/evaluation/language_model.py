@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.run.progress import NullProgress, ProgressReporter
+from flower_privsyn.progress import NullProgress, ProgressReporter
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
 
 Float64Array = npt.NDArray[np.float64]

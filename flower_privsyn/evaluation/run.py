@@ -386,30 +386,19 @@ def compare_texts(
     for name, texts in (("synthetic", some), ("held-out", others)):
         with shown.stage(f"Embedding {name} texts", len(texts)) as stage:
             vectors.append(embedder.embed(texts, progress=stage.update))
-    with shown.stage("Comparing distributions", 4) as stage:
-        frechet = frechet_distance(*vectors, seed=seed)
-        stage.update()
-        support = precision_recall(*vectors)
-        stage.update()
-        discrepancy = mean_discrepancy(*vectors)
-        stage.update()
-        quantised = mauve(*vectors, seed=seed)
-        stage.update()
-    with shown.stage("Looking for copies"):
-        held_out_copies = copy_rates(synthetic, held_out)
-        private_copies = copy_rates(synthetic, private) if private else None
-    return TextComparison(
-        embedding_model=embedding_model,
-        texts=(len(some), len(others)),
-        frechet=frechet,
-        precision_recall=support,
-        discrepancy=discrepancy,
-        mauve=quantised,
-        synthetic_diversity=diversity(some, embeddings=vectors[0], seed=seed),
-        private_diversity=diversity(others, embeddings=vectors[1], seed=seed),
-        held_out_copies=held_out_copies,
-        private_copies=private_copies,
-    )
+    with shown.stage("Comparing distributions, and looking for copies"):
+        return TextComparison(
+            embedding_model=embedding_model,
+            texts=(len(some), len(others)),
+            frechet=frechet_distance(*vectors, seed=seed),
+            precision_recall=precision_recall(*vectors),
+            discrepancy=mean_discrepancy(*vectors),
+            mauve=mauve(*vectors, seed=seed),
+            synthetic_diversity=diversity(some, embeddings=vectors[0], seed=seed),
+            private_diversity=diversity(others, embeddings=vectors[1], seed=seed),
+            held_out_copies=copy_rates(synthetic, held_out),
+            private_copies=copy_rates(synthetic, private) if private else None,
+        )
 
 
 def own_users(

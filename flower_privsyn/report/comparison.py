@@ -148,21 +148,20 @@ def caption(document: Mapping[str, Any]) -> str:
     """What the table is of, in words."""
     data = document["data"]
     seeds = len(document["seeds"])
-    taught = ""
     rows = document["summary"]
-    if any(row.get("distilled_accuracy") for row in rows):
-        taught = (
+    notes = {
+        "distilled_accuracy": (
             " Distilled: the same student, taught by the generator of the text as well; the gap "
             "is then from random public text (0) to the private text itself (100), both "
             "distilled, and a method that writes none has that of its own student."
-        )
-    classes = ""
-    if any(row.get("label_synthetic") for row in rows):
-        classes = (
+        ),
+        "label_synthetic": (
             " Class found: by logistic regression on embeddings that learned from the labelled "
             "texts, of held-out text; beside it the commonest class, and what is found by public "
             "text before any vote and by the private text itself."
-        )
+        ),
+    }
+    of_columns = "".join(words for key, words in notes.items() if any(row.get(key) for row in rows))
     copies = ""
     others = [row["copies_held_out"]["mean"] for row in rows if row.get("copies_held_out")]
     if others:
@@ -175,7 +174,7 @@ def caption(document: Mapping[str, Any]) -> str:
         f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
         f"mean ± standard error over {counted(seeds, 'seed')}. Gap closed: from the "
         "public model (0) to fine-tuning on the private text itself (100), where both are "
-        f"measured.{_lost_rounds(document)}{taught}{classes}{copies} Traffic and CPU time are of "
+        f"measured.{_lost_rounds(document)}{of_columns}{copies} Traffic and CPU time are of "
         "one user in the whole run."
     )
 
