@@ -274,18 +274,6 @@ class OwnerFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
-    def begin(self, **parts: Mapping[str, Any]) -> None:
-        """Forget an earlier run of this name: its times, and what it was given.
-
-        Where the folder cannot be written, the run goes on without it.
-
-        Args:
-            parts: as of `remember`.
-        """
-        with contextlib.suppress(OSError):
-            self.times_file.unlink(missing_ok=True)
-            self.remember(**parts)
-
     def record(self, event: str, **figures: Any) -> None:
         """Add a line to `times.jsonl`, with the moment it is written.
 
@@ -407,7 +395,10 @@ class RunDirectory:
                 launch = run.owner.stated.get("launch", {}) if started else {}
                 if launch:
                     document["app"] = launch["name"]
-                run.owner.begin(launch=launch, settings=config)
+                # Without the owner's folder, where it cannot be written, a run goes on.
+                with contextlib.suppress(OSError):
+                    run.owner.times_file.unlink(missing_ok=True)  # of an earlier run of this name
+                    run.owner.remember(launch=launch, settings=config)
                 run._write_state({"status": "running", "error": None})
                 write_json(run.config_file, document)
             except BaseException:
