@@ -156,6 +156,7 @@ class TestCountedInARun:
                     sampling="poisson",
                     sampling_rate=rate,
                     noise_multiplier=0.5,
+                    accountant="rdp",
                     run_dir=str(tmp_path / name),
                 ),
                 random=InsecureRandom(seed),

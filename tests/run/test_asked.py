@@ -88,7 +88,7 @@ class TestWhatNoNodeAnswers:
         later = more.pop("later", None)
         own = type("Own", (AskedOfText,), {"query": query, "later": later})
         settings = {"sampling": "poisson", "sampling_rate": 0.5, "epsilon": 2.0, **more}
-        return Probe(config(**settings), method=own)
+        return Probe(config(accountant="rdp", **settings), method=own)
 
     def events(self, tmp_path: Path) -> list[str]:
         ledger = tmp_path / "run/ledger.jsonl"

@@ -108,7 +108,12 @@ class Federation:
             rate = {"sampling": "poisson", "sampling_rate": 0.5} if "poisson" in method else {}
             return PrivateEvolution(
                 PrivateEvolutionConfig(
-                    **text, **rate, num_candidates=8, lookahead=1, expand_samples=4
+                    **text,
+                    **rate,
+                    accountant="rdp",
+                    num_candidates=8,
+                    lookahead=1,
+                    expand_samples=4,
                 ),
                 embedder=HashEmbedder(),
                 variation=ShuffleWords(),

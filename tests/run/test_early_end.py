@@ -87,7 +87,7 @@ def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, flo
     [
         {"epsilon": 4.0},
         {"noise_multiplier": 2.0},
-        {"epsilon": 2.0, "sampling": "poisson", "sampling_rate": 0.4},
+        {"epsilon": 2.0, "sampling": "poisson", "sampling_rate": 0.4, "accountant": "rdp"},
         {"noise_multiplier": 2.0, "sampling": "poisson", "sampling_rate": 0.4},
     ],
 )

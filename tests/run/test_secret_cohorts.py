@@ -175,7 +175,7 @@ def test_a_draw_is_in_the_sum(draw: Draw) -> None:
 def test_a_fixed_size_cohort_that_falls_silent_is_charged_and_ends_the_run(
     config: Builder, federation: Builder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = Probe(config(noise_multiplier=1.0, num_rounds=5, **FIXED))
+    strategy = Probe(config(noise_multiplier=1.0, accountant="rdp", num_rounds=5, **FIXED))
     with pytest.raises(FederationError, match="two rounds in a row were lost.*they are charged"):
         strategy.start(federation(tamper=silent_nodes((1, 2), ())))
     charged = releases(strategy.run.path)

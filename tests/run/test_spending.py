@@ -94,7 +94,7 @@ class TestSilence:
             return [wire.error_reply(wire.ClientErrorCode.NOT_ALLOWED, request)]
 
         drawn = {"sampling": "poisson", "sampling_rate": 0.5} if secret else {}
-        strategy = Probe(config(num_rounds=3, **drawn))
+        strategy = Probe(config(num_rounds=3, accountant="rdp", **drawn))
         strategy.start(federation(tamper=failing))
         assert len([r for r in caplog.records if "without some nodes" in r.getMessage()]) == 1
         run = strategy.run.path
