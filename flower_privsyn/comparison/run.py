@@ -47,7 +47,7 @@ from flower_privsyn.files import (
     write_json,
 )
 from flower_privsyn.host.grid import variables
-from flower_privsyn.host.launch import resume_run, run_app
+from flower_privsyn.host.launch import Follower, resume_run, run_app
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import ShownProgress
@@ -59,8 +59,7 @@ from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.strategies.catalogue import ComparedMethod
 from flower_privsyn.training.storage import weight_files
 
-Follow = Callable[[Sequence[Mapping[str, Any]]], None]
-Follower = Callable[[], contextlib.AbstractContextManager[Follow]]
+Shown = Callable[[], contextlib.AbstractContextManager[Follower]]
 """Opens a display of stages, as `flower_privsyn.cli.terminal.follower` does."""
 
 
@@ -154,7 +153,7 @@ class Comparison:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, *, follower: Follower, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, *, follower: Shown, say: Callable[[str], None]) -> dict[str, Any]:
         """Run every cell that is not finished, and write the report after each.
 
         Args:
@@ -229,7 +228,7 @@ class Comparison:
                     "folder to run the cell anew"
                 )
 
-    def _attempt(self, cell: Cell, data: Path, follower: Follower) -> str:
+    def _attempt(self, cell: Cell, data: Path, follower: Shown) -> str:
         """Run and measure a cell; a failure is a result as well.
 
         Returns:
@@ -266,9 +265,7 @@ class Comparison:
         accuracy = record["quality"]["next_token_accuracy"]
         return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
-    def _tried(
-        self, cell: Cell, data: Path, follower: Follower
-    ) -> tuple[dict[str, Any], str | None]:
+    def _tried(self, cell: Cell, data: Path, follower: Shown) -> tuple[dict[str, Any], str | None]:
         """What a cell gave, or why it gave nothing."""
         try:
             return self._outcome(cell, data, follower), None
@@ -281,7 +278,7 @@ class Comparison:
                 raise
             return {}, f"unexpected {type(error).__name__}: {error}"
 
-    def _outcome(self, cell: Cell, data: Path, follower: Follower) -> dict[str, Any]:
+    def _outcome(self, cell: Cell, data: Path, follower: Shown) -> dict[str, Any]:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if self.plan.method(cell).asks_users:
@@ -293,7 +290,7 @@ class Comparison:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)
 
-    def _run(self, folder: Path, values: Mapping[str, Any], follow: Follow) -> RunDirectory:
+    def _run(self, folder: Path, values: Mapping[str, Any], follow: Follower) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
         path = folder / "run"
         if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":

@@ -16,7 +16,14 @@ from typing import Any, Final
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.figures import Points, chart
-from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, time_text
+from flower_privsyn.report.numbers import (
+    bytes_text,
+    counted,
+    epsilon_text,
+    number,
+    time_text,
+    whole,
+)
 
 #: Columns: heading, and the text of a row's field.
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
@@ -34,16 +41,8 @@ def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str,
     return text
 
 
-def _value(key: str, shown: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
-    def text(row: Mapping[str, Any]) -> str:
-        value = row.get(key)
-        return "-" if value is None else shown(value)
-
-    return text
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
+def _value(key: str, shown: Callable[[float | None], str]) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: shown(row.get(key))
 
 
 #: What a method costs whose epsilon is of a sample on its owner's machine, and of all samples of
@@ -92,11 +91,11 @@ _TEXTS: Final[tuple[Column, ...]] = (
 _COSTS: Final[tuple[Column, ...]] = (
     ("Fréchet²", _figure("frechet", 3)),
     ("copies, %", _figure("copies", 2, 100.0)),
-    ("rounds", _value("rounds", "{:.0f}".format)),
+    ("rounds", _value("rounds", whole)),
     ("up per user", _value("bytes_up", bytes_text)),
     ("down per user", _value("bytes_down", bytes_text)),
-    ("CPU s per user", _value("client_cpu_seconds", _seconds)),
-    ("server s", _value("server_seconds", _seconds)),
+    ("CPU s per user", _value("client_cpu_seconds", number)),
+    ("server s", _value("server_seconds", number)),
 )
 
 
