@@ -1,4 +1,4 @@
-"""`privsyn check`: what a run would meet, spend, send and compute, without starting it."""
+"""`privsyn check`: what a run would meet, spend and send, without starting it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ def check(
     config: Config = None,
     settings: Settings = None,
     evaluate: Evaluate = None,
-    try_noise: Annotated[
-        bool,
-        typer.Option(
-            "--try-noise",
-            help="Also load the model that is trained on the nodes, and try on public text what "
-            "the noise alone would make of it.",
-        ),
-    ] = False,
     deployment: Annotated[
         bool,
         typer.Option(
@@ -42,10 +34,11 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Check a run before it is started: nothing is spent, and nothing is written.
+    """Check a run before it is started: nothing is spent, and no run directory is made.
 
-    APP is the folder of the app. Settings and data are read as `privsyn run` reads them. The exit
-    status is 0 where the run can start, 2 where something stops it.
+    APP is the folder of the app. Settings and data are read as `privsyn run` reads them; models are
+    loaded, and tried, as it loads them, and those of the hub that are not here are downloaded. The
+    exit status is 0 where the run can start, 2 where something stops it.
     """
     from flower_privsyn.dry_run import check_app
     from flower_privsyn.host.app import load_app, resolve_config
@@ -58,12 +51,11 @@ def check(
         run_dir=run_dir,
         evaluate=evaluate,
         deployment=deployment,
-        try_noise=try_noise,
     )
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:
-        typed = [word for word in context.obj if word not in ("--json", "--try-noise")]
+        typed = [word for word in context.obj if word != "--json"]
         # What `flwr run` takes, it takes in other words.
         command = "" if deployment else shlex.join(["privsyn", "run", *typed[1:]])
         _show(report, command=command)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,11 +14,9 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
 from flower_privsyn.data.users import check_labels
-from flower_privsyn.dry_run import ModelIndex, Report, check_method, check_needs
-from flower_privsyn.dry_run.libraries import require
-from flower_privsyn.dry_run.people import people_of
-from flower_privsyn.dry_run.public_text import BUNDLED, check_public_text, fingerprints
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.dry_run import Report, check_plan, check_setup
+from flower_privsyn.dry_run.people import BUNDLED, check_public_text, fingerprints, people_of
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
@@ -28,7 +27,6 @@ from flower_privsyn.host.app import (
     strategies_of,
     written_settings,
 )
-from flower_privsyn.run.method import ModelKind, NeededModel, Needs
 from flower_privsyn.strategies.by_name import listed_strategies
 from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
 from flower_privsyn.training.causal import CausalTraining
@@ -36,23 +34,8 @@ from flower_privsyn.training.causal import CausalTraining
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"
 
-#: What the figures of every cell are made with.
-_MEASURED_WITH: Final = (
-    "sentence_transformers",
-    "torch",
-    "transformers",
-    "sklearn",
-    "jinja2",
-    "matplotlib",
-)
-
-#: Settings that name the models of what asks nobody; what they are is the catalogue's.
-_REFERENCES_USE: Final[Mapping[str, tuple[tuple[str, ModelKind], ...]]] = {
-    "expand-only": (("embedding-model", "embedding"), ("generator", "generator")),
-    "distill-public": (("teacher", "causal"),),
-    "dp-prompt": (("generator", "causal"),),
-    "expand-private": (("embedding-model", "embedding"), ("generator", "generator")),
-}
+#: What the figures of every cell are made with: of the extra `evaluation`.
+_MEASURED_WITH: Final = ("sklearn", "jinja2", "matplotlib")
 
 #: What has no text of its own to teach another student by: the model as it is, public text at
 #: random, and the same taught.
@@ -250,11 +233,8 @@ class Plan:
                 found.append(rest + sign + text)
         return found
 
-    def check(self, index: ModelIndex) -> None:
+    def check(self) -> None:
         """Check every run of every cell before the first of them spends anything.
-
-        Args:
-            index: the models on this machine.
 
         Raises:
             ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
@@ -276,9 +256,13 @@ class Plan:
                     f"--set {setting}: this is the same for every method of a comparison, and said "
                     "by an option of the command or by nobody"
                 )
-        report = Report()
+        report, setups = Report(), list[tuple[str, Callable[..., None]]]()
         with report.refusals("figures"):
-            require(_MEASURED_WITH)
+            if missing := [name for name in _MEASURED_WITH if find_spec(name) is None]:
+                raise MissingExtraError(
+                    f"figures are made with {' and '.join(missing)}: "
+                    "pip install 'flower-privsyn[evaluation]'"
+                )
         with report.refusals("app"):
             refuse_what_flower_refuses(self.app)
         for cell in cells:
@@ -286,13 +270,24 @@ class Plan:
             if cell.epsilon in (0.0, None, self.epsilons[0]) and (
                 cell.seed == self.seeds[0] or not self.method(cell).seeded
             ):
-                self._check_cell(cell, report, index)
+                self._check_cell(cell, report, setups)
+        # Loading models takes a while: what stops one of the runs without them is said first.
+        for method, set_up in setups if report.ready else ():
+            found = Report()
+            set_up(report=found)
+            for one in found.of_level("stops"):
+                report.say(method, one.sentence, level="stops")
         if not report.ready:
             stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
             raise ConfigError("; ".join(dict.fromkeys(stops)))
 
-    def _check_cell(self, cell: Cell, report: Report, index: ModelIndex) -> None:
-        """Check settings, libraries and models of a cell, as `privsyn check` does of a run."""
+    def _check_cell(
+        self, cell: Cell, report: Report, setups: list[tuple[str, Callable[..., None]]]
+    ) -> None:
+        """Check a cell as `privsyn check` does a run, but for what `setups` then hold.
+
+        What asks nobody is run before all others, and is not set up here.
+        """
         with report.refusals(cell.method):
             from flower_privsyn.comparison.teachers import teaching
             from flower_privsyn.training.distillation import check_same_tokens
@@ -310,7 +305,10 @@ class Plan:
                         written=self._written,
                     )
                     method = strategy(settings).method
-                    check_method(method, settings, people, report=found, index=index)
+                    plan = check_plan(method, settings, people, report=found)
+                    if plan is not None:
+                        set_up = partial(check_setup, method, settings, plan, people)
+                        setups.append((cell.method, set_up))
             else:
                 public = str(values.get("public-text", BUNDLED))
                 check_public_text(public, self._written, data="")
@@ -320,14 +318,6 @@ class Plan:
                         f'generator = "{generator}" is another machine or another process: '
                         "private text is expanded by a model that runs here, or not at all"
                     )
-                names = _REFERENCES_USE.get(cell.method, ())
-                used = tuple(
-                    NeededModel(setting=setting, name=str(values[setting]), kind=kind)
-                    for setting, kind in names
-                    if values.get(setting)
-                )
-                key = str(values.get("generator-api-key-env", ""))
-                check_needs(Needs(models=used), report=found, index=index, api_key_env=key)
             if self.teaches(self.method(cell)):
                 check_same_tokens(
                     self.downstream, teaching(values).teacher, setting="--distil: teacher"
@@ -450,7 +440,7 @@ def make_plan(
         settings=tuple(settings),
         distil=distil,
     )
-    plan.check(ModelIndex())
+    plan.check()
     return plan
 
 

@@ -212,7 +212,6 @@ def public_texts(
     setting: str = "public-text",
     fewest: int = 0,
     wanted_by: str = "",
-    enough: bool = False,
 ) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
@@ -226,7 +225,6 @@ def public_texts(
         setting: what named the file, for the sentence that says it cannot be read.
         fewest: texts that there must be.
         wanted_by: what needs so many, such as "num-candidates = 24".
-        enough: read no further than that, of a corpus that may be large.
 
     Raises:
         ConfigError: there are fewer than `fewest`.
@@ -235,9 +233,7 @@ def public_texts(
     """
     documents = PublicCorpus.find(source, setting=setting).documents()
     cut, found = Chunking(max_tokens=max_tokens), dict[str, None]()
-    while not (enough and len(found) >= fewest) and (
-        part := list(itertools.islice(documents, _DOCUMENTS))
-    ):
+    while part := list(itertools.islice(documents, _DOCUMENTS)):
         pieces = cut.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
         found |= dict.fromkeys(itertools.chain.from_iterable(pieces))
     if len(found) < fewest:

@@ -117,7 +117,9 @@ class PublicRows:
         """
         found = self.lengths[self.lengths >= least]
         if not len(found):
-            raise none_long_enough(source, least)
+            raise ConfigError(
+                f'public-text = "{source}" has no row of least-row-tokens = {least} tokens'
+            )
         return found
 
     def __getitem__(self, index: int) -> IntArray:
@@ -186,32 +188,3 @@ def _cut(
     # A piece of a document may have more tokens than it had inside it.
     rows = [list(row[: cut.max_tokens]) for row in token_ids(tokenizer, texts)]
     return [len(found) for found in pieces], texts, rows
-
-
-def none_long_enough(source: str, least: int) -> ConfigError:
-    """The refusal of public text of which no row may be chosen.
-
-    Args:
-        source: `public-text` of the settings.
-        least: their `least-row-tokens`.
-    """
-    return ConfigError(f'public-text = "{source}" has no row of least-row-tokens = {least} tokens')
-
-
-def count_long_rows(
-    corpus: PublicCorpus, *, tokenizer: Any, max_tokens: int, least: int, enough: int
-) -> int:
-    """How many rows of a corpus have so many tokens; nothing is stored.
-
-    Args:
-        corpus: the public text.
-        tokenizer: whose tokens rows are cut by.
-        max_tokens: of a row, at most.
-        least: tokens of a row that counts.
-        enough: rows that count, from which on no more are read.
-    """
-    found, waiting, cut = 0, corpus.documents(), Chunking(max_tokens=max_tokens)
-    while found < enough and (documents := list(itertools.islice(waiting, _DOCUMENTS))):
-        _, _, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
-        found += sum(len(row) >= least for row in rows)
-    return found

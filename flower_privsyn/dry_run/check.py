@@ -1,30 +1,24 @@
-"""Everything a run meets before it asks anybody, and what it will spend, send and compute.
+"""Everything a run meets before it asks anybody, and what it will spend and send.
 
-Read by the code that a run reads it by: settings, data, models, noise and traffic. Nothing is
-spent, and nothing is written.
+By the code that a run meets it by: settings, data, noise, and the method's own setting up, which
+loads what the run loads, in a folder that is thrown away. Nothing is spent.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from flower_privsyn.data import Chunking
-from flower_privsyn.data.public_corpus import PublicCorpus
-from flower_privsyn.dry_run.libraries import require
-from flower_privsyn.dry_run.model_index import ModelIndex, NotHereError
-from flower_privsyn.dry_run.people import People, read_people
-from flower_privsyn.dry_run.public_text import check_public_text, check_rows
-from flower_privsyn.dry_run.report import Level, Report
-from flower_privsyn.errors import MissingExtraError, ModelError, RunDirectoryError
+from flower_privsyn.dry_run.people import People, check_public_text, read_people
+from flower_privsyn.dry_run.report import Report
+from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import located
-from flower_privsyn.generation import load_instruction, load_prompt
-from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generators import check_server, is_gguf
-from flower_privsyn.generation.gguf_backend import file_of
-from flower_privsyn.generation.variation import refuse_longer
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -34,16 +28,17 @@ from flower_privsyn.host.app import (
     strategies_of,
 )
 from flower_privsyn.host.launch import place_of, require_simulation
-from flower_privsyn.models import packaged, stamped
-from flower_privsyn.models.gguf import read_gguf
-from flower_privsyn.models.pretrained import refuse_other_kind
+from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import skipping
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
+from flower_privsyn.progress import Progress
 from flower_privsyn.report.numbers import bytes_text
-from flower_privsyn.run.method import ChosenRows, Method, NeededModel, Needs
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.federation import set_up
+from flower_privsyn.run.method import Method, RecordSource, source_of
 from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.strategy import planned_traffic, shown
+from flower_privsyn.run.strategy import ask_of, broadcast_of, shown, traffic_of
 from flower_privsyn.run.trackers import require_tracker
 from flower_privsyn.strategies.by_name import STRATEGIES, own_keys
 
@@ -53,9 +48,6 @@ _SEEN: Final = 3.0
 #: Share of the users with text from which on the others are not worth a warning.
 _MOST_WRITE: Final = 0.9
 
-#: Longest wait for each answer of a server, in seconds.
-_SERVER_SECONDS: Final = 10.0
-
 
 def check_app(
     app: App,
@@ -64,7 +56,6 @@ def check_app(
     run_dir: str | None = None,
     evaluate: str | None = None,
     deployment: bool = False,
-    try_noise: bool = False,
     ray: bool = False,
     starting: bool = False,
 ) -> Report:
@@ -77,15 +68,13 @@ def check_app(
         evaluate: the run's own data, where the finished run is to be measured on those held out.
         deployment: the users are on the nodes of a deployment, and this is its server's machine:
             no text is read, and they are taken to be as many as `num-users` says.
-        try_noise: also load the model that is trained on the nodes, and try on public text what
-            the noise alone would make of it.
         ray: Flower's own simulation is to run it.
-        starting: the run begins next, and what it will send and compute stops nothing.
+        starting: the run begins next, and sets its method up itself.
 
     Returns:
         What was found, in words and figures.
     """
-    report, index = Report(), ModelIndex()
+    report = Report()
     with report.refusals("app"):
         refuse_what_flower_refuses(app)
     if not deployment:
@@ -103,96 +92,124 @@ def check_app(
             _planned(settings, report)
         else:
             people = _read(app, values, settings, report)
-        plan = check_method(
-            method, settings, people, report=report, index=index, data=str(values.get("data", ""))
-        )
+        plan = check_plan(method, settings, people, report=report, data=str(values.get("data", "")))
         if evaluate is not None:
-            _evaluation(evaluate, settings, report, index)
-        if plan is not None and try_noise:
-            counted = settings.num_users or (people is not None and people.all_read)
-            _try_noise(method, plan, report, index, counted=bool(counted))
-        if plan is not None and not starting:
-            _traffic(method, settings, plan, people, report, index)
+            _evaluation(evaluate, settings, report)
+        # Loading models takes a while: what stops the run without them is said first.
+        if plan is not None and report.ready and not starting:
+            check_setup(method, settings, plan, people, report=report)
     return report
 
 
-def check_method(
+def check_plan(
     method: Method,
     settings: PrivateSumConfig,
     people: People | None = None,
     *,
     report: Report,
-    index: ModelIndex,
     data: str = "",
 ) -> CalibratedPlan | None:
-    """Check what a method needs at the server, its public text against the users, and its noise.
+    """Check the public text against what the users wrote, and the noise against the users.
 
     Args:
         method: of the run.
         settings: of the run.
         people: who takes part; None where that is not known.
         report: takes what is found.
-        index: where models are; one for several methods looks at each model once.
         data: what the users are read from.
 
     Returns:
         The noise of every phase; None where it cannot be settled.
     """
-    needs = method.needs()
-    with report.refusals("libraries"):
+    with report.refusals("settings"):
         require_tracker(settings.tracker)
-    check_needs(
-        needs,
-        report=report,
-        index=index,
-        api_key_env=str(getattr(settings, "generator_api_key_env", "")),
-    )
-    if people is not None and needs.public_text:
+    public = str(settings.to_dict().get("public-text", ""))
+    if people is not None and public:
         with report.refusals("public text"):
-            if said := check_public_text(needs.public_text, people.written, data=data):
+            if said := check_public_text(public, people.written, data=data):
                 report.say("public text", said, level="warning")
     return _plan(method, settings, people, report)
 
 
-def check_needs(needs: Needs, *, report: Report, index: ModelIndex, api_key_env: str) -> None:
-    """Check that libraries, models, generation servers and files are there.
+def check_setup(
+    method: Method,
+    settings: PrivateSumConfig,
+    plan: CalibratedPlan,
+    people: People | None = None,
+    *,
+    report: Report,
+) -> None:
+    """Set a method up as a run does, try its noise, and count what its rounds will carry.
 
     Args:
-        needs: what a run uses.
+        method: of the run; no run can be made with it afterwards.
+        settings: of the run.
+        plan: the noise of every phase.
+        people: who takes part; None where that is not known.
         report: takes what is found.
-        index: where models are.
-        api_key_env: the environment variable with a generation server's key.
     """
-    with report.refusals("libraries"):
-        require(needs.libraries)
-        if needs.libraries:
-            report.say("libraries", f"{', '.join(needs.libraries)} are installed")
-    for model in needs.models:
-        with report.refusals("models"):
-            stamped.refuse(model.setting, model.name)
-            _model(model, report, index, api_key_env=api_key_env)
-    with report.refusals("settings"):
-        if needs.prompt:
-            load_prompt(located(needs.prompt))
-        if needs.variation_prompt:
-            load_instruction(located(needs.variation_prompt), purpose="variation")
-        if needs.initial_prompt:
-            load_instruction(located(needs.initial_prompt), purpose="beginning")
-    if needs.public_text:
-        with report.refusals("public text"):
-            corpus = PublicCorpus.find(needs.public_text, setting="public-text")
-            if corpus.path is not None:
-                next(corpus.documents(), None)  # says what the file holds in place of text
-            if needs.rows is not None:
-                _rows(needs.public_text, needs.rows, report, index)
-    for read in needs.reads:
-        with report.refusals("public text"):
-            embeds = next(model for model in needs.models if model.kind == "embedding")
-            try:
-                tokenizer = index.tokenizer(embeds.name)
-            except (ModelError, MissingExtraError):
-                return  # said where models are
-            read(tokenizer)
+    with tempfile.TemporaryDirectory() as folder, report.refusals("setup"):
+        run = RunDirectory.create(
+            Path(folder) / "run", config={**settings.to_dict(), **dict(settings.node_settings)}
+        )
+        try:
+            progress = Progress(run.path / "progress.json", log=False)
+            sources = set_up(method, settings, run, progress=progress)
+            report.say("setup", "models and public text are loaded, and can be used")
+            _noise_alone(method, settings, plan, people, report)
+            with report.refusals("traffic"):
+                if people is not None:
+                    plan = plan.for_population(max(1, people.users))
+                scratch = Path(folder) / "scratch"
+                scratch.mkdir()
+                _say_traffic(
+                    traffic_of_rounds(method, settings, plan, sources, scratch=scratch), report
+                )
+        finally:
+            run.unlock()
+
+
+def traffic_of_rounds(
+    method: Method,
+    settings: PrivateSumConfig,
+    plan: CalibratedPlan,
+    sources: Sequence[RecordSource],
+    *,
+    scratch: Path,
+) -> list[Traffic]:
+    """What every round will carry to a node and back, counted as a run counts it.
+
+    Args:
+        method: that was set up.
+        settings: of the run.
+        plan: settled, for the population there is.
+        sources: what makes the records.
+        scratch: an empty folder.
+    """
+    found: list[Traffic] = []
+    counted: dict[tuple[object, ...], Traffic] = {}
+    states = method.example_states(scratch)
+    for number in range(1, settings.num_rounds + 1):
+        state = states[max(first for first in states if first <= number)]
+        question, phase = method.ask(state, number), plan.plan.at(number)
+        shapes = tuple((name, a.dtype, a.shape) for name, a in question.broadcast.items())
+        # Rounds differ in nothing but their number, which takes more room the longer it is.
+        digits = len(str(number)), -(-number.bit_length() // 7)
+        alike = (question.query.name, shapes, phase.name, *digits)
+        if alike not in counted:
+            ask = ask_of(
+                question,
+                settings,
+                plan,
+                number=number,
+                source=source_of(sources, question.query),
+                secure=settings.secure_terms(settings.num_nodes),
+            )
+            counted[alike] = traffic_of(
+                ask, broadcast_of(question, settings), nodes=settings.num_nodes
+            )
+        found.append(counted[alike])
+    return found
 
 
 # ---- one after the other -----------------------------------------------------------------------
@@ -246,7 +263,7 @@ def _read(
             people = read_people(
                 app,
                 values,
-                cut=_cut(settings),
+                cut=Chunking.of(settings.to_dict()),
                 nodes=settings.num_nodes,
                 most_nodes=settings.max_nodes_per_user,
             )
@@ -283,17 +300,14 @@ def _read(
         return people  # and None where that is refused
 
 
-def _evaluation(file: str, settings: PrivateSumConfig, report: Report, index: ModelIndex) -> None:
+def _evaluation(file: str, settings: PrivateSumConfig, report: Report) -> None:
     """Read whom the run holds out as `privsyn evaluate` will."""
     from flower_privsyn.evaluation.run import held_out_samples, own_users, split_users
 
     with report.refusals("evaluation"):
         config = {**settings.to_dict(), **dict(settings.node_settings)}
         _, others = split_users(config, own_users(config, file))
-        try:
-            tokenizer = index.tokenizer(settings.embedding_model)
-        except NotHereError:
-            return  # the run downloads it
+        tokenizer, _ = load_tokenizer(located(settings.embedding_model))
         held_out_samples(config, others, tokenizer=tokenizer)
 
 
@@ -319,71 +333,6 @@ def _large_delta(delta: float, users: int, report: Report) -> None:
         "text would count as private",
         level="warning",
     )
-
-
-def _cut(settings: PrivateSumConfig) -> Chunking:
-    return Chunking.of(settings.to_dict())
-
-
-def _model(model: NeededModel, report: Report, index: ModelIndex, *, api_key_env: str) -> None:
-    if is_address(model.name):
-        require(("openai",))
-        said = check_server(model.name, api_key_env=api_key_env, seconds=_SERVER_SECONDS)
-        level: Level = "warning" if said else "fine"
-        answers = said or f"{model.name.partition('#')[0]} answers"
-        report.say("models", f"{model.setting}: {answers}", level=level)
-        return
-    if is_gguf(model.name):
-        require(("openai", "xllamacpp", "gguf"))
-        header = read_gguf(file_of(model.name))
-        size = f"{header.architecture}, {header.parameters:,} parameters"
-        report.say("models", f"{model.setting} = {model.name}: {size}")
-        return
-    if model.name in packaged.PACKAGED:
-        _packaged(model, report)
-        return
-    try:
-        folder = index.folder(model.name, embeds=model.kind == "embedding")
-        if model.kind != "embedding":
-            refuse_other_kind(model.name, folder, "masked" if model.kind == "masked" else "causal")
-    except NotHereError as error:
-        report.say("models", f"{model.setting}: {error}", level="warning")
-    except ModelError as error:
-        raise ModelError(f"{model.setting}: {error}") from error
-    else:
-        if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-            raise ModelError(f"{model.setting}: {folder} holds no weights")
-        report.say("models", f"{model.setting} = {model.name}: {folder}")
-        if model.max_tokens:
-            _length(model, index)
-
-
-def _length(model: NeededModel, index: ModelIndex) -> None:
-    try:
-        most = index.most_tokens(model.name)
-    except (ModelError, MissingExtraError):
-        return  # a tokenizer that is made when the model is loaded
-    if math.isfinite(most):
-        refuse_longer(model.max_tokens, most=int(most), model=model.name)
-
-
-def _rows(public_text: str, rows: ChosenRows, report: Report, index: ModelIndex) -> None:
-    try:
-        folder = index.tokenizer_folder(rows.model)
-        said = check_rows(public_text, rows, folder=folder)
-    except (ModelError, MissingExtraError):
-        return  # said where models are
-    if said:
-        report.say("public text", said, level="warning")
-
-
-def _packaged(model: NeededModel, report: Report) -> None:
-    writer = packaged.PACKAGED[model.name]
-    packaged.check(writer)
-    where: object = packaged.made_folder(writer)
-    if where is None:
-        where = f"its package is installed; the first run unpacks it in {packaged.place()}"
-    report.say("models", f"{model.setting} = {model.name}: {where} ({writer.licence})")
 
 
 def _plan(
@@ -436,50 +385,25 @@ def _noise(plan: CalibratedPlan, settings: PrivateSumConfig, report: Report) -> 
         )
 
 
-def _try_noise(
-    method: Method, plan: CalibratedPlan, report: Report, index: ModelIndex, *, counted: bool
-) -> None:
-    """What the noise makes of the model that is trained, where it is here and users are known."""
-    if not counted:
-        said = "not tried on the model: how many users take part is not known (num-users)"
-        report.say("noise", said, level="warning")
-        return
-    if not report.ready:
-        report.say("noise", "not tried on the model: what stops the run comes first")
-        return
-    try:
-        for model in method.needs().models:
-            if model.kind == "causal":
-                index.folder(model.name)
-    except NotHereError as error:
-        report.say("noise", f"not tried on the model: {error}", level="warning")
-        return
-    with report.refusals("noise"):
-        found = method.check(plan.plan, spent="nothing was spent")
-        if found is None:
-            report.say("noise", "there is no model under noise that could be tried")
-        else:
-            report.say("noise", found.sentence, level="warning" if found.warning else "fine")
-
-
-def _traffic(
+def _noise_alone(
     method: Method,
     settings: PrivateSumConfig,
     plan: CalibratedPlan,
     people: People | None,
     report: Report,
-    index: ModelIndex,
 ) -> None:
-    try:
-        outline = method.outline(index)
-    except (ModelError, MissingExtraError):
-        outline = None  # which model is missing was said
-    if outline is None:
-        report.say("traffic", "not known: a model it depends on is not here", level="warning")
+    """What the noise leaves of the result, by the method itself, where users are known."""
+    if not (settings.num_users or (people is not None and people.all_read)):
+        said = "not tried on the result: how many users take part is not known (num-users)"
+        report.say("noise", said, level="warning")
         return
-    if people is not None:
-        plan = plan.for_population(max(1, people.users))
-    rounds = planned_traffic(outline, settings, plan)
+    with report.refusals("noise"):
+        found = method.check(plan.plan, spent="nothing was spent")
+        if found is not None:
+            report.say("noise", found.sentence, level="warning" if found.warning else "fine")
+
+
+def _say_traffic(rounds: Sequence[Traffic], report: Report) -> None:
     down, up = sum(one.bytes_down for one in rounds), sum(one.bytes_up for one in rounds)
     report.figures |= {
         "bytes_down": down,
@@ -487,9 +411,8 @@ def _traffic(
         "bytes_down_by_round": [one.bytes_down for one in rounds],
         "bytes_up_by_round": [one.bytes_up for one in rounds],
     }
-    most = "at most " if outline.at_most else ""
     report.say(
         "traffic",
-        f"a node that is asked in every round receives {most}{bytes_text(down)} and sends "
-        f"{most}{bytes_text(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
+        f"a node that is asked in every round receives at most {bytes_text(down)} and sends "
+        f"{bytes_text(up)} in {len(rounds)} round{'s' if len(rounds) > 1 else ''}",
     )

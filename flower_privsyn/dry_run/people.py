@@ -1,15 +1,24 @@
-"""The users of a run, read as the nodes will read them."""
+"""The users of a run, read as the nodes will read them, and public text that holds what they wrote.
+
+What is chosen of public text is published as it is, and no ledger knows of what users wrote in it.
+It is looked for where their text is at hand: on the machine of a simulation, before it begins. What
+was changed by a letter, or put together otherwise than by lines, is not found.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import json
 import secrets
 import sys
 import time
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +30,29 @@ from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import DRAWN_RUN_IDS, UserLoader, strictly, users_by
 from flower_privsyn.data import Chunking, Users
+from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.users import check_labels
-from flower_privsyn.dry_run.public_text import BUNDLED, fingerprints
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
+from flower_privsyn.files import expanded, located
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
 
 #: After so long no further node is asked.
 _READING_SECONDS: Final = 5.0
+
+#: The public text that comes with the package, which is nobody's.
+BUNDLED: Final = "bundled"
+
+#: Letters of a text or of a line of it, blanks aside, from which on two are not equal by chance.
+_LEAST_LETTERS: Final = 24
+
+#: So many users may quote what is public, as a letter that is passed on.
+_FEW: Final = 3
+
+#: Share of the users' texts, and of the public ones, from which on they are no quotations.
+_MOST_SHARED: Final = 0.01
+
+#: Documents of public text that are looked at.
+_MOST_DOCUMENTS: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +237,89 @@ def _imported(app: App) -> Iterator[ClientApp]:
 def _lies_in(folder: Path, module: Any) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and Path(file).is_relative_to(folder)
+
+
+# ---- public text that is theirs ----------------------------------------------------------------
+
+
+def fingerprints(parts: Iterable[Users]) -> frozenset[int]:
+    """What tells the longer texts of users apart, and the lines of them, within this process.
+
+    Args:
+        parts: users, held out or not.
+    """
+    return frozenset(
+        found for users in parts for text in users.texts for found in _fingerprints(text)
+    )
+
+
+def check_public_text(source: str, written: frozenset[int], *, data: str) -> str | None:
+    """Refuse public text that is the users' own; of a data set of the hub nothing is read.
+
+    Args:
+        source: the setting `public-text`.
+        written: by users: `fingerprints`.
+        data: what the users are read from.
+
+    Returns:
+        A sentence where some users wrote what is in it; None where nobody did.
+
+    Raises:
+        ConfigError: it is the users' file, or more than three texts are in both and these are more
+            than a hundredth of the one or of the other.
+        DataError: it cannot be read.
+    """
+    if source == BUNDLED:
+        return None
+    corpus = PublicCorpus.find(source, setting="public-text")
+    end = (
+        "what is chosen of it is published as it is, and models learn it, at no cost in any "
+        "ledger; name text that is public, without theirs"
+    )
+    if source == data or _same_file(corpus.path, data):
+        raise ConfigError(f'public-text = "{source}" is the text of the users (data): {end}')
+    if corpus.path is None or not written:
+        return None
+    shared, documents = _shared(source, json.dumps(corpus.identity()), written)
+    if not shared:
+        return None
+    said = (
+        f'public-text = "{source}" holds {shared:,} of the users\' {len(written):,} longer texts '
+        f"and lines, in {documents:,} of its own: {end}"
+    )
+    if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):
+        raise ConfigError(said)
+    return said
+
+
+def _same_file(path: Path | None, data: str) -> bool:
+    try:
+        return path is not None and bool(data) and path.samefile(expanded(located(data)))
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=2)
+def _shared(source: str, identity: str, written: frozenset[int]) -> tuple[int, int]:  # noqa: ARG001
+    """How many of the users' texts are in a corpus, and of how many of its own.
+
+    Counted once while its files stay as they are (`identity`): many methods of one comparison name
+    the same corpus.
+    """
+    every = PublicCorpus.find(source, setting="public-text").documents()
+    shared, longer = set[int](), 0
+    for document in itertools.islice(every, _MOST_DOCUMENTS):
+        for found in _fingerprints(document):
+            longer += 1
+            if found in written:
+                shared.add(found)
+    return len(shared), longer
+
+
+def _fingerprints(text: str) -> Iterator[int]:
+    """Of a text, and of its lines where it has several, whatever their blanks and capitals."""
+    lines = text.splitlines()
+    for part in (text, *(lines if len(lines) > 1 else ())):
+        letters = "".join(unicodedata.normalize("NFKC", part).casefold().split())
+        if len(letters) >= _LEAST_LETTERS:
+            yield hash(letters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,28 +218,6 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     return TransformersGenerator(folder, begins_texts=True)
-
-
-def check_server(name: str, *, api_key_env: str, seconds: float) -> str | None:
-    """Ask a generation server whether it is there and serves its model; nothing is written.
-
-    Args:
-        name: The address, as for `load_generator`.
-        api_key_env: As for `load_generator`.
-        seconds: Longest wait for each of two answers, > 0.
-
-    Returns:
-        A sentence about a server that does not say which models it serves, where a model is named:
-        it may serve it. None for one that does.
-
-    Raises:
-        ConfigError: As for `load_generator`.
-        GenerationError: It does not answer, or serves other models.
-        MissingExtraError: What the connection needs is not installed.
-    """
-    server = _server(name, api_key_env, timeout=seconds, max_retries=0)
-    with contextlib.closing(server):
-        return server.check_served()
 
 
 def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:

@@ -138,28 +138,6 @@ class OpenAIGenerator:
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
 
-    def check_served(self) -> str | None:
-        """Ask the server which models it serves; nothing is written.
-
-        Returns:
-            A sentence where it does not say, and may serve the model; else None.
-
-        Raises:
-            GenerationError: It does not answer, or serves other models.
-        """
-        served = self._served_models()
-        if served is None:
-            return (
-                f"server {self._base_url} does not list its models; whether it serves "
-                f"{self._model} is not known"
-            )
-        if self._model not in served:
-            raise GenerationError(
-                f"server {self._base_url} serves {', '.join(served[:8]) or 'nothing'}, not "
-                f"{self._model}"
-            )
-        return None
-
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

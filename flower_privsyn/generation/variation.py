@@ -332,25 +332,11 @@ class MaskFill:
             padding = self._model.config.pad_token_id or 0
             offset = padding + 1 if _counts_positions_from_padding(self._model) else 0
             limit = min(limit, positions - offset)
-        refuse_longer(max_tokens, most=int(limit) - special, model=model)
+        if max_tokens > (most := int(limit) - special):
+            raise ConfigError(
+                f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
+            )
         return max_tokens
-
-
-def refuse_longer(max_tokens: int, *, most: int, model: str) -> None:
-    """Refuse texts of more tokens than a masked language model reads.
-
-    Args:
-        max_tokens: of a text, at most.
-        most: tokens that the model reads besides the special ones.
-        model: as the setting has it.
-
-    Raises:
-        ConfigError: they are more.
-    """
-    if max_tokens > most:
-        raise ConfigError(
-            f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
-        )
 
 
 @dataclass

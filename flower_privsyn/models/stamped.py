@@ -6,6 +6,7 @@ a model would publish, under an ordinary epsilon, what no ledger knows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,14 @@ from flower_privsyn.files import expanded, located, read_json, write_json
 
 #: The file in a model's folder that says so.
 FILE: Final = "not_private.json"
+
+#: Settings that name models.
+_NAMING: Final = frozenset(
+    {
+        *("embedding-model", "generator", "initial-model", "likelihood-model", "model"),
+        *("public-model", "teacher", "training-model", "variation-model"),
+    }
+)
 
 
 def mark(folder: Path, stamp: str) -> None:
@@ -46,6 +55,19 @@ def stamp_of(*names: str) -> str:
     """
     found = (read_json(expanded(located(name)) / FILE).get("stamp") for name in names)
     return next((str(stamp) for stamp in found if stamp), "")
+
+
+def refuse_named(values: Mapping[str, object]) -> None:
+    """Refuse the first of the models named in settings that says so of itself.
+
+    Args:
+        values: of a run, by their keys.
+
+    Raises:
+        ConfigError: one is marked.
+    """
+    for setting in sorted(_NAMING & values.keys()):
+        refuse(setting, str(values[setting]))
 
 
 def refuse(setting: str, name: str) -> None:

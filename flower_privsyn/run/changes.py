@@ -37,7 +37,7 @@ def record_generators(run: RunDirectory, method: Method) -> None:
 
     Args:
         run: its directory.
-        method: knows the models that it needs.
+        method: knows whether it asks one.
 
     Raises:
         ModelError: a model's file cannot be read.
@@ -52,9 +52,11 @@ def record_generators(run: RunDirectory, method: Method) -> None:
 
 def _described(method: Method) -> dict[str, dict[str, Any]]:
     """What is said of the generators that a method asks, by name."""
-    names = [model.name for model in method.needs().models if model.kind == "generator"]
-    if not names or method.given_writer is None:
-        return {name: describe_generator(name) for name in names}
+    name = method.asked_generator
+    if not name:
+        return {}
+    if method.given_writer is None:
+        return {name: describe_generator(name)}
     return {
         method.given_writer.name: {
             "run_by": _BY_THE_APP,
@@ -84,13 +86,13 @@ def refuse_another_writer(run: RunDirectory, method: Method, *, named: bool) -> 
     Raises:
         ConfigError: it would write in the object's place, and nobody asked for it.
     """
-    asked = [model.name for model in method.needs().models if model.kind == "generator"]
+    asked = method.asked_generator
     before = object_of_the_app(run)
     if named or not asked or method.given_writer is not None or before is None:
         return
     raise ConfigError(
         f'the run in {run.path} was begun with an object of its app as generator, "{before}", and '
-        f"is resumed without one: generator = {asked[0]!r} would write in its place. Give the "
+        f"is resumed without one: generator = {asked!r} would write in its place. Give the "
         "object again, or set generator to another name"
     )
 

@@ -20,7 +20,7 @@ from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
-from flower_privsyn.progress import FOR_THE_OWNER, Stage
+from flower_privsyn.progress import FOR_THE_OWNER, Progress, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import error_key, first_replies, words_of
 from flower_privsyn.run.changes import (
@@ -273,6 +273,25 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
     )
 
 
+def set_up(
+    method: Method, settings: PrivateSumConfig, run: RunDirectory, *, progress: Progress
+) -> tuple[RecordSource, ...]:
+    """Load and check all that a method needs at the server, for a run as for `privsyn check`.
+
+    Args:
+        method: of the run.
+        settings: of the run.
+        run: its directory.
+        progress: where the work reports.
+
+    Raises:
+        PrivsynError: something is missing or unusable, or a model has learnt private text outside
+            of any budget.
+    """
+    stamped.refuse_named(settings.to_dict())
+    return method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Federation:
     """What a run knows of its nodes and their noise, from the meeting on.
@@ -330,9 +349,7 @@ class Preparation:
         logger.info("run directory: %s", run.path)
         if method.stamp is not None:
             logger.warning("%s", method.stamp)
-        for needed in method.needs().models:
-            stamped.refuse(needed.setting, needed.name)
-        sources = method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
+        sources = set_up(method, settings, run, progress=progress)
         if resume:
             record_changes(run, changes)
         record_generators(run, method)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -124,85 +124,6 @@ State: TypeAlias = Mapping[str, Any]
 
 T = TypeVar("T")
 
-ModelKind = Literal["embedding", "masked", "causal", "generator"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeededModel:
-    """A model that a run loads or asks.
-
-    Attributes:
-        setting: the key that names it.
-        name: as the setting has it.
-        kind: what it is used as; a "generator" may also be a server.
-        max_tokens: the setting `max-tokens`, where the model refuses more than it reads; 0 where
-            that is not so.
-    """
-
-    setting: str
-    name: str
-    kind: ModelKind
-    max_tokens: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenRows:
-    """Rows of public text of which a run chooses some.
-
-    Attributes:
-        model: the setting `model`, whose tokens they are cut by.
-        max_tokens: of a row, at most.
-        least_tokens: of a row that may be chosen.
-        fewest: rows that are chosen at least, where there are so many.
-    """
-
-    model: str
-    max_tokens: int
-    least_tokens: int
-    fewest: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a run uses at the server besides the nodes.
-
-    Attributes:
-        models: that are loaded or asked.
-        libraries: names under which they are imported.
-        public_text: the setting `public-text`; "" where none is read.
-        rows: of it, where rows of public text are chosen; None elsewhere.
-        prompt: the setting `prompt`; "" where none is read.
-        variation_prompt: the setting `variation-prompt`; "" where none is read.
-        initial_prompt: the setting `initial-prompt`; "" where none is read.
-        reads: what reads other public files as the run will, given the tokenizer of the embedding
-            model and no more; each raises what the run would.
-    """
-
-    models: tuple[NeededModel, ...] = ()
-    libraries: tuple[str, ...] = ()
-    public_text: str = ""
-    rows: ChosenRows | None = None
-    prompt: str = ""
-    variation_prompt: str = ""
-    initial_prompt: str = ""
-    reads: tuple[Callable[[Any], object], ...] = ()
-
-
-class Look(Protocol):
-    """What the files of models say of their sizes.
-
-    Each raises a `ModelError` where the model is not on this machine.
-    """
-
-    def dimension(self, embedder: str) -> int:
-        """Numbers in an embedding."""
-
-    def vocabulary(self, model: str) -> int:
-        """Tokens of a model's tokenizer."""
-
-    def parameters(self, model: TrainableModel) -> int:
-        """Parameters that are trained."""
-
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -279,21 +200,6 @@ def source_of(sources: Iterable[RecordSource], query: Query) -> RecordSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
-    """What the rounds of a run ask, in the shape that they will have.
-
-    Attributes:
-        sources: what makes the records; their fingerprints are empty.
-        question: from the number of a round to its question, whose arrays may hold anything.
-        at_most: whether the run may send less, as where a response cannot be used.
-    """
-
-    sources: tuple[RecordSource, ...]
-    question: Callable[[int], Question]
-    at_most: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunContext:
     """Where a method works.
 
@@ -349,6 +255,11 @@ class Method(ABC):
     def stamp(self) -> str | None:
         """What marks every figure of a run whose result the ledger does not cover; else None."""
         return None
+
+    @property
+    def asked_generator(self) -> str:
+        """The setting `generator`, where the run has it write something; "" elsewhere, as here."""
+        return ""
 
     @property
     @abstractmethod
@@ -426,7 +337,7 @@ class Method(ABC):
     def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
         """Refuse a plan whose releases could not be used; asked before the next round is.
 
-        What it reads is public. `privsyn check` asks before `setup` as well.
+        What it reads is public.
 
         Args:
             plan: its phases, with the population there is and their noise settled.
@@ -450,20 +361,17 @@ class Method(ABC):
         """
         return None
 
-    def needs(self) -> Needs:
-        """What `setup` and `finish` will use; nothing of it is loaded, and nothing by default."""
-        return Needs()
+    def example_states(self, scratch: Path) -> dict[int, State]:
+        """States of the sizes that rounds ask with, by the first round that asks with each.
 
-    def outline(self, look: Look) -> Outline | None:
-        """What the rounds will ask, made without loading a model; None where nobody can say.
+        For `privsyn check`, which counts by them what rounds will carry: after `setup`, in a run
+        directory that is thrown away. One, that of `init`, as here; a method whose `init` is long
+        work, or whose later rounds ask with other arrays, gives arrays of zeros.
 
         Args:
-            look: what the files of models say of their sizes.
-
-        Raises:
-            ModelError: a model is not on this machine.
+            scratch: as for `init`.
         """
-        return None
+        return {1: self.init(scratch)}
 
 
 def need(value: T | None) -> T:

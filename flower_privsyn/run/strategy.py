@@ -60,7 +60,6 @@ from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
 from flower_privsyn.run.method import (
     Method,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -283,40 +282,6 @@ def traffic_of(ask: wire.Ask, broadcast: ArrayRecord, *, nodes: int) -> wire.Tra
     if ask.secure is None:
         return wire.traffic(ask, broadcast)
     return secure_wire.traffic(ask, broadcast, ask.secure, nodes=nodes)
-
-
-def planned_traffic(
-    outline: Outline, settings: PrivateSumConfig, plan: CalibratedPlan
-) -> list[wire.Traffic]:
-    """What every round will carry to a node and back, counted as a run counts it.
-
-    Args:
-        outline: of the method.
-        settings: of the run.
-        plan: settled, for the population there is.
-    """
-    found: list[wire.Traffic] = []
-    counted: dict[tuple[object, ...], wire.Traffic] = {}
-    packed: tuple[Question, ArrayRecord] | None = None
-    for number in range(1, settings.num_rounds + 1):
-        question, phase = outline.question(number), plan.plan.at(number)
-        # Rounds differ in nothing but their number, which takes more room the longer it is.
-        alike = (id(question), phase.name, len(str(number)), -(-number.bit_length() // 7))
-        if alike not in counted:
-            if packed is None or packed[0] is not question:
-                packed = question, broadcast_of(question, settings)
-            source = source_of(outline.sources, question.query)
-            ask = ask_of(
-                question,
-                settings,
-                plan,
-                number=number,
-                source=source,
-                secure=settings.secure_terms(settings.num_nodes),
-            )
-            counted[alike] = traffic_of(ask, packed[1], nodes=settings.num_nodes)
-        found.append(counted[alike])
-    return found
 
 
 def shown(epsilon: float | None) -> str:

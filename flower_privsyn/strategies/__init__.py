@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flower_privsyn.run.method import (
         Finding,
-        Look,
         Method,
-        NeededModel,
-        Needs,
-        Outline,
         Question,
         RecordSource,
         ReleasedSum,
@@ -89,10 +85,6 @@ _HOMES = {
     "configuration_of": "strategies.by_name",
     "strategy_of": "strategies.by_name",
     "Finding": "run.method",
-    "Outline": "run.method",
-    "Look": "run.method",
-    "NeededModel": "run.method",
-    "Needs": "run.method",
 }
 
 __all__ = [
@@ -116,12 +108,8 @@ __all__ = [
     "HybridConfig",
     "JointSketch",
     "JointSketchConfig",
-    "Look",
     "Method",
     "MomentSketch",
-    "NeededModel",
-    "Needs",
-    "Outline",
     "POPri",
     "POPriConfig",
     "PreferenceTrainer",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,11 +22,7 @@ from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import (
-    Look,
     Method,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -41,7 +36,6 @@ from flower_privsyn.strategies._variation import (
     VariationSettings,
     hold_to_public_text,
     mask_filling,
-    needed_models,
     texts_before_quantile,
 )
 
@@ -143,6 +137,11 @@ class Evolution(Method):
         return (self._query,)
 
     @property
+    def asked_generator(self) -> str:
+        """The generator, where anything is expanded or asked for."""
+        return self.config.generator if self._asks_generator else ""
+
+    @property
     @abstractmethod
     def _asks_generator(self) -> bool:
         """Whether the generator writes anything."""
@@ -151,34 +150,6 @@ class Evolution(Method):
     def _fills_masks(self) -> bool:
         """Whether texts are varied by `variation_model`."""
         return self._given_variation is None
-
-    def needs(self) -> Needs:
-        """Embedder, what varies texts, public text; and the generator where it is asked."""
-        config = self.config
-        models = [
-            NeededModel(setting="embedding-model", name=config.embedding_model, kind="embedding")
-        ]
-        models += needed_models(config, fills_masks=self._fills_masks)
-        if self._asks_generator:
-            name = config.generator
-            models.append(NeededModel(setting="generator", name=name, kind="generator"))
-        return Needs(
-            models=tuple(models),
-            libraries=("sentence_transformers", "torch", "transformers"),
-            public_text=config.public_text,
-            reads=(partial(self._read_seeds, enough=True),),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """Votes for as many candidates in every round."""
-        config, dimension = self.config, look.dimension(self.config.embedding_model)
-        m = config.num_candidates
-        candidates = {
-            "embeddings": np.zeros((m, dimension), dtype=np.float32),
-            "labels": config.class_names[:1] * m,
-        }
-        source = RecordSource(fingerprint="", dimension=dimension)
-        return Outline(sources=(source,), question=partial(self.ask, candidates))
 
     # ------------------------------------------------------------------ before the first round
 
@@ -203,8 +174,8 @@ class Evolution(Method):
         """What varies texts as the settings have it."""
         return mask_filling(self.config)
 
-    def _read_seeds(self, tokenizer: Any, *, enough: bool = False) -> list[str]:
-        """The public texts, as many as there are, or only so many as the first population needs."""
+    def _read_seeds(self, tokenizer: Any) -> list[str]:
+        """The public texts, at least so many as the first population needs."""
         from flower_privsyn.data import public_texts
 
         return public_texts(
@@ -214,7 +185,6 @@ class Evolution(Method):
             at_sentences=self.config.whole_sentences,
             fewest=texts_before_quantile(self._seeds_needed, self.config.likelihood_quantile),
             wanted_by=f"num-candidates = {self.config.num_candidates}",
-            enough=enough,
         )
 
     def _prepare_seeds(self) -> None:
@@ -240,6 +210,12 @@ class Evolution(Method):
     def init(self, scratch: Path) -> State:  # noqa: ARG002
         """The first population."""
         return self._candidates(self._first(), 1)
+
+    def example_states(self, scratch: Path) -> dict[int, State]:  # noqa: ARG002
+        """As many candidates in every round."""
+        m, dimension = self.config.num_candidates, need(self._embedder).dimension
+        embeddings = np.zeros((m, dimension), dtype=np.float32)
+        return {1: {"embeddings": embeddings, "labels": self.config.class_names[:1] * m}}
 
     @abstractmethod
     def _first(self) -> Population:

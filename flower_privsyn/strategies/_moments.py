@@ -19,7 +19,7 @@ from flower_privsyn.files import replacing, write_json
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
-from flower_privsyn.run.method import Outline, Question, RecordSource, SumOfUsers, added_up
+from flower_privsyn.run.method import SumOfUsers, added_up
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -517,13 +517,12 @@ class AsksMoments(Protocol):
     seed: int
 
 
-def space_texts(tokenizer: Any, *, config: AsksMoments, enough: bool = False) -> list[str]:
+def space_texts(tokenizer: Any, *, config: AsksMoments) -> list[str]:
     """The public texts that coordinates are settled from, more than there are dimensions.
 
     Args:
         tokenizer: of the embedding model.
         config: the settings.
-        enough: read no more than there must be.
 
     Raises:
         PrivsynError: they cannot be read, or are too few.
@@ -536,7 +535,6 @@ def space_texts(tokenizer: Any, *, config: AsksMoments, enough: bool = False) ->
         max_tokens=config.max_tokens,
         fewest=max(2, config.moment_dimensions + 1),
         wanted_by=f"moment-dimensions = {config.moment_dimensions}",
-        enough=enough,
     )
 
 
@@ -589,23 +587,3 @@ def settled_space(
     )
     space.save(file)
     return space
-
-
-def question_outline(first: Moments, last: Moments, *, dimensions: int, dimension: int) -> Outline:
-    """Moments in as many coordinates, in every round.
-
-    Args:
-        first: what round 1 asks.
-        last: what the rounds after it ask; the same, or about a shift.
-        dimensions: the setting; 0 for all numbers of an embedding.
-        dimension: of an embedding.
-    """
-    k = dimensions or dimension
-    basis = np.zeros((k, dimension), dtype=np.float32) if dimensions else None
-    centre = np.zeros(k, dtype=np.float32)
-    begin = Question(first, first.broadcast(centre, basis))
-    after = begin
-    if last is not first:
-        after = Question(last, last.broadcast(centre, basis, shift=centre))
-    source = RecordSource(fingerprint="", dimension=dimension)
-    return Outline(sources=(source,), question=lambda number: begin if number == 1 else after)

@@ -79,15 +79,12 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
             )
 
 
-def read_public(
-    tokenizer: Any, *, config: ResponseSettings, enough: bool = False
-) -> tuple[Prompt, list[str]]:
+def read_public(tokenizer: Any, *, config: ResponseSettings) -> tuple[Prompt, list[str]]:
     """Read the prompt, and the public texts of which some stand in it.
 
     Args:
         tokenizer: of the embedding model.
         config: the settings.
-        enough: read no more texts than a prompt needs.
 
     Raises:
         PrivsynError: one of them is unusable, or there are too few texts.
@@ -104,7 +101,6 @@ def read_public(
         max_tokens=config.max_tokens,
         fewest=NUM_EXAMPLES,
         wanted_by=f'prompt = "{config.prompt}"',
-        enough=enough,
     )
     return prompt, samples
 

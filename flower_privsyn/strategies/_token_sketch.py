@@ -17,11 +17,6 @@ from flower_privsyn.files import located, replacing
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.run.method import (
-    ChosenRows,
-    Look,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     RunContext,
@@ -144,56 +139,6 @@ class SketchedStudentConfig(StudentConfig):
             bigram_share=_BIGRAM_SHARE if self.num_bigrams else 0.0,
             max_tokens_per_user=self.max_tokens_per_user,
             max_occurrences=self.max_occurrences,
-        )
-
-    def sketch_needs(self, *, generator: str = "", prompt: str = "") -> Needs:
-        """The student of a joint sketch, its teacher, public text; and what writes.
-
-        Args:
-            generator: "" where nothing is written.
-            prompt: of the generator.
-        """
-        models = (
-            NeededModel(setting="model", name=self.model, kind="causal"),
-            NeededModel(setting="teacher", name=self.teacher, kind="causal"),
-            NeededModel(setting="generator", name=generator, kind="generator"),
-        )
-        return Needs(
-            models=tuple(model for model in models if model.name),
-            libraries=("tokenizers", "torch", "transformers"),
-            public_text=self.public_text,
-            rows=ChosenRows(
-                model=self.model,
-                max_tokens=self.max_tokens,
-                least_tokens=self.least_row_tokens,
-                fewest=self.least_selected,
-            ),
-            prompt=prompt if generator else "",
-        )
-
-    def sketch_outline(self, look: Look) -> Outline:
-        """Counts of tokens and of bigrams, in every round.
-
-        Which bigrams are frequent, public text says when it is read; here they lie evenly among all
-        pairs, and take no less room on their way than those that are close together.
-
-        Args:
-            look: what the files of models say of their sizes.
-
-        Raises:
-            ModelError: the model is not on this machine.
-        """
-        vocabulary, query = look.vocabulary(self.model), self.sketch_question()
-        bigrams = None
-        if self.num_bigrams:
-            most = min(self.num_bigrams, vocabulary**2)
-            bigrams = np.linspace(0, vocabulary**2 - 1, most).astype(np.int64)
-        question = Question(query, query.broadcast(vocabulary, bigrams))
-        source = RecordSource(
-            fingerprint="", dimension=vocabulary, reads="tokens", model=self.model
-        )
-        return Outline(
-            sources=(source,), question=lambda _: question, at_most=bool(self.num_bigrams)
         )
 
     def scorer_of_long_rows(self, sketch: TokenSketch) -> Scorer:

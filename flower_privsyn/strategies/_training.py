@@ -13,7 +13,7 @@ Papers:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -36,11 +36,7 @@ from flower_privsyn.queries.model_delta import (
 from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
     Finding,
-    Look,
     Method,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -189,44 +185,6 @@ class FederatedTraining(Method):
         """Updates, clipped to the first clip norm."""
         return (self.config.question(self.config.clip_norm),)
 
-    def needs(self) -> Needs:
-        """The model that is trained."""
-        config = self.config
-        adapters = ("peft",) if config.trainable == "lora" else ()
-        named = {"model": config.model, "initial-model": config.initial_model}
-        return Needs(
-            models=tuple(
-                NeededModel(setting=setting, name=name, kind="causal")
-                for setting, name in named.items()
-                if name
-            ),
-            libraries=("torch", "transformers", *adapters),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """Updates of all that is trained, in every round."""
-        spec = self.config.trained_model()
-        size = look.parameters(spec)
-        query = self.config.question(self.config.clip_norm)
-        alone = Question(query, {"parameters": np.zeros(size, dtype=np.float32)})
-        both = alone
-        if spec.trainable != "full":
-            rest = look.parameters(replace(spec, trainable="full", layers=""))
-            rest -= size if spec.trainable == "layers" else 0
-            both = Question(query, {**alone.broadcast, "base": np.zeros(rest, dtype=np.float32)})
-        return Outline(
-            sources=(RecordSource(fingerprint="", dimension=size, reads="tokens", trains=spec),),
-            question=lambda number: both if self.base_moved(number) else alone,
-        )
-
-    def base_moved(self, number: int) -> bool:  # noqa: ARG002 - for methods that move it later
-        """Whether what nodes do not train has other values in a round than `model` has.
-
-        Args:
-            number: of the round.
-        """
-        return bool(self.config.initial_model)
-
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
@@ -289,6 +247,18 @@ class FederatedTraining(Method):
             "clip_norm": self.config.clip_norm,
             "longest_step": self._longest_step,
         }
+
+    def example_on(self, base: str, state: State) -> State:
+        """A state whose rounds go on from a model of the run, here the one that they began with.
+
+        Args:
+            base: the folder of that model, below the run directory.
+            state: before.
+        """
+        if self.config.trainable == "full":
+            return state  # nodes train all of it, and nothing travels beside it
+        self.model.save(self.run.path / base, state["parameters"])
+        return self.begun_from(state, base)
 
     def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
         """Try the noise of all rounds on the model, choose the step, refuse what would destroy it.

@@ -18,7 +18,6 @@ from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.variation import MaskUnit
-from flower_privsyn.run.method import NeededModel
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
@@ -61,25 +60,6 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     ] = "privsyn-lm"
     temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
     top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
-
-
-def needed_models(config: VariationSettings, *, fills_masks: bool) -> list[NeededModel]:
-    """The models that a run varies and judges texts by.
-
-    Args:
-        config: the settings.
-        fills_masks: whether texts are varied by `variation_model`.
-    """
-    models = []
-    if fills_masks:
-        name, most = config.variation_model, config.max_tokens
-        models.append(
-            NeededModel(setting="variation-model", name=name, kind="masked", max_tokens=most)
-        )
-    if config.likelihood_quantile > 0:
-        name = config.likelihood_model
-        models.append(NeededModel(setting="likelihood-model", name=name, kind="causal"))
-    return models
 
 
 def mask_filling(config: VariationSettings) -> Variation:

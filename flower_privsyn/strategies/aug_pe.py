@@ -19,7 +19,7 @@ The paper is central and its unit is a text; here users vote, and a user is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
@@ -31,7 +31,7 @@ from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.method import Needs, Question, ReleasedSum, State, need
+from flower_privsyn.run.method import Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
 from flower_privsyn.strategies._population import Population, survivor_records, survivors
@@ -159,16 +159,6 @@ class EvolutionByClass(Evolution):
     @property
     def _reads_public_text(self) -> bool:
         return not self._writes or self.config.likelihood_quantile > 0
-
-    def needs(self) -> Needs:
-        """What evolution needs, and the prompt for first texts in place of public text."""
-        config, needs = self.config, super().needs()
-        if config.variation == "prompt":
-            needs = replace(needs, variation_prompt=config.variation_prompt)
-        if not self._writes:
-            return replace(needs, reads=(self._read_classes,)) if config.classes else needs
-        needs = replace(needs, initial_prompt=config.initial_prompt)
-        return needs if self._reads_public_text else replace(needs, public_text="", reads=())
 
     # ------------------------------------------------------------------ before the first round
 

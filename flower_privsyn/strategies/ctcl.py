@@ -40,10 +40,6 @@ from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprin
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import WRITTEN
 from flower_privsyn.run.method import (
-    Look,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -350,32 +346,6 @@ class TopicsAndTraining(FederatedTraining):
             name="topics",
             key="histogram-noise-multiplier",
             share=self.config.histogram_share,
-        )
-
-    def needs(self) -> Needs:
-        """The generator, and the embedding model that finds topics."""
-        config, training = self.config, super().needs()
-        embedding = NeededModel(
-            setting="embedding-model", name=config.embedding_model, kind="embedding"
-        )
-        return replace(
-            training,
-            models=(embedding, *training.models),
-            libraries=("sentence_transformers", *training.libraries),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """Votes for topics, then updates of all that is trained."""
-        config, topics = self.config, self._hierarchy().at(self.config.num_topics)
-        training = super().outline(look)
-        (source,) = training.sources
-        voting = Question(config.histogram, {"candidates": topics.centres})
-        one = training.question(FIRST_ROUND + 1)
-        learning = Question(one.query, {**one.broadcast, **self._conditions(topics)})
-        embeddings = RecordSource(fingerprint="", dimension=look.dimension(config.embedding_model))
-        return Outline(
-            sources=(embeddings, replace(source, conditioned=True)),
-            question=lambda number: voting if number == FIRST_ROUND else learning,
         )
 
     # ------------------------------------------------------------------ before the first round

@@ -23,7 +23,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -47,11 +46,7 @@ from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import (
     Finding,
-    Look,
     Method,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -72,10 +67,8 @@ from flower_privsyn.strategies._moments import (
     NoisyMoments,
     Ranked,
     noise_ratio,
-    question_outline,
     settled_space,
     shift_of,
-    space_texts,
 )
 
 if TYPE_CHECKING:
@@ -238,24 +231,6 @@ class ReleasedMoments(Method):
         """Marks a run with the printed noise."""
         return RESEARCH_STAMP if self.config.noise_calibration == TOO_LITTLE else None
 
-    def needs(self) -> Needs:
-        """The embedding model and public text."""
-        name = self.config.embedding_model
-        return Needs(
-            models=(NeededModel(setting="embedding-model", name=name, kind="embedding"),),
-            libraries=("sentence_transformers", "torch", "transformers"),
-            public_text=self.config.public_text,
-            reads=(partial(space_texts, config=self.config, enough=True),),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """The same moments in every round, or those of the paper's two."""
-        dimension = look.dimension(self.config.embedding_model)
-        first, last = self._questions[0], self._questions[-1]
-        return question_outline(
-            first, last, dimensions=self.config.moment_dimensions, dimension=dimension
-        )
-
     def phases(self, population: int) -> tuple[Phase, ...] | None:
         """As the settings have them, but where the printed noise differs between the rounds."""
         config = self.config
@@ -307,9 +282,7 @@ class ReleasedMoments(Method):
 
         Refuse where it leaves nothing.
         """
-        space = self._space
-        if space is None:
-            return None
+        space = need(self._space)
         config, phase, query = self.config, plan.phases[-1], self._questions[-1]
         rounds = max(1, config.num_rounds - (config.estimator == "two-rounds"))
         # At most: how many samples users have is not known before they are asked.
@@ -339,6 +312,12 @@ class ReleasedMoments(Method):
         shift = state.get("shift")
         query = self._questions[0 if shift is None else 1]
         return Question(query, need(self._space).broadcast(query, shift=shift))
+
+    def example_states(self, scratch: Path) -> dict[int, State]:  # noqa: ARG002
+        """Nothing; after the mean of two rounds, what the covariance is asked about."""
+        if len(self._questions) == 1:
+            return {1: {}}
+        return {1: {}, 2: {"shift": np.zeros(need(self._space).dimensions, dtype=np.float32)}}
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
         """After the mean of two rounds, what the covariance is asked about: it, as it travels."""

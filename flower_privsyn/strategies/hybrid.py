@@ -11,7 +11,7 @@ Papers: those of `flower_privsyn.strategies.joint_sketch` and `flower_privsyn.st
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -25,9 +25,6 @@ from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
-    Look,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -130,41 +127,6 @@ class SketchThenTraining(FederatedTraining):
             share=self.config.sketch_share,
         )
 
-    def needs(self) -> Needs:
-        """The model, its teacher and public text."""
-        training, sketch = super().needs(), self.config.sketch_needs()
-        return replace(
-            sketch,
-            models=tuple(dict.fromkeys((*training.models, *sketch.models))),
-            libraries=tuple(dict.fromkeys((*training.libraries, *sketch.libraries))),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """The counts, then updates of all that is trained, under the bias."""
-        config, training = self.config, super().outline(look)
-        counts = config.sketch_outline(look)
-        bias: dict[str, npt.NDArray[Any]] = {}
-        if self._trains_biased:
-            size = look.vocabulary(config.model)
-            pairs = None
-            if config.num_bigrams:
-                every = np.arange(min(config.num_bigrams, size**2))
-                pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
-            zeros = np.zeros(size, dtype=np.float32)
-            bias = LogitBias(tokens=zeros, bigrams=pairs).arrays()
-
-        def question(number: int) -> Question:
-            if number == FIRST_ROUND:
-                return counts.question(number)
-            updates = training.question(number)
-            return Question(updates.query, {**updates.broadcast, **bias})
-
-        return Outline(
-            sources=(*counts.sources, *training.sources),
-            question=question,
-            at_most=counts.at_most,
-        )
-
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
@@ -181,9 +143,19 @@ class SketchThenTraining(FederatedTraining):
             return need(self._text).question
         return super().ask(state, number)
 
-    def base_moved(self, number: int) -> bool:
-        """Whether nodes train on a base that public text made: in every round that trains."""
-        return number > FIRST_ROUND
+    def example_states(self, scratch: Path) -> dict[int, State]:
+        """The public parameters; after the sketch on the student, under a bias of all pairs."""
+        begun, text = self.init(scratch), need(self._text)
+        later = self.example_on(_STUDENT, begun)
+        if self._trains_biased:
+            size = text.public.vocabulary
+            every = np.arange(min(self.config.num_bigrams, size**2))
+            pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
+            bias = LogitBias(
+                tokens=np.zeros(size, dtype=np.float32), bigrams=pairs if len(every) else None
+            )
+            later = {**later, **{_BIAS + name: array for name, array in bias.arrays().items()}}
+        return {FIRST_ROUND: begun, FIRST_ROUND + 1: later}
 
     # ------------------------------------------------------------------ the student
 

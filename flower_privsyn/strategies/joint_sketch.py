@@ -40,10 +40,7 @@ from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.run.method import (
-    Look,
     Method,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     RunContext,
@@ -173,17 +170,10 @@ class AskedOnce(Method):
         """The counts."""
         return (self.config.sketch_question(),)
 
-    def needs(self) -> Needs:
-        """The student, its teacher, public text; and what writes."""
-        config = self.config
-        writes = config.synthesis == "written"
-        return config.sketch_needs(
-            generator=config.generator if writes else "", prompt=config.prompt
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """The counts, in every round."""
-        return self.config.sketch_outline(look)
+    @property
+    def asked_generator(self) -> str:
+        """The generator, where it writes after the chosen text."""
+        return self.config.generator if self.config.synthesis == "written" else ""
 
     # ------------------------------------------------------------------ the release
 

@@ -24,7 +24,6 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -40,11 +39,7 @@ from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import (
-    Look,
     Method,
-    NeededModel,
-    Needs,
-    Outline,
     Question,
     RecordSource,
     ReleasedSum,
@@ -60,16 +55,13 @@ from flower_privsyn.strategies._moments import (
     MomentSketch,
     MomentSpace,
     NoisyMoments,
-    question_outline,
     settled_space,
-    space_texts,
 )
 from flower_privsyn.strategies._population import Population
 from flower_privsyn.strategies._responses import (
     Responses,
     ResponseSettings,
     rank_pairs,
-    read_public,
 )
 from flower_privsyn.strategies._synthesis import write_corpus
 from flower_privsyn.training.preference_settings import (
@@ -238,6 +230,11 @@ class PreferencesByScores(Method):
         return (self._moments, self._similarity) if self._judges else (self._similarity,)
 
     @property
+    def asked_generator(self) -> str:
+        """The generator."""
+        return self.config.generator
+
+    @property
     def _judges(self) -> bool:
         """Whether rounds are compared with moments, which are released first."""
         return self.config.checkpoint == "fred"
@@ -246,48 +243,6 @@ class PreferencesByScores(Method):
     def _moments(self) -> Moments:
         radius = 1.0 if self._space is None else self._space.radius
         return Moments(radius=radius, max_samples=self.config.max_samples)
-
-    def needs(self) -> Needs:
-        """Models and public text, and what trains adapters."""
-        config = self.config
-        reads: list[Callable[[Any], object]] = [partial(read_public, config=config, enough=True)]
-        if self._judges:
-            reads.append(partial(space_texts, config=config, enough=True))
-        trained = "training-model" if config.training_model else "generator"
-        return Needs(
-            models=(
-                NeededModel(
-                    setting="embedding-model", name=config.embedding_model, kind="embedding"
-                ),
-                NeededModel(setting="generator", name=config.generator, kind="generator"),
-                NeededModel(setting=trained, name=config.model_to_train, kind="causal"),
-            ),
-            libraries=("sentence_transformers", "torch", "transformers", "trl", "peft"),
-            public_text=config.public_text,
-            prompt=config.prompt,
-            reads=tuple(reads),
-        )
-
-    def outline(self, look: Look) -> Outline:
-        """What rounds are judged by, where it is released, then scores of all responses."""
-        config, dimension = self.config, look.dimension(self.config.embedding_model)
-        # A root is as large whatever it is made of.
-        prompts = config.num_prompts if config.answer_space == "candidates" else 1
-        group = np.repeat(np.arange(prompts), config.responses_per_prompt)
-        scores = self._about(np.zeros((len(group), dimension), dtype=np.float32), group)
-        first = scores
-        if self._judges:
-            first = question_outline(
-                self._moments,
-                self._moments,
-                dimensions=config.moment_dimensions,
-                dimension=dimension,
-            ).question(1)
-        return Outline(
-            sources=(RecordSource(fingerprint="", dimension=dimension),),
-            question=lambda number: first if number == 1 else scores,
-            at_most=True,
-        )
 
     # ------------------------------------------------------------------ before the first round
 
@@ -343,6 +298,16 @@ class PreferencesByScores(Method):
         """The first candidates; where moments are released first, none yet."""
         state = {"adapter": 0, "learned": [], "pairs": 0, "distances": {}}
         return state if self._judges else self._written(state, 1, scratch)
+
+    def example_states(self, scratch: Path) -> dict[int, State]:  # noqa: ARG002
+        """All responses, as if each could be used; where moments are released first, none yet."""
+        config = self.config
+        # A root is as large whatever it is made of.
+        prompts = config.num_prompts if config.answer_space == "candidates" else 1
+        group = np.repeat(np.arange(prompts), config.responses_per_prompt)
+        embeddings = np.zeros((len(group), need(self._embedder).dimension), dtype=np.float32)
+        written: State = {"embeddings": embeddings, "group": group}
+        return {1: {}, 2: written} if self._judges else {1: written}
 
     def _adapter(self, number: int) -> Path | None:
         """The adapter that a round trained; None for round 0."""

@@ -24,13 +24,13 @@ Algorithm 2:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
-from flower_privsyn.run.method import Needs, ReleasedSum, State, need
+from flower_privsyn.run.method import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
 from flower_privsyn.strategies._population import Population, survivor_records, survivors
@@ -95,10 +95,6 @@ class EvolutionByVotes(Evolution):
     @property
     def _asks_generator(self) -> bool:
         return self.config.expand_samples > 0
-
-    def needs(self) -> Needs:
-        """Embedder, mask-filling model, public text; and what expands the survivors."""
-        return replace(super().needs(), prompt=self.config.prompt)
 
     def _rehearse(self) -> None:
         self.config.expansion(need(self._generator)).rehearse(self._seeds)

@@ -25,9 +25,6 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.run.method import (
-    ChosenRows,
-    NeededModel,
-    Needs,
     RecordSource,
     ReleasedSum,
     RunContext,
@@ -331,44 +328,11 @@ class TrainingInHalves(FederatedTraining):
         super().__init__(config)
         self._public: PublicStep | None = None
 
-    def base_moved(self, number: int) -> bool:
-        """Whether nodes train on a base of public text in a round, or began with another one."""
-        before = self.config.rounds_before
-        return (before is not None and number > before) or super().base_moved(number)
-
     @property
     def momentum_restarts(self) -> frozenset[int]:
         """Where the public text stands, an optimiser begins anew."""
         before = self.config.rounds_before
         return super().momentum_restarts if before is None else frozenset({before})
-
-    def needs(self) -> Needs:
-        """The model that is trained, its teacher, what scores, and public text."""
-        config, needs = self.config, super().needs()
-        if config.position == "none":
-            return needs
-        named = {"teacher": config.teacher}
-        if config.scores_by_public_model:
-            named["public-model"] = config.public_model
-        return replace(
-            needs,
-            models=(
-                *needs.models,
-                *(
-                    NeededModel(setting=setting, name=name, kind="causal")
-                    for setting, name in named.items()
-                    if name
-                ),
-            ),
-            libraries=(*needs.libraries, "tokenizers"),
-            public_text=config.public_text,
-            rows=ChosenRows(
-                model=config.model,
-                max_tokens=config.max_tokens,
-                least_tokens=config.least_row_tokens,
-                fewest=config.student_batch_size,
-            ),
-        )
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
@@ -381,6 +345,13 @@ class TrainingInHalves(FederatedTraining):
     def init(self, scratch: Path) -> State:
         """The public parameters; where the public text stands first, those that it makes."""
         return self._taught(super().init(scratch), 0)
+
+    def example_states(self, scratch: Path) -> dict[int, State]:
+        """The public parameters; from where the public text stands on a base of the run."""
+        begun, before = super().init(scratch), self.config.rounds_before
+        if before is None:
+            return {1: begun}
+        return {1: begun, before + 1: self.example_on(f"models/{AFTER}", begun)}
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
         """The server's step; after T' rounds the model that public text makes of theirs, as well.

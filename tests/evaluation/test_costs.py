@@ -16,6 +16,7 @@ from flwr.common.serde import recorddict_to_proto
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.comparison.measures import spent
 from flower_privsyn.data import Users
+from flower_privsyn.dry_run.check import traffic_of_rounds
 from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import bytes_per_number
@@ -29,8 +30,8 @@ from flower_privsyn.queries import (
 )
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.plan import plan_of
-from flower_privsyn.run.strategy import planned_traffic
 from flower_privsyn.strategies import (
     POPri,
     POPriConfig,
@@ -38,12 +39,12 @@ from flower_privsyn.strategies import (
     PrivateEvolutionConfig,
 )
 from flower_privsyn.testing import (
+    HashEmbedder,
     LoopbackGrid,
     hash_embedder,
 )
 from tests.support.federation import make_users
 from tests.support.runs import Runs
-from tests.support.traffic import Sizes, check_planned
 
 Builder = Callable[..., Any]
 VOTES = "query.nearest_neighbor_histogram"
@@ -68,16 +69,13 @@ def clip_norm_of(request: Message) -> float:
     return wire.unpack_ask(request, QUERIES[kind]).query.clip_norm
 
 
-def check(
-    grid: LoopbackGrid, strategy: Any, *, down: int, up: int, width: int = 2, size: int = 32
-) -> None:
+def check(grid: LoopbackGrid, strategy: Any, *, down: int, up: int, width: int = 2) -> None:
     """What was counted is what was sent, and what the method says by its definition.
 
     A node has some users, and what is counted is for one of them alone: in each of two rounds
     `down` numbers of `width` bytes, and `up` numbers.
     """
     found = run_costs(strategy.run)
-    check_planned(strategy, size=size)
     assert (found.rounds, found.floats_down, found.floats_up) == (2, 2 * down, 2 * up)
     requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
     replies = [m for m in grid.replies if "privsyn.answer" in m.content]
@@ -114,7 +112,7 @@ class TestCountedInARun:
         assert parameters > 5000
         width = 2 if strategy.run.config["broadcast-precision"] == "float16" else 4
         up = parameters + 1  # the share of users whose update was short enough
-        check(grid, strategy, down=parameters, up=up, width=width, size=parameters)
+        check(grid, strategy, down=parameters, up=up, width=width)
 
     def test_seconds_are_those_of_the_whole_run_and_the_owner_s(
         self, runs: Runs, settings: Builder, evolution: Builder, tmp_path: Path
@@ -188,13 +186,14 @@ class TestCountedInARun:
     ],
 )
 def test_as_many_numbers_as_the_papers_print(
-    strategy: Any, config: Any, down: int, up: int
+    strategy: Any, config: Any, down: int, up: int, tmp_path: Path
 ) -> None:
-    """PrE-Text table 6 and POPri table 2, by what `check` holds each run's count against."""
-    method = strategy(config).method
+    """PrE-Text table 6 and POPri table 2, by what `check` counts."""
+    method = strategy(config, embedder=HashEmbedder(MINILM_DIMENSION)).method
     plan = calibrated(plan_of(method, config, population=1000), epsilon=config.epsilon)
-    (planned,) = planned_traffic(
-        method.outline(Sizes(MINILM_DIMENSION)), config, plan.for_population(1000)
+    sources = (RecordSource(fingerprint="", dimension=MINILM_DIMENSION),)
+    (planned,) = traffic_of_rounds(
+        method, config, plan.for_population(1000), sources, scratch=tmp_path
     )
     assert (planned.floats_down, planned.floats_up) == (down, up)
 

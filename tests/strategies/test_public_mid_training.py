@@ -39,7 +39,6 @@ from tests.support.federation import asked, silent, training_nodes
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, release
 from tests.support.small_runs import small_mid_training
-from tests.support.traffic import check_planned
 
 Builder = Callable[..., Any]
 
@@ -116,7 +115,6 @@ class TestPublicText:
     ) -> None:
         strategy = PublicMidTraining(config(epsilon=4.0))
         strategy.start(training_nodes(people))
-        check_planned(strategy, size=strategy.method.model.dimension)
         run = strategy.run.path
         before, after = (run / "models" / name for name in (public_step.BEFORE, public_step.AFTER))
         # What the first half released, to the bit.
@@ -213,8 +211,6 @@ class TestPublicText:
         strategy = PublicMidTraining(settings)
         grid = training_nodes(people)
         strategy.start(grid)
-        whole = model_of(gpt2).dimension
-        check_planned(strategy, size=strategy.method.model.dimension, whole=whole)
         run = strategy.run.path
         after = run / "models" / public_step.AFTER
         base = LocalModel(replace(settings.trained_model(), name=str(after))).base
