@@ -9,13 +9,11 @@ import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 import flower_privsyn
-from flower_privsyn.strategies import STRATEGIES
 from flower_privsyn.strategies.catalogue import compared
 
 ROOT = Path(__file__).parents[1]
@@ -176,33 +174,6 @@ def brought_by(extra: str) -> set[str]:
         for inside in requirement.extras if requirement.name == declared["name"] else ():
             found |= brought_by(inside)
     return found
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "extra"),
-    [
-        ("private-evolution", {}, "server"),
-        ("popri", {}, "training"),
-        ("joint-sketch", {}, "server"),
-        ("dp-fedavg", {}, "server"),
-        ("dp-fedavg", {"trainable": "lora"}, "training"),
-        ("dp-ftrl", {}, "server"),
-        ("dp-ftrl", {"trainable": "lora"}, "training"),
-    ],
-)
-def test_what_a_method_needs_is_in_the_extra_that_the_list_names(
-    method: str, settings: dict[str, Any], extra: str
-) -> None:
-    config, strategy = STRATEGIES[method]
-    needed = set(strategy(config(epsilon=1.0, **settings)).method.needs().libraries)
-    needed -= {"tokenizers"}  # comes with transformers
-    assert needed <= brought_by(extra)
-    assert extra == "server" or not needed <= brought_by("server")
-    (row,) = (row for row in table(DOCS / "installing.md", "method") if f"`{method}`" in row[0])
-    named = next((part for part in row[1].split("; ") if "with" in part), "")
-    given = all(f'{key} = "{value}"' in named for key, value in settings.items())
-    cell = named if settings and given else row[1].split("; ")[0]
-    assert cell.startswith(f"`{extra}`")
 
 
 def test_guarantees_are_spelled_one_way_and_docstrings_have_no_roles() -> None:

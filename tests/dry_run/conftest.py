@@ -15,13 +15,18 @@ OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """Check own-data with some settings, on a file of 60 users unless they name another."""
+    """Check own-data with some settings, on a file of 60 users unless they name another.
 
-    def run(*settings: str, app: Path = OWN_DATA, config: str | None = None) -> Report:
+    What its server loads is set up where that is asked for alone.
+    """
+
+    def run(
+        *settings: str, app: Path = OWN_DATA, config: str | None = None, loads: bool = False
+    ) -> Report:
         if not any(setting.startswith("data=") for setting in settings):
             settings = (*settings, f"data={users_file(tmp_path)}")
         loaded = load_app(app)
         values = resolve_config(loaded, config_name=config, settings=settings)
-        return check_app(loaded, values)
+        return check_app(loaded, values, starting=not loads)
 
     return run

@@ -25,12 +25,16 @@ OPTIONS = {
     "newer-than": "--newer-than",
 }
 
+#: Without the model that says how likely texts are, which reads all public text.
+LIGHT = {"likelihood-quantile": "0"}
+
 SMALL = {
     "epsilon": "8",
     "num-rounds": "1",
     "num-candidates": "24",
     "num-variations": "3",
     "initial-text": "public",
+    **LIGHT,
 }
 
 Verdicts = Callable[[Mapping[str, str]], dict[str, tuple[int, str]]]
@@ -116,15 +120,11 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ({"classes": "A;B"}, None),
         ({"classes": "C"}, "classes"),
         ({"classes": "A", "data": "undated.jsonl"}, "classes"),
-        ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
         # public text
         ({"public-text": "first:5:labelled.jsonl"}, "public-text"),
-        ({"public-text": "same.jsonl"}, "num-candidates"),
         ({"public-text": "users.jsonl"}, "public-text"),
         ({"public-text": "users.jsonl", "data": "{folder}/users.jsonl"}, "public-text"),
         ({"public-text": "undated.jsonl"}, "public-text"),
-        # what the server writes and looks with
-        ({"variation-model": "privsyn-lm"}, "variation-model"),
         ({"tracker": "nowhere"}, "tracker"),
     ],
 )  # fmt: skip
@@ -135,6 +135,23 @@ def test_run_check_and_compare(
     for command, (status, said) in verdicts(given).items():
         assert status == (0 if named is None else 2), (command, said)
         assert named is None or named in said, (command, said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"public-text": "same.jsonl"}, "num-candidates"),
+        ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
+        ({"variation-model": "privsyn-lm"}, "privsyn-lm"),
+    ],
+)
+def test_what_the_server_loads(verdicts: Verdicts, settings: dict[str, str], named: str) -> None:
+    """A run says so itself, when it sets its method up."""
+    said = verdicts(settings)
+    assert said.pop("run")[0] == 0
+    for command, (status, sentence) in said.items():
+        assert status == 2, (command, sentence)
+        assert named in sentence, (command, sentence)
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -160,7 +177,7 @@ def test_who_is_held_out(
 ) -> None:
     """`--evaluate` before a run, and `privsyn evaluate` after it."""
     monkeypatch.setattr("flower_privsyn.cli.run.evaluate_command", lambda *_, **__: 0)
-    given = {"held-out-fraction": "0.4", "num-candidates": "24", "epsilon": "20", **settings}
+    given = {"held-out-fraction": "0.4", "num-candidates": "24", "epsilon": "20"} | LIGHT | settings
     file = given.pop("data", "users.jsonl")
     words = [word for pair in given.items() for word in ("--set", "=".join(pair))]
     app = [str(EXAMPLES / "own-data"), *words, "--set", "data=users.jsonl", "--evaluate", file]
@@ -207,5 +224,9 @@ def test_two_names_of_one_folder(verdicts: Verdicts, folder: Path) -> None:
         ("runs/a", "runs/b", 2),
     ):
         words = [app, "--run-dir", named, "--set", f"run-dir={other}", "--set", "data=users.jsonl"]
-        words += ["--set", "num-candidates=24"]
+        words += [
+            word
+            for pair in {"num-candidates": "24", **LIGHT}.items()
+            for word in ("--set", "=".join(pair))
+        ]
         assert [main([command, *words]) for command in ("check", "run")] == [status, status]

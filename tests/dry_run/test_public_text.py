@@ -13,7 +13,6 @@ from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]
 JOINT_SKETCH = ROOT / "baselines" / "joint-sketch"
-MID_TRAINING = ROOT / "baselines" / "public-mid-training"
 
 
 class TestPublicText:
@@ -93,24 +92,3 @@ class TestPublicText:
         said = found(self.mine(*range(20)), text=f"Dear all,\n{self.TEXT}")
         assert said is not None
         assert said.level == "stops"
-
-
-@pytest.mark.parametrize("app", [JOINT_SKETCH, MID_TRAINING])
-def test_public_text_of_which_little_can_be_chosen(check: Check, tmp_path: Path, app: Path) -> None:
-    public, data = tmp_path / "public.jsonl", users_file(tmp_path)
-    long = "The committee met again in the afternoon, heard three witnesses, and adjourned. " * 3
-
-    def said(rows: list[str], *settings: str) -> list[tuple[str, str]]:
-        public.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-        values = ("epsilon=8", f"data={data}", f"public-text={public}", *settings)
-        found = check(*values, app=app).diagnostics
-        return [(one.level, one.sentence) for one in found if one.topic == "public text"]
-
-    ((level, sentence),) = said(["A short one."] * 50)
-    assert level == "stops"
-    assert "has no row of least-row-tokens = 32 tokens" in sentence
-    ((level, sentence),) = said([long, "A short one."])
-    assert level == "warning"
-    assert "has 1 row of least-row-tokens = 32 tokens or more, of which 1 are" in sentence
-    fewest = () if app == MID_TRAINING else ("least-selected=20",)
-    assert said([f"{number}. {long}" for number in range(100)], *fewest) == []

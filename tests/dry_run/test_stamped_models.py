@@ -23,5 +23,6 @@ BASELINES = Path(__file__).parents[2] / "baselines"
 )
 def test_a_marked_model_is_named(check: Check, tmp_path: Path, app: str, key: str) -> None:
     stamped.mark(tmp_path, "research: private text was used outside the budget")
-    said = stops(check("epsilon=8", f"{key}={tmp_path}", app=BASELINES / app))
-    assert f'{key} = "{tmp_path}" has learnt private text outside of any budget' in said["models"]
+    settings = ("epsilon=8", "accept-noise=true", "num-users=0", f"{key}={tmp_path}")
+    said = stops(check(*settings, app=BASELINES / app, loads=True))
+    assert f'{key} = "{tmp_path}" has learnt private text outside of any budget' in said["setup"]
