@@ -7,15 +7,12 @@ population. What a method begins with, who survives and what is written in the e
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import numpy.typing as npt
-from annotated_types import Ge
 
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.queries import NearestNeighborHistogram, Query
@@ -31,21 +28,17 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
-from flower_privsyn.strategies._population import Population
+from flower_privsyn.strategies._population import IntArray, Population
 from flower_privsyn.strategies._variation import (
     VariationSettings,
     hold_to_public_text,
     mask_filling,
-    texts_before_quantile,
+    read_seeds,
 )
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator, Variation
-
-logger = logging.getLogger("flwr.privsyn")
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +48,6 @@ class EvolutionConfig(VariationSettings):
     max_samples: Annotated[
         PositiveInt, "samples of one user that vote, a random subset fixed per user and seed."
     ] = 8
-    num_candidates: Annotated[
-        int,
-        Ge(2),
-        "texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in "
-        "PrE-Text.",
-    ] = 1024
     lookahead: Annotated[
         NonNegativeInt,
         "variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 "
@@ -71,37 +58,11 @@ class EvolutionConfig(VariationSettings):
         '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
         "scaled to norm sqrt(max_samples), with less noise.",
     ] = "count"
-    public_text: Annotated[
-        str,
-        'seeds: "bundled", or a JSONL file with `text` and no person\'s data; also a folder or a '
-        "data set by name (docs/own_data.md).",
-    ] = "bundled"
     max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""
         return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
-
-
-def resampled(
-    votes: npt.NDArray[np.float64], *, keep: int, chooser: np.random.Generator
-) -> IntArray | None:
-    """How often each candidate survives, drawn with replacement by its votes above 0.
-
-    Args:
-        votes: (m,).
-        keep: how many survive, counted as often as they do; >= 1.
-        chooser: public randomness.
-
-    Returns:
-        (m,) that sum to `keep`; None where no candidate has votes above 0.
-    """
-    above = np.maximum(votes, 0.0)
-    total = float(above.sum())
-    if not total > 0.0:
-        return None
-    drawn = chooser.choice(len(votes), size=keep, replace=True, p=above / total)
-    return np.bincount(drawn, minlength=len(votes))
 
 
 class Evolution(Method):
@@ -146,24 +107,17 @@ class Evolution(Method):
     def _asks_generator(self) -> bool:
         """Whether the generator writes anything."""
 
-    @property
-    def _fills_masks(self) -> bool:
-        """Whether texts are varied by `variation_model`."""
-        return self._given_variation is None
-
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
         config, self.place = self.config, place
         # Nothing of an earlier start: llama.cpp, or a key, may be no more.
-        self._variation, self._careful = self._given_variation, None
-        self._generator = self.given_writer
+        self._careful, self._generator = None, self.given_writer
         self._embedder = embedder_of(config, self._embedder)
         if self._asks_generator and self._generator is None:
             self._generator = config.load_generator()
-        if self._variation is None:
-            self._variation = self._load_variation()
+        self._variation = self._given_variation or self._load_variation()
         self._prepare_seeds()
         if self._asks_generator:
             with self.progress.stage("Try the generator", total=None):
@@ -174,26 +128,17 @@ class Evolution(Method):
         """What varies texts as the settings have it."""
         return mask_filling(self.config)
 
-    def _read_seeds(self, tokenizer: Any) -> list[str]:
+    def _read_seeds(self) -> list[str]:
         """The public texts, at least so many as the first population needs."""
-        from flower_privsyn.data import public_texts
-
-        return public_texts(
-            self.config.public_text,
-            tokenizer=tokenizer,
-            max_tokens=self.config.max_tokens,
-            at_sentences=self.config.whole_sentences,
-            fewest=texts_before_quantile(self._seeds_needed, self.config.likelihood_quantile),
-            wanted_by=f"num-candidates = {self.config.num_candidates}",
-        )
+        tokenizer = need(self._embedder).tokenizer
+        return read_seeds(self.config, tokenizer, fewest=self._seeds_needed)
 
     def _prepare_seeds(self) -> None:
         """Read the public text, and have everything stay as likely as it where that is asked."""
         self._seeds, self._careful = hold_to_public_text(
-            self._read_seeds(need(self._embedder).tokenizer),
+            self._read_seeds(),
             need(self._variation),
             self.config,
-            num_candidates=self.config.num_candidates,
             fewest=self._seeds_needed,
             progress=self.progress,
         )
@@ -269,23 +214,13 @@ class Evolution(Method):
 
         Each text's embedding is the mean of K variations of it, or its own for K = 0.
         """
-        embedder, copies, n = need(self._embedder), self.config.lookahead, len(population)
-        texts, total = population.texts, np.zeros((n, embedder.dimension), dtype=np.float64)
-        steps = 2 * copies * n or n
+        seeds = [self._seed_of(number, copy + 1) for copy in range(self.config.lookahead)]
+        steps = len(population) * (2 * len(seeds) or 1)
         with self.progress.stage(f"Round {number}: embed candidates", steps) as stage:
-            for copy in range(copies):
-                varied = need(self._variation).vary(
-                    texts,
-                    seed=self._seed_of(number, copy + 1),
-                    progress=stage.update,
-                    labels=population.labels,
-                )
-                total += embedder.embed(varied, progress=stage.update)
-            if copies:
-                embeddings = (total / copies).astype(np.float32)
-            else:
-                embeddings = embedder.embed(texts, progress=stage.update)
-        return replace(population, embeddings=embeddings).state()
+            embedded = population.embedded(
+                need(self._embedder), need(self._variation), seeds=seeds, progress=stage.update
+            )
+        return embedded.state()
 
     def _seed_of(self, round_number: int, *purpose: int) -> int:
         """A seed of public randomness, different for every round and purpose."""

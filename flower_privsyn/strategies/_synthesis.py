@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Gt, Le
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("flwr.privsyn")
+
+#: Keys of how a corpus is written of the last survivors.
+AFTER_SURVIVORS: Final = frozenset({
+    "generator", "generator-interface", "generator-parameters", "prompt", "max-new-tokens",
+    "opening-words", "refuse-repetition", "temperature", "top-p",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,19 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class VariationSettings(ExpandingSettings, PrivateSumConfig):
-    """Settings of a method that varies texts."""
+    """Settings of a method that varies texts, and begins with public ones."""
 
+    num_candidates: Annotated[
+        int,
+        Ge(2),
+        "texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in "
+        "PrE-Text.",
+    ] = 1024
+    public_text: Annotated[
+        str,
+        'seeds: "bundled", or a JSONL file with `text` and no person\'s data; also a folder or a '
+        "data set by name (docs/own_data.md).",
+    ] = "bundled"
     variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
     mask_fraction: Annotated[
         float, Gt(0), Le(1), "share of a text's tokens masked in one step; 0.3 in PrE-Text."
@@ -223,12 +234,34 @@ def texts_before_quantile(fewest: int, quantile: float) -> int:
     return needed
 
 
+def read_seeds(config: VariationSettings, tokenizer: Any, *, fewest: int) -> list[str]:
+    """The public texts, at least so many as a first population needs.
+
+    Args:
+        config: the settings.
+        tokenizer: of the embedding model, which cuts them.
+        fewest: that are left when unlikely ones have been left out.
+
+    Raises:
+        DataError: they cannot be read, or are fewer.
+    """
+    from flower_privsyn.data import public_texts
+
+    return public_texts(
+        config.public_text,
+        tokenizer=tokenizer,
+        max_tokens=config.max_tokens,
+        at_sentences=config.whole_sentences,
+        fewest=texts_before_quantile(fewest, config.likelihood_quantile),
+        wanted_by=f"num-candidates = {config.num_candidates}",
+    )
+
+
 def hold_to_public_text(
     seeds: list[str],
     variation: Variation,
     config: VariationSettings,
     *,
-    num_candidates: int,
     fewest: int,
     progress: Progress,
 ) -> tuple[list[str], Variation]:
@@ -238,7 +271,6 @@ def hold_to_public_text(
         seeds: public texts.
         variation: what varies texts.
         config: the settings.
-        num_candidates: texts of a population.
         fewest: texts that are left in any case, where there are `texts_before_quantile` of it.
         progress: where the work reports.
 
@@ -248,12 +280,12 @@ def hold_to_public_text(
     if config.whole_sentences:
         whole = [text for text in seeds if is_whole(text)]
         enough = texts_before_quantile(fewest, config.likelihood_quantile)
-        seeds = whole if len(whole) >= max(enough, num_candidates) else seeds
+        seeds = whole if len(whole) >= max(enough, config.num_candidates) else seeds
     judge, floor = None, -math.inf
     if config.likelihood_quantile > 0:
         judge = Likelihood(located(config.likelihood_model), max_tokens=config.max_tokens)
         # So many that enough are left, and no more: reading all of a large corpus takes long.
-        wanted = math.ceil(num_candidates * max(2, 1.5 / (1 - config.likelihood_quantile)))
+        wanted = math.ceil(config.num_candidates * max(2, 1.5 / (1 - config.likelihood_quantile)))
         drawn = np.random.default_rng([config.seed, 4]).permutation(len(seeds))[:wanted]
         seeds = [seeds[index] for index in drawn.tolist()]
         with progress.stage("Judge public text", total=None):

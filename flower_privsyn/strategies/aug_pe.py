@@ -33,8 +33,14 @@ from flower_privsyn.files import located
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
-from flower_privsyn.strategies._population import Population, survivor_records, survivors
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
+from flower_privsyn.strategies._population import (
+    IntArray,
+    Population,
+    resampled,
+    survivor_records,
+    survivors,
+)
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction, Variation
@@ -153,10 +159,6 @@ class EvolutionByClass(Evolution):
         return self._writes or prompts
 
     @property
-    def _fills_masks(self) -> bool:
-        return self.config.variation == "mask-fill" and super()._fills_masks
-
-    @property
     def _reads_public_text(self) -> bool:
         return not self._writes or self.config.likelihood_quantile > 0
 
@@ -222,7 +224,7 @@ class EvolutionByClass(Evolution):
         from flower_privsyn.data import labels_of_public_texts
 
         config, classes = self.config, self.config.class_names or ("",)
-        seeds, labels = self._seeds or self._read_seeds(tokenizer), {}
+        seeds, labels = self._seeds or self._read_seeds(), {}
         if config.classes:
             labels = labels_of_public_texts(
                 config.public_text,

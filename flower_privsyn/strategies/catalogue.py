@@ -1,8 +1,7 @@
 """The one list of methods: names, titles, papers, and where their code is.
 
 Everything that names a method reads it here: the command line, comparisons, reports, costs and the
-tables of the documentation. Importing this module loads no strategy and no model library: classes
-are references, "module:name", until somebody asks for them.
+tables of the documentation. Classes are references, "module:name", until somebody asks for them.
 
 A method from outside the package is an entry point of the group `flower_privsyn.strategies`, named
 as settings name the method, that loads a `CatalogueEntry`:

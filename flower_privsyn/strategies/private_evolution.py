@@ -25,19 +25,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final
 
 import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
 from flower_privsyn.run.method import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig, IntArray, resampled
-from flower_privsyn.strategies._population import Population, survivor_records, survivors
-from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
-
-if TYPE_CHECKING:
-    pass
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
+from flower_privsyn.strategies._population import (
+    IntArray,
+    Population,
+    resampled,
+    survivor_records,
+    survivors,
+)
+from flower_privsyn.strategies._synthesis import AFTER_SURVIVORS, ExpansionSettings, write_corpus
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -50,21 +53,7 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
 
-    afterwards = frozenset(
-        {
-            "generator",
-            "generator-interface",
-            "generator-parameters",
-            "prompt",
-            "expand-samples",
-            "max-new-tokens",
-            "opening-words",
-            "refuse-repetition",
-            "survivor-weights",
-            "temperature",
-            "top-p",
-        }
-    )
+    afterwards = AFTER_SURVIVORS | {"expand-samples", "survivor-weights"}
 
     num_rounds: int = 11
     delta: float = 3e-6
@@ -196,5 +185,4 @@ class PrivateEvolution(PrivateSumStrategy):
         Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
         per text and the threshold follows the noise.
         """
-        preset: dict[str, Any] = {"num_candidates": 2048, "lookahead": 4, **settings}
-        return cls(epsilon=epsilon, **preset)
+        return cls(epsilon=epsilon, **{"num_candidates": 2048, **settings})

@@ -14,8 +14,7 @@ import pytest
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
-from flower_privsyn.strategies._evolution import resampled
-from flower_privsyn.strategies._population import Population
+from flower_privsyn.strategies._population import Population, resampled
 from flower_privsyn.strategies._variation import Likelihood
 from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
