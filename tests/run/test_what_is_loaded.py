@@ -12,6 +12,7 @@ import pytest
 from flwr.app import MetricRecord
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
+from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import DPFedAvg, ReleasedSum, State
@@ -65,9 +66,7 @@ def test_the_noise_that_the_settings_state_is_the_noise_of_the_ledger(
         patched.setattr(RunDirectory, "finish_round", killed_at(1))
         with pytest.raises(Killed):
             CorrelatedProbe(votes()).start(federation())
-    from flower_privsyn.run import plan
-
-    read = plan.PrivacyLedger.read
+    read = PrivacyLedger.read
 
     def other(path: Path) -> Any:
         ledger = read(path)
@@ -75,7 +74,7 @@ def test_the_noise_that_the_settings_state_is_the_noise_of_the_ledger(
         monkeypatch.setattr(type(ledger), "correlations", property(lambda _: lower))
         return ledger
 
-    monkeypatch.setattr(plan.PrivacyLedger, "read", other)
+    monkeypatch.setattr(PrivacyLedger, "read", other)
     with pytest.raises(ConfigError, match="noise multiplier"):
         CorrelatedProbe(votes(resume=True)).start(federation())
 
