@@ -163,19 +163,6 @@ def test_the_list_of_what_methods_need_names_each_once() -> None:
     assert {cell.split()[0].strip(";") for row in rows for cell in row[1:]} <= extras
 
 
-def brought_by(extra: str) -> set[str]:
-    """Names of the packages that an extra brings, with the extras inside it."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found: set[str] = set()
-    for line in declared["optional-dependencies"][extra]:
-        requirement = Requirement(line)
-        if requirement.name != declared["name"]:
-            found.add(requirement.name.replace("-", "_"))
-        for inside in requirement.extras if requirement.name == declared["name"] else ():
-            found |= brought_by(inside)
-    return found
-
-
 def test_guarantees_are_spelled_one_way_and_docstrings_have_no_roles() -> None:
     found = []
     for path in sorted((ROOT / "flower_privsyn").rglob("*.py")):
