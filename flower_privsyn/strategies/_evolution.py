@@ -97,16 +97,6 @@ class Evolution(Method):
         """Nearest-neighbour votes."""
         return (self._query,)
 
-    @property
-    def asked_generator(self) -> str:
-        """The generator, where anything is expanded or asked for."""
-        return self.config.generator if self._asks_generator else ""
-
-    @property
-    @abstractmethod
-    def _asks_generator(self) -> bool:
-        """Whether the generator writes anything."""
-
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
@@ -115,11 +105,11 @@ class Evolution(Method):
         # Nothing of an earlier start: llama.cpp, or a key, may be no more.
         self._careful, self._generator = None, self.given_writer
         self._embedder = embedder_of(config, self._embedder)
-        if self._asks_generator and self._generator is None:
+        if self.asked_generator and self._generator is None:
             self._generator = config.load_generator()
         self._variation = self._given_variation or self._load_variation()
         self._prepare_seeds()
-        if self._asks_generator:
+        if self.asked_generator:
             with self.progress.stage("Try the generator", total=None):
                 self._rehearse()
         return (embeddings_by(self._embedder),)

@@ -154,9 +154,10 @@ class EvolutionByClass(Evolution):
         return self.config.initial_text == "written"
 
     @property
-    def _asks_generator(self) -> bool:
+    def asked_generator(self) -> str:
+        """The generator, where it writes the first texts or varies them."""
         prompts = self.config.variation == "prompt" and self._given_variation is None
-        return self._writes or prompts
+        return self.config.generator if self._writes or prompts else ""
 
     @property
     def _reads_public_text(self) -> bool:

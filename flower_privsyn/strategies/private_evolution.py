@@ -82,8 +82,9 @@ class EvolutionByVotes(Evolution):
     config: PrivateEvolutionConfig
 
     @property
-    def _asks_generator(self) -> bool:
-        return self.config.expand_samples > 0
+    def asked_generator(self) -> str:
+        """The generator, where anything is expanded."""
+        return self.config.generator if self.config.expand_samples else ""
 
     def _rehearse(self) -> None:
         self.config.expansion(need(self._generator)).rehearse(self._seeds)
