@@ -198,7 +198,10 @@ def load_generator(name: str, *, api_key_env: str = "", **options: Any) -> TextG
         MissingExtraError: What the backend needs is not installed.
     """
     if is_address(name):
-        return _server(name, api_key_env, **options)
+        check_generator(name, api_key_env or API_KEY_VARIABLE)
+        base_url, _, model = name.strip().partition("#")
+        api_key = read_key(api_key_env) if api_key_env else None
+        return OpenAIGenerator(base_url, model or None, api_key=api_key, **options)
     if is_gguf(name):
         return GGUFGenerator(file_of(name), **options)
     return TransformersGenerator(name, **options)
@@ -218,13 +221,6 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     return TransformersGenerator(folder, begins_texts=True)
-
-
-def _server(name: str, api_key_env: str, **options: Any) -> OpenAIGenerator:
-    check_generator(name, api_key_env or API_KEY_VARIABLE)
-    base_url, _, model = name.strip().partition("#")
-    api_key = read_key(api_key_env) if api_key_env else None
-    return OpenAIGenerator(base_url, model or None, api_key=api_key, **options)
 
 
 def is_gguf(name: str) -> bool:

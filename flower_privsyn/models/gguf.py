@@ -20,14 +20,10 @@ class GGUFHeader:
     """What was found in a file.
 
     Attributes:
-        architecture: as the file names it, such as "llama" or "gemma3".
-        parameters: numbers in all its tensors.
         context: tokens that the model was trained on at a time; 0 where the file does not say.
         cache_bytes: that a token takes in a cache of keys and values in half precision.
     """
 
-    architecture: str
-    parameters: int
     context: int
     cache_bytes: int
 
@@ -58,8 +54,6 @@ def read_gguf(path: str | Path) -> GGUFHeader:
         context = reader.get_field(f"{architecture}.context_length")
         cached = [tensor for tensor in reader.tensors if tensor.name.endswith(_CACHED)]
         return GGUFHeader(
-            architecture=architecture,
-            parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
             context=0 if context is None else int(context.contents()),
             cache_bytes=2 * sum(int(tensor.shape[-1]) for tensor in cached),
         )

@@ -14,10 +14,7 @@ from flower_privsyn.models.gguf import digest_of, read_gguf
 
 def test_a_whole_file(gguf_llama: Path):
     header = read_gguf(gguf_llama)
-    assert header.architecture == "llama"
     assert header.context == 256
-    # Two tables of 600 x 128; in each of two layers seven matrices of 128 x 128; five norms.
-    assert header.parameters == 2 * 600 * 128 + 2 * 7 * 128**2 + 5 * 128
     # Keys and values, two layers, two heads of 64, two bytes.
     assert header.cache_bytes == 2 * 2 * 2 * 64 * 2
     assert len(digest_of(gguf_llama)) == 64
