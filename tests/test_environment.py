@@ -9,7 +9,9 @@ from pathlib import Path
 from flower_privsyn import environment
 
 ROOT = Path(__file__).parents[1]
-NAMES = [value for name, value in vars(environment).items() if name.isupper()]
+NAMES = [
+    value for name, value in vars(environment).items() if name.isupper() and isinstance(value, str)
+]
 
 
 def test_every_name_is_ours_and_stands_once() -> None:

@@ -11,7 +11,6 @@ import pytest
 from flower_privsyn.dry_run import Report, check_plan, check_setup
 from flower_privsyn.dry_run.people import People
 from flower_privsyn.errors import PrivsynError
-from tests.strategies.test_contract import MAKERS
 from tests.support import golden_runs
 from tests.support.checked import stops
 
@@ -40,14 +39,14 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"pe+sft"}))
+@pytest.mark.parametrize("name", sorted(golden_runs.MAKERS.keys() - {"pe+sft"}))
 def test_what_is_ready_runs_and_carries_what_was_said(name: str, tmp_path: Path) -> None:
-    strategy = MAKERS[name](tmp_path)
+    strategy = golden_runs.MAKERS[name](tmp_path)
     before = written(tmp_path)
     report = checked(strategy)
     assert report.ready, report.of_level("stops")
     assert written(tmp_path) == before  # neither a run nor a ledger
-    strategy = MAKERS[name](tmp_path)
+    strategy = golden_runs.MAKERS[name](tmp_path)
     with golden_runs.fixed():
         strategy.start(golden_runs.RUNS[name][1](tmp_path, golden_runs.Recording()))
     for key in ("bytes_down", "bytes_up"):

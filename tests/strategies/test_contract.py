@@ -66,17 +66,6 @@ BETWEEN = {
 #: Whose result needs every release.
 NEEDS_ALL = {"joint-sketch"}
 
-_LITTLE: dict[str, Any] = {"trainable": "lora", "lora_rank": 1}
-#: Those that train on the nodes, here little and of few users.
-TRAINING: dict[str, Callable[[Path], Any]] = {
-    "dp-fedavg": lambda folder: golden_runs.dp_fedavg(folder, adaptive_clipping=True, **_LITTLE),
-    "dp-ftrl": lambda folder: golden_runs.dp_ftrl(folder, num_rounds=3, **_LITTLE),
-    "hybrid": lambda folder: golden_runs.hybrid(folder, **_LITTLE),
-    "public-mid-training": lambda folder: golden_runs.public_mid_training(folder, **_LITTLE),
-    "ctcl": lambda folder: golden_runs.ctcl(folder, **_LITTLE),
-}
-MAKERS = {**{name: make for name, (make, _) in golden_runs.RUNS.items()}, **TRAINING}
-
 
 class OfRounds:
     """Noise and coins that depend on the round alone, whatever process draws them."""
@@ -190,7 +179,7 @@ def started(
     recording = golden_runs.Recording()
     recording.tamper = silent(lost, times=int(lost > 0))  # type: ignore[method-assign]
     _, federation = golden_runs.RUNS[name]
-    strategy, grid = by or MAKERS[name](folder), federation(folder, recording)
+    strategy, grid = by or golden_runs.MAKERS[name](folder), federation(folder, recording)
     strategy.config = replace(strategy.config, resume="auto" if resume else False)
     strategy._random = noise
     seen = Seen()
@@ -279,10 +268,10 @@ class Copies:
 def test_a_run_ends_the_same_wherever_it_was_killed(
     name: str, tmp_path: Path, noise: OfRounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name in TRAINING:
+    if name in golden_runs.TRAINING:
         few = golden_runs.everybody(USERS)
         monkeypatch.setattr(golden_runs, "everybody", lambda *_: few)
-    rounds_of_run = MAKERS[name](tmp_path).config.num_rounds
+    rounds_of_run = golden_runs.MAKERS[name](tmp_path).config.num_rounds
     number = min(2, rounds_of_run)
     everywhere = EVERYWHERE.get(name, 0)
     copies = Copies(tmp_path, only=0 if everywhere else number, first=everywhere)

@@ -426,6 +426,18 @@ RUNS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, Recording], Loopbac
     "ctcl": (ctcl, _by_training),
 }
 
+_LITTLE: dict[str, Any] = {"trainable": "lora", "lora_rank": 1}
+#: Those that train on the nodes, where little is to be trained.
+TRAINING: dict[str, Callable[[Path], Any]] = {
+    "dp-fedavg": lambda folder: dp_fedavg(folder, adaptive_clipping=True, **_LITTLE),
+    "dp-ftrl": lambda folder: dp_ftrl(folder, num_rounds=3, **_LITTLE),
+    "hybrid": lambda folder: hybrid(folder, **_LITTLE),
+    "public-mid-training": lambda folder: public_mid_training(folder, **_LITTLE),
+    "ctcl": lambda folder: ctcl(folder, **_LITTLE),
+}
+#: Every run, as small as it gets.
+MAKERS = {**{name: make for name, (make, _) in RUNS.items()}, **TRAINING}
+
 
 @contextmanager
 def fixed() -> Iterator[None]:
