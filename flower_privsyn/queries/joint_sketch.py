@@ -354,7 +354,8 @@ class JointSketch(Query):
         blocks, most = self.blocks(broadcast), self.max_tokens_per_user
         vocabulary = int(broadcast["vocabulary"][0])
         for first_user, batch in _batches(cohort, most):
-            text = _Text.of(batch.records, batch.owners).first(most)
+            # A long text is cut before it is copied: how much memory it takes shall not be its own.
+            text = _Text.of([record[:most] for record in batch.records], batch.owners).first(most)
             for block in blocks:
                 owners, items = text.items(block, vocabulary)
                 users, items, counts = _counted(owners, items, block.num_items)

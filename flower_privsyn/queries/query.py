@@ -253,7 +253,7 @@ class Query(Settings, ABC):
         nothing of another `clip_norm` or `statistic`.
         """
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "_clip", "_add_wide"):
+        for method in ("contribution", "sensitivity", "answer_bound", "_clip", "_add_wide"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner is not Query:
                 raise TypeError(
@@ -386,7 +386,12 @@ class Query(Settings, ABC):
             row: (m,); one that is not finite adds zero.
             total: (m,) changed in place.
             scale: > 0.
+
+        Raises:
+            ValueError: row and sum differ in length: NumPy would repeat a number for it.
         """
+        if row.shape != total.shape:
+            raise ValueError(f"a row of shape {row.shape} is no part of a sum of {total.shape}")
         work = np.empty(COLUMNS, dtype=np.float64)
 
         def pieces() -> Iterator[tuple[Float64Array, Float64Array]]:
@@ -452,6 +457,7 @@ class Query(Settings, ABC):
             raise ValueError("the sum is not finite")
         total += answer
 
+    @final
     def answer_bound(self, num_users: int) -> float:
         """Largest absolute coordinate that `num_users` well-behaved users can sum to."""
         return num_users * self.clip_norm

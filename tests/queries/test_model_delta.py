@@ -134,6 +134,18 @@ class TestBound:
         if size > 1:
             assert 0.999 * query.clip_norm <= longest
 
+    @pytest.mark.parametrize(
+        ("size", "asked"), [(1, 1000), (999, 1000), (1001, 1000), (2**16 + 1, 2**16)]
+    )
+    def test_an_update_of_another_length_adds_nothing(self, size: int, asked: int) -> None:
+        """One number would be added to all, and a user count as many times the clip norm."""
+        total = np.ones(asked)
+        with pytest.raises(ValueError, match="shape"):
+            ModelDelta(clip_to=1.0).add_answer(
+                cohort(np.ones((1, size))), {"parameters": np.zeros(asked, np.float32)}, total
+            )
+        assert np.array_equal(total, np.ones(asked))
+
     def test_only_one_update_of_a_user_counts(self) -> None:
         query = ModelDelta(clip_to=1.0)
         many = Cohort(

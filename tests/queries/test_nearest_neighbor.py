@@ -173,7 +173,11 @@ class TestHistogram:
 
 class TestClippingCannotBeOverridden:
     @pytest.mark.parametrize(
-        "method", ["contribution", "sensitivity", "_clip", "_add_wide", "answer", "add_answer"]
+        "method",
+        [
+            *("contribution", "sensitivity", "answer_bound"),
+            *("_clip", "_add_wide", "answer", "add_answer"),
+        ],
     )
     def test_subclass_is_refused(self, method: str) -> None:
         with pytest.raises(TypeError, match=method):
