@@ -25,7 +25,10 @@ SCRIPT = runpy.run_path(
 RECORDS = [text for n, text in enumerate(documents(60, seed=5, words=3)) if n % 12 in (0, 1, 6)]
 
 
-@pytest.mark.parametrize("method", ["ctcl", "vanilla", "resampled", "downstream"])
+@pytest.mark.parametrize(
+    "method",
+    ["ctcl", pytest.param("vanilla", marks=pytest.mark.slow), "resampled", "downstream"],
+)
 def test_it_trains_writes_and_says_record_level(
     method: str, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -367,6 +367,7 @@ def test_every_look_gives_an_upper_bound(
     assert look("poisson", noise_multiplier, 1.0, rounds, times) >= true * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_many_rounds_of_tiny_noise_take_bounded_memory() -> None:
     """Their losses spread over a billion; a server may ask for them, and each node looks."""
     releases = plan(0.0011, PoissonSampling(0.5), rounds=10_000)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.models import resolve_model
 from flower_privsyn.strategies import POPriConfig
@@ -14,6 +16,7 @@ from flower_privsyn.training.preference_settings import PreferencePair, Preferen
 from research.text_after_round import main
 
 
+@pytest.mark.slow
 def test_each_round_writes_its_own(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     config = POPriConfig(epsilon=1.0, generator="privsyn-tiny", max_new_tokens=8)

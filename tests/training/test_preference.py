@@ -216,6 +216,7 @@ class TestLearning:
             assert found is not None
             assert torch.equal(found, value)
 
+    @pytest.mark.slow  # where the processor multiplies bfloat16 slowly
     def test_bfloat16_trains_too_and_leaves_float32_as_it_was(self, tiny: Path, tmp_path: Path):
         train(tiny, pairs_of_topics(8), tmp_path / "a")
         low = train(

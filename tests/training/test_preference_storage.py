@@ -152,9 +152,11 @@ class TestResuming:
     @pytest.mark.parametrize(
         "changes",
         [
-            {},
+            pytest.param({}, marks=pytest.mark.slow),  # beside a process that is killed, below
             {"loss": "sft", "learning_rate_schedule": "cosine"},
-            {"training_micro_batch_size": 2, "warmup_steps": 2},
+            pytest.param(
+                {"training_micro_batch_size": 2, "warmup_steps": 2}, marks=pytest.mark.slow
+            ),
             {"reference": "previous", "loss": "ipo"},
         ],
         ids=["dpo", "sft", "pieces", "previous"],
