@@ -23,9 +23,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.files import write_json
-from flower_privsyn.privacy import (
-    Plan,
-)
+from flower_privsyn.privacy import Plan
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
 from flower_privsyn.queries.model_delta import (
     ClipNorm,
@@ -266,9 +264,8 @@ class FederatedTraining(Method):
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
         """
         config, step = self.config, self.config.server_learning_rate
-        model = self._loaded().base("", home=Path())
         alone = NoiseAlone.of(
-            model,
+            self._loaded().start,
             plan,
             config,
             momentum=config.server_momentum,

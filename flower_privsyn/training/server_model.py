@@ -21,6 +21,7 @@ class ServerModel:
 
     Attributes:
         model: as nodes load it.
+        start: that the rounds start from.
 
     Raises:
         ConfigError: `initial` is of another architecture or other tokens.
@@ -30,7 +31,7 @@ class ServerModel:
     def __init__(self, trained: TrainableModel, *, initial: str) -> None:
         self._trained = trained
         self.model = self._loaded(located(trained.name))
-        start = self._loaded(located(initial)) if initial else self.model
+        self.start = start = self._loaded(located(initial)) if initial else self.model
         tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, start))
         same = start.shapes == self.model.shapes and len(start.base) == len(self.model.base)
         if tokens != others or not same:
