@@ -8,8 +8,10 @@ A class of settings declares each field once, its type, range, default and words
 
     @dataclass(frozen=True, kw_only=True)
     class Training(Settings):
-        rate: Annotated[float, Gt(0), "step of gradient descent"] = 0.1
-        epochs: Annotated[int, Ge(1), "passes over the texts"] = 1
+        rate: Annotated[float, Gt(0)] = 0.1
+        "step of gradient descent"
+        epochs: PositiveInt = 1
+        "passes over the texts"
 
 and refuses what is not declared when it is made. The bounds are those of `annotated_types`. A class
 that declares a field again takes over the bounds and the words that it does not give itself, so
@@ -18,6 +20,7 @@ another default is written `epochs: int = 3`.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import math
@@ -26,7 +29,8 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -240,8 +244,9 @@ class Declaration:
         optional: whether None is allowed too.
         bounds: of a number.
         zero: what 0 means where it is allowed beside the interval, else "".
-        words: what the field is, for people.
         default: its value where none is given; MISSING where one must be.
+        owner: the class that declares it.
+        above: as the classes above that one declare it.
         in_python: whether it is a keyword of the class alone, and no key of a run configuration.
     """
 
@@ -250,8 +255,9 @@ class Declaration:
     optional: bool
     bounds: Bounds
     zero: str
-    words: str
     default: Any
+    owner: type
+    above: Declaration | None
     in_python: bool = False
 
     @cached_property
@@ -276,21 +282,10 @@ class Declaration:
         return f"0 ({self.zero}) or {kind}" if self.zero else kind
 
     @cached_property
-    def description(self) -> str:
-        """The field in a docstring, wrapped and indented: range, default and words."""
-        facts = [self.allowed or inspect.formatannotation(self.kind)]
-        if self.optional:
-            facts[0] += ", or None"
-        if self.default is not MISSING:
-            facts.append(f"default {getattr(self.default, 'value', self.default)!r}")
-        return textwrap.fill(
-            f"{self.name} ({'; '.join(facts)}): {self.words}",
-            width=100,
-            initial_indent=" " * 4,
-            subsequent_indent=" " * 8,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    def words(self) -> str:
+        """What the field is, for people: the docstring below it, or what a class above says."""
+        own = _attribute_docstrings(self.owner).get(self.name, "")
+        return own or (self.above.words if self.above is not None else "")
 
     def check(self, key: str, value: Any) -> Any:
         """Return a value as the field holds it: an int of a number as a float, a list as a tuple.
@@ -346,10 +341,9 @@ class Declaration:
 class Settings:
     """Base of dataclasses that declare what their fields may be, and refuse anything else.
 
-    The docstring of a subclass ends with a section "Attributes", made of all that it and the
-    classes above it declare. Values are checked when an instance is made, also of a subclass that
-    is somebody else's dataclass. A subclass that has something to compare defines `__post_init__`
-    and begins it with that of its base.
+    Values are checked when an instance is made, also of a subclass that is somebody else's
+    dataclass. A subclass that has something to compare defines `__post_init__` and begins it with
+    that of its base.
 
     Raises:
         ConfigError: a value is not allowed; the sentence names its key.
@@ -359,7 +353,7 @@ class Settings:
     declared: ClassVar[Mapping[str, Declaration]] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Read what the class declares, and add it to its docstring."""
+        """Read what the class declares."""
         super().__init_subclass__(**kwargs)
         declared: dict[str, Declaration] = {}
         for above in reversed(cls.__mro__[1:]):  # as dataclasses take their fields over
@@ -368,12 +362,8 @@ class Settings:
             default = cls.__dict__.get(name, MISSING)
             if isinstance(default, dataclasses.Field):
                 default = _default_of(default)
-            declared[name] = _declaration(name, hint, default, declared.get(name))
+            declared[name] = _declaration(cls, name, hint, default, declared.get(name))
         cls.declared = MappingProxyType(declared)
-        if declared:
-            attributes = "\n".join(field.description for field in declared.values())
-            about = inspect.cleandoc(cls.__dict__.get("__doc__") or f"{cls.__name__}.")
-            cls.__doc__ = f"{about}\n\nAttributes:\n{attributes}\n"
 
     def __post_init__(self) -> None:
         """Refuse what is not declared, and hold each value as its field declares it."""
@@ -406,7 +396,29 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | None) -> Declaration:
+@cache
+def _attribute_docstrings(cls: type) -> dict[str, str]:
+    """The strings below the annotations of a class, read from its source where there is one."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):
+        return {}
+    (written,) = ast.parse(source).body
+    assert isinstance(written, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(written.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def _declaration(
+    owner: type, name: str, hint: Any, default: Any, above: Declaration | None
+) -> Declaration:
     """Read one annotation; what it leaves out is as the class above has it."""
     metadata: tuple[Any, ...] = ()
     if typing.get_origin(hint) is Annotated:
@@ -416,26 +428,25 @@ def _declaration(name: str, hint: Any, default: Any, inherited: Declaration | No
     options = typing.get_args(hint) if union else (hint,)
     kinds = [option for option in options if option is not NoneType]
     limits: dict[str, Any] = {}
-    zero, words = "", ""
-    in_python = IN_PYTHON in metadata or (inherited is not None and inherited.in_python)
+    zero = ""
+    in_python = IN_PYTHON in metadata or (above is not None and above.in_python)
     for item in metadata:
-        if isinstance(item, str):
-            words = item
-        elif isinstance(item, OrZero):
+        if isinstance(item, OrZero):
             zero = item.meaning
         elif isinstance(item, Gt | Ge | Lt | Le):
             limits.update(dataclasses.asdict(item))
     bounds = Bounds(**limits)
-    if inherited is not None and not limits:
-        bounds, zero = inherited.bounds, inherited.zero
+    if above is not None and not limits:
+        bounds, zero = above.bounds, above.zero
     return Declaration(
         name=name,
         kind=kinds[0] if len(kinds) == 1 else hint,
         optional=NoneType in options,
         bounds=bounds,
         zero=zero,
-        words=words or (inherited.words if inherited is not None else ""),
         default=default,
+        owner=owner,
+        above=above,
         in_python=in_python,
     )
 

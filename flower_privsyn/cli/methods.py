@@ -30,7 +30,7 @@ Every key of every method: what may stand there, what stands there by default, w
 
 `privsyn methods --settings` writes this page from the declarations in the code, and
 `privsyn methods popri` shows one method. In Python the keys have underscores
-(`POPriConfig(num_rounds=20)`, `help(POPriConfig)`); in a run configuration
+(`POPriConfig(num_rounds=20)`); in a run configuration
 (`[tool.flwr.app.config]`, `--set`) they have hyphens, and a negative number leaves out one that
 need not be given. A value that is not allowed is refused before anything is spent. Some values of
 papers are keywords of the classes alone: [paper_index.md](paper_index.md) names them.

@@ -50,76 +50,56 @@ class NodePolicy(Settings):
         ConfigError: A value is out of range.
     """
 
-    min_noise_multiplier: Annotated[
-        NonNegativeFloat,
-        "Least noise: standard deviation over the clip norm of a round; of rounds with correlated "
-        "noise, that of all of them together.",
-    ] = 0.0
-    max_clip_norm: Annotated[float, Gt(0), Le(math.inf), "Largest norm of one user's answer."] = (
-        math.inf
-    )
-    max_rounds: Annotated[PositiveInt, "Most rounds of one run."] = 10_000
-    max_epsilon: Annotated[
-        float,
-        Gt(0),
-        Le(math.inf),
-        "Most that one user may lose over all runs of all servers on one data set. The account is "
-        "kept by this node (`privsyn node ledger`) from noise multipliers.",
-    ] = 10.0
-    delta: Annotated[
-        float, Gt(0), Lt(1), "At which `max-epsilon` is computed, whatever a run claims."
-    ] = 1e-6
-    relation: Annotated[
-        NeighboringRelation,
-        "Neighbouring relation under which `max-epsilon` is computed, whatever a run claims.",
-    ] = NeighboringRelation.ZERO_OUT
-    queries: Annotated[
-        tuple[str, ...],
-        "Questions that are answered. One that an app or another package brings is answered only "
-        "where it is named here.",
-    ] = BUNDLED_QUERIES
-    servers: Annotated[
-        tuple[str, ...],
-        "Servers that may ask, by the name that --node-config 'server=\"...\"' gives the server of "
-        "a SuperNode; empty for any.",
-    ] = ()
-    dataset: Annotated[
-        str,
-        "Name of the data set whose account is kept, where --node-config 'dataset=\"...\"' gives "
-        "none; empty for the path of the node's own `data`.",
-    ] = ""
-    embedding_models: Annotated[
-        Mapping[str, str],
-        "Embedding models that a server may name, with the SHA-256 of their files (`privsyn node "
-        'digest FOLDER`), or "" for whatever stands under the name. Others are refused before they '
-        "are loaded.",
-    ] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
-    trained_models: Annotated[
-        Mapping[str, str], "The same for models that are trained on the node."
-    ] = field(default_factory=lambda: dict(_TRAINED_MODELS))
-    require_secure_aggregation: Annotated[
-        bool,
-        "Answer under secure aggregation alone, so that no server sees this node's own sums.",
-    ] = False
-    node_keys: Annotated[
-        tuple[str, ...],
-        "Keys of all nodes that this one aggregates securely with, its own among them, as `privsyn "
-        "node key` prints them on each; got from their owners and not from the server. Without "
-        "them no question of secure aggregation is answered: the nodes could be the server's own.",
-    ] = ()
-    min_roster: Annotated[
-        int, Ge(3), "Fewest nodes on the roster of a round of secure aggregation."
-    ] = 3
-    min_honest_nodes: Annotated[
-        int,
-        Ge(2),
-        "Fewest honest nodes in a securely aggregated sum: least-nodes less colluding-nodes.",
-    ] = 2
-    min_colluding: Annotated[
-        NonNegativeInt,
-        "Fewest nodes that a run must assume to collude with its server (colluding-nodes).",
-    ] = 1
-    source: Annotated[str, "The file the policy comes from."] = DEFAULTS
+    min_noise_multiplier: NonNegativeFloat = 0.0
+    """Least noise: standard deviation over the clip norm of a round; of rounds with correlated
+    noise, that of all of them together.
+    """
+    max_clip_norm: Annotated[float, Gt(0), Le(math.inf)] = math.inf
+    """Largest norm of one user's answer."""
+    max_rounds: PositiveInt = 10_000
+    """Most rounds of one run."""
+    max_epsilon: Annotated[float, Gt(0), Le(math.inf)] = 10.0
+    """Most that one user may lose over all runs of all servers on one data set. The account is kept
+    by this node (`privsyn node ledger`) from noise multipliers.
+    """
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-6
+    """At which `max-epsilon` is computed, whatever a run claims."""
+    relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    """Neighbouring relation under which `max-epsilon` is computed, whatever a run claims."""
+    queries: tuple[str, ...] = BUNDLED_QUERIES
+    """Questions that are answered. One that an app or another package brings is answered only where
+    it is named here.
+    """
+    servers: tuple[str, ...] = ()
+    """Servers that may ask, by the name that --node-config 'server="..."' gives the server of a
+    SuperNode; empty for any.
+    """
+    dataset: str = ""
+    """Name of the data set whose account is kept, where --node-config 'dataset="..."' gives none;
+    empty for the path of the node's own `data`.
+    """
+    embedding_models: Mapping[str, str] = field(default_factory=lambda: dict(_EMBEDDING_MODELS))
+    """Embedding models that a server may name, with the SHA-256 of their files (`privsyn node
+    digest FOLDER`), or "" for whatever stands under the name. Others are refused before they are
+    loaded.
+    """
+    trained_models: Mapping[str, str] = field(default_factory=lambda: dict(_TRAINED_MODELS))
+    """The same for models that are trained on the node."""
+    require_secure_aggregation: bool = False
+    """Answer under secure aggregation alone, so that no server sees this node's own sums."""
+    node_keys: tuple[str, ...] = ()
+    """Keys of all nodes that this one aggregates securely with, its own among them, as `privsyn
+    node key` prints them on each; got from their owners and not from the server. Without them no
+    question of secure aggregation is answered: the nodes could be the server's own.
+    """
+    min_roster: Annotated[int, Ge(3)] = 3
+    """Fewest nodes on the roster of a round of secure aggregation."""
+    min_honest_nodes: Annotated[int, Ge(2)] = 2
+    """Fewest honest nodes in a securely aggregated sum: least-nodes less colluding-nodes."""
+    min_colluding: NonNegativeInt = 1
+    """Fewest nodes that a run must assume to collude with its server (colluding-nodes)."""
+    source: str = DEFAULTS
+    """The file the policy comes from."""
 
     def __post_init__(self) -> None:
         """Check every value."""

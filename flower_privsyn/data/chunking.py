@@ -97,23 +97,18 @@ class Chunking(Settings):
         LLMs", ICML 2024: samples of at most 64 tokens, at most 8 (16 for code) each.
     """
 
-    max_tokens: Annotated[
-        int | None, Ge(1), "Longest sample, in tokens; None keeps documents whole."
-    ] = 64
-    max_samples: Annotated[int | None, Ge(1), "Most samples of a user; None keeps all."] = None
-    newer_than: Annotated[str, 'ISO day; only documents dated after it count; "" for all.'] = ""
-    held_out_fraction: Annotated[
-        float, Ge(0), Le(1), "Share of users kept out of the run for evaluation."
-    ] = 0.0
-    seed: Annotated[
-        int,
-        Ge(-(2**127)),
-        Lt(2**127),
-        "Key of the subset and of the held-out coins; public.",
-    ] = 0
-    classes: Annotated[
-        tuple[str, ...], "Classes of documents; public. Those of another one do not count."
-    ] = ()
+    max_tokens: Annotated[int | None, Ge(1)] = 64
+    """Longest sample, in tokens; None keeps documents whole."""
+    max_samples: Annotated[int | None, Ge(1)] = None
+    """Most samples of a user; None keeps all."""
+    newer_than: str = ""
+    """ISO day; only documents dated after it count; "" for all."""
+    held_out_fraction: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Share of users kept out of the run for evaluation."""
+    seed: Annotated[int, Ge(-(2**127)), Lt(2**127)] = 0
+    """Key of the subset and of the held-out coins; public."""
+    classes: tuple[str, ...] = ()
+    """Classes of documents; public. Those of another one do not count."""
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Final
+from typing import Final
 
 from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError
 
 API_KEY_VARIABLE: Final = environment.API_KEY
 """Where a key is looked for when no other variable is named."""
-
-ApiKeyVariable = Annotated[
-    str,
-    "the environment variable of the ServerApp that holds the server's key; the key itself is "
-    "never a setting. No key is sent where the usual one is not set.",
-]
-"""The setting `generator-api-key-env`."""
 
 #: An address of a host, a port and a path, and of a model behind "#": nothing that may be a key.
 _PLAIN: Final = re.compile(r"https?://[^\s@?;&=#]+(#[^\s?;&=]*)?", re.IGNORECASE)

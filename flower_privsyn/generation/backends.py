@@ -35,26 +35,19 @@ class SamplingParameters(Settings):
         tokens).
     """
 
-    seed: Annotated[
-        int,
-        Ge(0),
-        Lt(2**64),
-        "Every sample has a random stream of its own, derived from this seed, the text of its "
-        "prompt, how often that prompt came before in the same call, and the number of the sample; "
-        "see `flower_privsyn.generation.streams`.",
-    ]
-    max_new_tokens: Annotated[PositiveInt, "At most this many tokens are written."] = 85
-    temperature: Annotated[NonNegativeFloat, "0 always takes the most likely token."] = 1.0
-    top_p: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        "Only the smallest set of tokens with this probability is drawn from.",
-    ] = 1.0
-    stop: Annotated[
-        tuple[str, ...],
-        "Strings that end a continuation; the continuation does not hold them.",
-    ] = ()
+    seed: Annotated[int, Ge(0), Lt(2**64)]
+    """Every sample has a random stream of its own, derived from this seed, the text of its prompt,
+    how often that prompt came before in the same call, and the number of the sample; see
+    `flower_privsyn.generation.streams`.
+    """
+    max_new_tokens: PositiveInt = 85
+    """At most this many tokens are written."""
+    temperature: NonNegativeFloat = 1.0
+    """0 always takes the most likely token."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Only the smallest set of tokens with this probability is drawn from."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a continuation; the continuation does not hold them."""
 
     def _called(self, name: str) -> str:
         return f"generation setting {name}"

@@ -14,7 +14,6 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import (
     API_KEY_VARIABLE,
-    ApiKeyVariable,
     check_generator,
     is_address,
     read_key,
@@ -27,14 +26,6 @@ from flower_privsyn.generation.prompts import Prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
-
-GeneratorInterface = Annotated[
-    Literal["completions", "chat"],
-    'how `generator` is asked: "completions", it goes on with prompts, as a base model does; '
-    '"chat", they are messages that it answers, as an instruction model does (a server\'s '
-    "/chat/completions, without tools).",
-]
-"""The setting `generator-interface`."""
 
 #: What every request holds: the settings, the method and the prompt say it.
 _OF_A_REQUEST: Final = frozenset({
@@ -62,42 +53,29 @@ class GeneratorSettings(Settings):
         ConfigError: a value is out of range, or the name or the variable may hold a key.
     """
 
-    generator: Annotated[
-        str,
-        'causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or '
-        '"http://host:port/v1#model" for an OpenAI-compatible server like vLLM\'s.',
-    ] = "privsyn-lm"
-    generator_api_key_env: ApiKeyVariable = API_KEY_VARIABLE
-    generator_timeout: Annotated[
-        float,
-        Gt(0),
-        Le(86_400),
-        "seconds to wait for one answer of the server that `generator` names.",
-        IN_PYTHON,
-    ] = 300.0
-    generator_retries: Annotated[
-        int,
-        Ge(0),
-        Le(1000),
-        "how often a request is repeated that was lost, took too long, or was answered with "
-        "status 429 or 5xx or with something else than text. The waits in between are 0.5 s, "
-        "doubled each time up to 8: 15.5 s in all by default, 20 repetitions outlast two minutes "
-        "of a restart; or as long as the server says, up to two minutes.",
-        IN_PYTHON,
-    ] = 5
-    generator_concurrency: Annotated[
-        int,
-        Ge(1),
-        Le(4096),
-        "requests that are under way at once at the server.",
-        IN_PYTHON,
-    ] = 64
-    generator_parameters: Annotated[
-        str,
-        "a JSON object that is sent to the server with every request, for what it knows beside the "
-        'settings: \'{"chat_template_kwargs": {"enable_thinking": false}}\'; null leaves out what '
-        'would be sent: \'{"seed": null}\'. "" for none.',
-    ] = ""
+    generator: str = "privsyn-lm"
+    """Causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or
+    "http://host:port/v1#model" for an OpenAI-compatible server like vLLM's.
+    """
+    generator_api_key_env: str = API_KEY_VARIABLE
+    """The environment variable of the ServerApp that holds the server's key; the key itself is
+    never a setting. No key is sent where the usual one is not set.
+    """
+    generator_timeout: Annotated[float, Gt(0), Le(86_400), IN_PYTHON] = 300.0
+    """Seconds to wait for one answer of the server that `generator` names."""
+    generator_retries: Annotated[int, Ge(0), Le(1000), IN_PYTHON] = 5
+    """How often a request is repeated that was lost, took too long, or was answered with status 429
+    or 5xx or with something else than text. The waits in between are 0.5 s, doubled each time up to
+    8: 15.5 s in all by default, 20 repetitions outlast two minutes of a restart; or as long as the
+    server says, up to two minutes.
+    """
+    generator_concurrency: Annotated[int, Ge(1), Le(4096), IN_PYTHON] = 64
+    """Requests that are under way at once at the server."""
+    generator_parameters: str = ""
+    """A JSON object that is sent to the server with every request, for what it knows beside the
+    settings: '{"chat_template_kwargs": {"enable_thinking": false}}'; null leaves out what would be
+    sent: '{"seed": null}'. "" for none.
+    """
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -154,7 +132,11 @@ class GeneratorSettings(Settings):
 class ExpandingSettings(GeneratorSettings):
     """The same where the generator goes on with lists of texts, by completions or by messages."""
 
-    generator_interface: GeneratorInterface = "completions"
+    generator_interface: Literal["completions", "chat"] = "completions"
+    """How `generator` is asked: "completions", it goes on with prompts, as a base model does;
+    "chat", they are messages that it answers, as an instruction model does (a server's
+    /chat/completions, without tools).
+    """
 
     def writer(self, prompt: Prompt, generator: TextGenerator | None = None) -> TextGenerator:
         """What goes on with a prompt.

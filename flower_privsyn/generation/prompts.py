@@ -63,19 +63,22 @@ class Prompt(_PromptFile):
         LLMs", ICML 2024, figure 3.
     """
 
-    name: Annotated[str, "The short name of the prompt."]
-    heading: Annotated[str, "One line; ``{num_samples}`` is replaced by the number below."]
-    marker: Annotated[str, "One line that holds ``{number}`` once, and some other text."]
-    num_samples: Annotated[
-        int, Ge(2), "How many samples the heading announces; more than are given as examples."
-    ]
-    instruction: Annotated[
-        str,
-        "What is said, as the system's message, to a chat model that gets the prompt as a message; "
-        "not said to one that goes on with it.",
-    ] = _INSTRUCTION
-    description: Annotated[str, "What the prompt is for."] = ""
-    reference: Annotated[str, "Where the format comes from."] = ""
+    name: str
+    """The short name of the prompt."""
+    heading: str
+    """One line; ``{num_samples}`` is replaced by the number below."""
+    marker: str
+    """One line that holds ``{number}`` once, and some other text."""
+    num_samples: Annotated[int, Ge(2)]
+    """How many samples the heading announces; more than are given as examples."""
+    instruction: str = _INSTRUCTION
+    """What is said, as the system's message, to a chat model that gets the prompt as a message; not
+    said to one that goes on with it.
+    """
+    description: str = ""
+    """What the prompt is for."""
+    reference: str = ""
+    """Where the format comes from."""
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -182,20 +185,28 @@ class Instruction(_PromptFile):
         ConfigError: A value is missing or empty, or a placeholder is unknown or in a wrong place.
     """
 
-    name: Annotated[str, "The short name."]
-    purpose: Annotated[
-        Literal["variation", "beginning"],
-        '``"variation"`` of a text, which holds ``{text}`` or ``{blanked}``; or ``"beginning"``, '
-        "where there was no text, which holds neither.",
-    ]
-    chat: Annotated[str, 'For a chat model; "" where the file is for base models alone.'] = ""
-    base: Annotated[str, 'For a base model; "" where the file is for chat models alone.'] = ""
-    system: Annotated[str, 'The message of the system; "" for none.'] = ""
-    of_class: Annotated[str, "What stands for ``{class}`` where texts have classes."] = ""
-    styles: Annotated[tuple[str, ...], "What to draw ``{style}`` from."] = ()
-    stop: Annotated[tuple[str, ...], "Strings that end the answer of a base model."] = ()
-    description: Annotated[str, "What it is for."] = ""
-    reference: Annotated[str, "Where it comes from."] = ""
+    name: str
+    """The short name."""
+    purpose: Literal["variation", "beginning"]
+    """``"variation"`` of a text, which holds ``{text}`` or ``{blanked}``; or ``"beginning"``, where
+    there was no text, which holds neither.
+    """
+    chat: str = ""
+    """For a chat model; "" where the file is for base models alone."""
+    base: str = ""
+    """For a base model; "" where the file is for chat models alone."""
+    system: str = ""
+    """The message of the system; "" for none."""
+    of_class: str = ""
+    """What stands for ``{class}`` where texts have classes."""
+    styles: tuple[str, ...] = ()
+    """What to draw ``{style}`` from."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer of a base model."""
+    description: str = ""
+    """What it is for."""
+    reference: str = ""
+    """Where it comes from."""
 
     def __post_init__(self) -> None:
         """Check every value."""

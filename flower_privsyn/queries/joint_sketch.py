@@ -186,21 +186,12 @@ class JointSketch(Query):
     name: ClassVar[str] = "joint_sketch"
     reads: ClassVar[Reads] = "tokens"
 
-    bigram_share: Annotated[
-        float,
-        Ge(0),
-        Lt(1),
-        "b, the bigrams' share of the squared norm; 0 asks for tokens alone.",
-    ] = 0.0
-    max_tokens_per_user: Annotated[
-        int,
-        Ge(1),
-        Le(_MOST_TOKENS),
-        "tokens of one user that count, the first ones over all records.",
-    ] = 1024
-    max_occurrences: Annotated[
-        int, Ge(0), "how often one token or bigram of a user counts at most; 0 for no bound."
-    ] = 0
+    bigram_share: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """b, the bigrams' share of the squared norm; 0 asks for tokens alone."""
+    max_tokens_per_user: Annotated[int, Ge(1), Le(_MOST_TOKENS)] = 1024
+    """Tokens of one user that count, the first ones over all records."""
+    max_occurrences: Annotated[int, Ge(0)] = 0
+    """How often one token or bigram of a user counts at most; 0 for no bound."""
 
     @property
     def clip_norm(self) -> float:

@@ -46,28 +46,26 @@ LoraRank = Annotated[int, Ge(1), Le(1024)]
 class TrainableModel(Settings):
     """A language model, and which of its parameters are trained."""
 
-    name: Annotated[
-        str,
-        "a bundled short name, a folder, or a hub name; server and nodes may know the same model "
-        "by different names, their fingerprints are compared.",
-    ]
-    trainable: Annotated[
-        Trainable,
-        '"full": every parameter; "lora": low-rank adapters on all linear layers but the output; '
-        '"layers": the parameters that `layers` names.',
-    ] = "full"
-    layers: Annotated[
-        str,
-        'for "layers": patterns of parameter names separated by commas, such as '
-        '"lm_head.*,model.layers.3.*"; "" otherwise.',
-    ] = ""
-    lora_rank: Annotated[LoraRank, 'for "lora": rank of the adapters.'] = 4
-    lora_alpha: Annotated[PositiveInt, 'for "lora": their scale times their rank.'] = 8
-    precision: Annotated[
-        LocalPrecision,
-        '"bfloat16": activations and products of local training in bfloat16, twice as fast on CPUs '
-        "that have it; parameters and updates stay float32.",
-    ] = "float32"
+    name: str
+    """A bundled short name, a folder, or a hub name; server and nodes may know the same model by
+    different names, their fingerprints are compared.
+    """
+    trainable: Trainable = "full"
+    """What is trained: "full": every parameter; "lora": low-rank adapters on all linear layers but
+    the output; "layers": the parameters that `layers` names.
+    """
+    layers: str = ""
+    """For "layers": patterns of parameter names separated by commas, such as
+    "lm_head.*,model.layers.3.*"; "" otherwise.
+    """
+    lora_rank: LoraRank = 4
+    """For "lora": rank of the adapters."""
+    lora_alpha: PositiveInt = 8
+    """For "lora": their scale times their rank."""
+    precision: LocalPrecision = "float32"
+    """Precision: "bfloat16": activations and products of local training in bfloat16, twice as fast
+    on CPUs that have it; parameters and updates stay float32.
+    """
 
     def __post_init__(self) -> None:
         """Validate the parameters."""
@@ -125,21 +123,20 @@ class ModelDelta(Query):
     #: What is written into the result is what users trained under.
     unrounded: ClassVar[tuple[str, ...]] = BIAS_ARRAYS
 
-    clip_to: Annotated[ClipNorm, "C, bound on the L2 norm of the update, in parameters."]
-    bit_share: Annotated[
-        float,
-        OrZero("no bit"),
-        Ge(LEAST_BIT_SHARE),
-        Le(LARGEST_BIT_SHARE),
-        "b, the part of the bound that the bit takes. At 0.2 the updates carry 2 % more noise than "
-        "without it.",
-    ] = 0.0
-    learning_rate: Annotated[LearningRate, "of local stochastic gradient descent."] = 0.1
-    epochs: Annotated[PositiveInt, "passes over the user's samples."] = 1
-    batch_size: Annotated[PositiveInt, "samples per step."] = 4
-    max_steps: Annotated[
-        NonNegativeInt, "steps after which training ends, or 0 for all of the epochs."
-    ] = 0
+    clip_to: ClipNorm
+    """C, bound on the L2 norm of the update, in parameters."""
+    bit_share: Annotated[float, OrZero("no bit"), Ge(LEAST_BIT_SHARE), Le(LARGEST_BIT_SHARE)] = 0.0
+    """b, the part of the bound that the bit takes. At 0.2 the updates carry 2 % more noise than
+    without it.
+    """
+    learning_rate: LearningRate = 0.1
+    """Of local stochastic gradient descent."""
+    epochs: PositiveInt = 1
+    """Passes over the user's samples."""
+    batch_size: PositiveInt = 4
+    """Samples per step."""
+    max_steps: NonNegativeInt = 0
+    """Steps after which training ends, or 0 for all of the epochs."""
 
     @property
     def unit(self) -> float:
@@ -293,11 +290,10 @@ class ConditionalDelta(ModelDelta):
         Tan et al. 2025 (CTCL), section 3.3.
     """
 
-    learn_ends: Annotated[
-        LearnEnds,
-        'after what the model learns that a text ends: "documents", where one does; "samples", '
-        "after each of them, of which most may be cut off.",
-    ] = "documents"
+    learn_ends: LearnEnds = "documents"
+    """After what the model learns that a text ends: "documents", where one does; "samples", after
+    each of them, of which most may be cut off.
+    """
 
     name: ClassVar[str] = "conditional_delta"
     conditioned: ClassVar[bool] = True

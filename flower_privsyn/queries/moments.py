@@ -77,23 +77,18 @@ class Moments(Query):
 
     name: ClassVar[str] = "moments"
 
-    radius: Annotated[Radius, "c, in units of the embeddings; from public text."] = 1.0
-    covariance_share: Annotated[
-        float,
-        Ge(0),
-        Le(1),
-        "the second moments' part of the squared norm that the count leaves; 0 asks for the mean "
-        "alone, 1 for second moments alone.",
-    ] = 0.5
-    count_share: Annotated[
-        float, Ge(0), Lt(1), "part of the squared norm that counts who has text; 0 for no count."
-    ] = 0.0
-    unit: Annotated[
-        Unit, '"user": the mean over a user\'s records; "record": their sum, as in the paper.'
-    ] = "user"
-    max_samples: Annotated[
-        NonNegativeInt, "records of one user that count, the first ones; 0 for all of them."
-    ] = 0
+    radius: Radius = 1.0
+    """c, in units of the embeddings; from public text."""
+    covariance_share: Annotated[float, Ge(0), Le(1)] = 0.5
+    """The second moments' part of the squared norm that the count leaves; 0 asks for the mean
+    alone, 1 for second moments alone.
+    """
+    count_share: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Part of the squared norm that counts who has text; 0 for no count."""
+    unit: Unit = "user"
+    """Who counts: "user": the mean over a user's records; "record": their sum, as in the paper."""
+    max_samples: NonNegativeInt = 0
+    """Records of one user that count, the first ones; 0 for all of them."""
 
     def __post_init__(self) -> None:
         """Check every value."""

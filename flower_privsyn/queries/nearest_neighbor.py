@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -187,16 +187,12 @@ class NearestNeighborHistogram(Query):
 
     name: ClassVar[str] = "nearest_neighbor_histogram"
 
-    max_samples: Annotated[
-        PositiveInt, "records of one user that vote (8 in PrE-Text, 16 for CODE)."
-    ] = 8
-    clip: Annotated[
-        VoteClip, '"count" (the papers), "l2", or "share": the votes of a user weigh 1 together.'
-    ] = "count"
-    clip_to: Annotated[
-        NonNegativeFloat,
-        'the norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means sqrt(max_samples).',
-    ] = 0.0
+    max_samples: PositiveInt = 8
+    """Records of one user that vote (8 in PrE-Text, 16 for CODE)."""
+    clip: VoteClip = "count"
+    """Either "count" (the papers), "l2", or "share": the votes of a user weigh 1 together."""
+    clip_to: NonNegativeFloat = 0.0
+    """The norm for `clip="l2"`, in [sqrt(max_samples), max_samples]; 0 means sqrt(max_samples)."""
 
     def __post_init__(self) -> None:
         """Validate the parameters."""

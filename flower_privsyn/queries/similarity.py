@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,18 +124,18 @@ class MeanSimilarity(Query):
     name: ClassVar[str] = "mean_similarity"
     unrounded: ClassVar[tuple[str, ...]] = ("root",)
 
-    centre: Annotated[Centre, "what is subtracted, see above."] = "prompt"
-    scale: Annotated[Scale, "how vectors get norm 1 at most, see above."] = "clip"
-    max_samples: Annotated[
-        NonNegativeInt, "records of one user that count, the first ones; 0 for all of them."
-    ] = 0
-    answer_space: Annotated[
-        AnswerSpace,
-        '"candidates": the m scores. "span": d numbers from which the server computes the same m '
-        "scores (`expand_scores`), and the candidates stay at the server; at equal privacy the "
-        'noise in the scores is that of "candidates" projected onto the span, with m / d times '
-        "less variance on average.",
-    ] = "candidates"
+    centre: Centre = "prompt"
+    """What is subtracted, see above."""
+    scale: Scale = "clip"
+    """How vectors get norm 1 at most, see above."""
+    max_samples: NonNegativeInt = 0
+    """Records of one user that count, the first ones; 0 for all of them."""
+    answer_space: AnswerSpace = "candidates"
+    """What travels: "candidates": the m scores. "span": d numbers from which the server computes
+    the same m scores (`expand_scores`), and the candidates stay at the server; at equal privacy the
+    noise in the scores is that of "candidates" projected onto the span, with m / d times less
+    variance on average.
+    """
 
     @property
     def clip_norm(self) -> float:

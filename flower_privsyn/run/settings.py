@@ -88,130 +88,103 @@ class PrivateSumConfig(Settings):
     #: change them.
     afterwards: ClassVar[frozenset[str]] = frozenset()
 
-    epsilon: Annotated[
-        float | None,
-        Gt(0),
-        "privacy budget of the whole run; the noise multiplier follows from it.",
-    ] = None
+    epsilon: Annotated[float | None, Gt(0)] = None
+    """Privacy budget of the whole run; the noise multiplier follows from it."""
     noise_multiplier: Annotated[
-        float | None,
-        OrZero("no privacy"),
-        Ge(LEAST_MULTIPLIER),
-        Le(LARGEST_MULTIPLIER),
-        "noise standard deviation over the clip norm (times `max_nodes_per_user`), in place of "
-        "`epsilon`. 0 means no noise and no privacy; the ledger says so.",
+        float | None, OrZero("no privacy"), Ge(LEAST_MULTIPLIER), Le(LARGEST_MULTIPLIER)
     ] = None
-    delta: Annotated[float, Gt(0), Lt(1), "target delta; should stay below 1 / num_users."] = 1e-6
-    num_rounds: Annotated[PositiveInt, "rounds of the private query."] = 11
-    num_users: Annotated[
-        NonNegativeInt,
-        "users that must be on the nodes before the first round, or 0 for as many as there are. "
-        "With fewer the run stops before any budget is spent.",
-    ] = 0
-    num_nodes: Annotated[
-        PositiveInt,
-        "nodes to wait for. A deployed run that is resumed may wait for fewer, without those that "
-        "are gone for good, but under secure aggregation.",
-    ] = 2
-    sampling: Annotated[
-        Literal["full", "poisson", "fixed-size"],
-        'who takes part: everybody; "poisson": every user flips a coin in every round; '
-        '"fixed-size": as many users are drawn in every round.',
-    ] = "full"
-    sampling_rate: Annotated[float, Gt(0), Le(1), 'the coin\'s probability, for "poisson".'] = 1.0
-    sample_size: Annotated[NonNegativeInt, 'users per round, for "fixed-size"; 0 otherwise.'] = 0
-    max_nodes_per_user: Annotated[
-        int,
-        Ge(1),
-        Le(MOST_NODES_PER_USER),
-        "on how many nodes one `client_id` may be. Every node clips by itself, so the noise grows "
-        "by this factor. In a deployment nobody can check it.",
-    ] = 1
-    relation: Annotated[
-        Literal["zero-out", "add-remove", "replace-one"], "neighbouring relation."
-    ] = "zero-out"
-    accountant: Annotated[Literal["pld", "rdp"], 'accountant; the papers use "rdp".'] = "pld"
-    min_users: Annotated[
-        int | None,
-        Ge(0),
-        "a round that fewer users answer is discarded; 0: only one that nobody answers. None, in a "
-        "run configuration a negative number: half of the users expected in a round. Not for "
-        "Poisson and fixed-size sampling, where the number of answers would tell of who was drawn. "
-        "Under secure aggregation `least_nodes` takes its place.",
-    ] = None
-    secure_aggregation: Annotated[
-        bool,
-        "aggregate answers securely: the server sees one noised sum of all nodes and no node's "
-        "own; every node adds its share of the noise. Takes at least 4 nodes.",
-    ] = False
-    least_nodes: Annotated[
-        int | None,
-        Ge(2),
-        "fewest nodes in a securely aggregated sum: a round that fewer answer ends without a "
-        "release, charged. None, in a run configuration a negative number: all but an eighth of "
-        "the nodes.",
-    ] = None
-    colluding_nodes: Annotated[
-        int | None,
-        Ge(0),
-        "nodes that may tell the server all they know, their noise included, without harm to the "
-        "others under secure aggregation: the fewer are left, the more noise each adds. None, in a "
-        "run configuration a negative number: a third of the nodes.",
-    ] = None
-    accept_noise: Annotated[
-        bool,
-        "run also where the noise of a round drowns what all of its users together could say, or "
-        "that of all rounds alone would destroy the model that is trained: without it such a run "
-        "stops before anything is spent.",
-    ] = False
-    embedding_model: Annotated[str, "sentence-transformers name, or path."] = "all-MiniLM-L6-v2"
-    embedding_precision: Annotated[
-        Literal["float32", "bfloat16"], "precision in which embeddings are computed."
-    ] = "float32"
-    broadcast_precision: Annotated[Literal["float16", "float32"], "how candidates travel."] = (
-        "float16"
-    )
-    max_tokens: Annotated[PositiveInt, "length of one private sample in tokens."] = 64
-    max_samples: Annotated[
-        NonNegativeInt,
-        "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
-        "them, for queries whose clip bounds a user whatever their number.",
-    ] = 8
-    newer_than: Annotated[
-        str,
-        "ISO date; only text dated after it takes part (the cutoff of the public model's training "
-        'data); "" for all.',
-    ] = ""
-    held_out_fraction: Annotated[
-        float, Ge(0), Le(0.99), "share of users that never take part and serve evaluation."
-    ] = 0.0
-    seed: Annotated[
-        NonNegativeInt,
-        "seed of everything public: seeds, variations, expansion. Noise and coins never come from "
-        "it.",
-    ] = 0
-    node_timeout: Annotated[PositiveFloat, "seconds to wait for the nodes."] = 300.0
-    round_timeout: Annotated[PositiveFloat, "seconds to wait for the replies of one round."] = (
-        3600.0
-    )
-    run_dir: Annotated[
-        str, 'where the run is written; "" for a new folder under `~/privsyn-runs`.'
-    ] = ""
-    resume: Annotated[
-        bool | Literal["auto"],
-        'continue the run in `run_dir`; "auto": begin it where there is none, continue one that '
-        "has not finished, and give the result of one that has, for a ServerApp that something "
-        "restarts.",
-    ] = False
-    tracker: Annotated[
-        Literal["", "tensorboard", "mlflow", "wandb"],
-        'where the figures of every round go beside the run directory; "" for nowhere.',
-    ] = ""
-    node_settings: Annotated[
-        tuple[tuple[str, str], ...],
-        "what nodes read from the same run configuration (`data`, `client-column` and the like), "
-        "by key, for the run directory to know; not a key itself.",
-    ] = field(default=(), compare=False)
+    """Noise standard deviation over the clip norm (times `max_nodes_per_user`), in place of
+    `epsilon`. 0 means no noise and no privacy; the ledger says so.
+    """
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-6
+    """Target delta; should stay below 1 / num_users."""
+    num_rounds: PositiveInt = 11
+    """Rounds of the private query."""
+    num_users: NonNegativeInt = 0
+    """Users that must be on the nodes before the first round, or 0 for as many as there are. With
+    fewer the run stops before any budget is spent.
+    """
+    num_nodes: PositiveInt = 2
+    """Nodes to wait for. A deployed run that is resumed may wait for fewer, without those that are
+    gone for good, but under secure aggregation.
+    """
+    sampling: Literal["full", "poisson", "fixed-size"] = "full"
+    """Who takes part: everybody; "poisson": every user flips a coin in every round; "fixed-size":
+    as many users are drawn in every round.
+    """
+    sampling_rate: Annotated[float, Gt(0), Le(1)] = 1.0
+    """The coin's probability, for "poisson"."""
+    sample_size: NonNegativeInt = 0
+    """Users per round, for "fixed-size"; 0 otherwise."""
+    max_nodes_per_user: Annotated[int, Ge(1), Le(MOST_NODES_PER_USER)] = 1
+    """On how many nodes one `client_id` may be. Every node clips by itself, so the noise grows by
+    this factor. In a deployment nobody can check it.
+    """
+    relation: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    """Neighbouring relation."""
+    accountant: Literal["pld", "rdp"] = "pld"
+    """Accountant; the papers use "rdp"."""
+    min_users: Annotated[int | None, Ge(0)] = None
+    """A round that fewer users answer is discarded; 0: only one that nobody answers. None, in a run
+    configuration a negative number: half of the users expected in a round. Not for Poisson and
+    fixed-size sampling, where the number of answers would tell of who was drawn. Under secure
+    aggregation `least_nodes` takes its place.
+    """
+    secure_aggregation: bool = False
+    """Aggregate answers securely: the server sees one noised sum of all nodes and no node's own;
+    every node adds its share of the noise. Takes at least 4 nodes.
+    """
+    least_nodes: Annotated[int | None, Ge(2)] = None
+    """Fewest nodes in a securely aggregated sum: a round that fewer answer ends without a release,
+    charged. None, in a run configuration a negative number: all but an eighth of the nodes.
+    """
+    colluding_nodes: Annotated[int | None, Ge(0)] = None
+    """Nodes that may tell the server all they know, their noise included, without harm to the
+    others under secure aggregation: the fewer are left, the more noise each adds. None, in a run
+    configuration a negative number: a third of the nodes.
+    """
+    accept_noise: bool = False
+    """Run also where the noise of a round drowns what all of its users together could say, or that
+    of all rounds alone would destroy the model that is trained: without it such a run stops before
+    anything is spent.
+    """
+    embedding_model: str = "all-MiniLM-L6-v2"
+    """Sentence-transformers name, or path."""
+    embedding_precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which embeddings are computed."""
+    broadcast_precision: Literal["float16", "float32"] = "float16"
+    """How candidates travel."""
+    max_tokens: PositiveInt = 64
+    """Length of one private sample in tokens."""
+    max_samples: NonNegativeInt = 8
+    """Samples of one user that take part, a random subset fixed per user and seed; 0 for all of
+    them, for queries whose clip bounds a user whatever their number.
+    """
+    newer_than: str = ""
+    """ISO date; only text dated after it takes part (the cutoff of the public model's training
+    data); "" for all.
+    """
+    held_out_fraction: Annotated[float, Ge(0), Le(0.99)] = 0.0
+    """Share of users that never take part and serve evaluation."""
+    seed: NonNegativeInt = 0
+    """Seed of everything public: seeds, variations, expansion. Noise and coins never come from it.
+    """
+    node_timeout: PositiveFloat = 300.0
+    """Seconds to wait for the nodes."""
+    round_timeout: PositiveFloat = 3600.0
+    """Seconds to wait for the replies of one round."""
+    run_dir: str = ""
+    """Where the run is written; "" for a new folder under `~/privsyn-runs`."""
+    resume: bool | Literal["auto"] = False
+    """Continue the run in `run_dir`; "auto": begin it where there is none, continue one that has
+    not finished, and give the result of one that has, for a ServerApp that something restarts.
+    """
+    tracker: Literal["", "tensorboard", "mlflow", "wandb"] = ""
+    """Where the figures of every round go beside the run directory; "" for nowhere."""
+    node_settings: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """What nodes read from the same run configuration (`data`, `client-column` and the like), by
+    key, for the run directory to know; not a key itself.
+    """
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,20 +45,18 @@ if TYPE_CHECKING:
 class EvolutionConfig(VariationSettings):
     """Settings of a population that users vote on."""
 
-    max_samples: Annotated[
-        PositiveInt, "samples of one user that vote, a random subset fixed per user and seed."
-    ] = 8
-    lookahead: Annotated[
-        NonNegativeInt,
-        "variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 "
-        "embeds the candidate itself.",
-    ] = 4
-    clip: Annotated[
-        VoteClip,
-        '"count", the papers\' votes with sensitivity `max_samples`; or "l2", each user\'s votes '
-        "scaled to norm sqrt(max_samples), with less noise.",
-    ] = "count"
-    max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
+    max_samples: PositiveInt = 8
+    """Samples of one user that vote, a random subset fixed per user and seed."""
+    lookahead: NonNegativeInt = 4
+    """Variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 embeds
+    the candidate itself.
+    """
+    clip: VoteClip = "count"
+    """Either "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's votes
+    scaled to norm sqrt(max_samples), with less noise.
+    """
+    max_new_tokens: PositiveInt = 85
+    """Tokens per synthetic text; 85 in PrE-Text."""
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""

@@ -495,13 +495,7 @@ def shift_of(mean: Matrix, radius: float) -> npt.NDArray[np.float32]:
 #: Public texts that the coordinates are settled from.
 SPACE_TEXTS: Final = 2000
 
-MomentDimensions = Annotated[
-    PositiveInt,
-    OrZero("all numbers of an embedding, as in the paper"),
-    "principal components of public text in which moments are taken. The noise of a covariance "
-    "over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, "
-    "all 384 a million.",
-]
+MomentDimensions = Annotated[PositiveInt, OrZero("all numbers of an embedding, as in the paper")]
 
 DIMENSIONS: Final = 16
 

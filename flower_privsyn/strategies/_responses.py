@@ -42,32 +42,30 @@ _SERVER_BATCH: Final = 4096
 class ResponseSettings(GeneratorSettings, PrivateSumConfig):
     """Settings of a method that has a generator respond to prompts of public samples."""
 
-    num_prompts: Annotated[
-        PositiveInt, "prompts per round (K), each of three random public samples."
-    ] = 1800
-    responses_per_prompt: Annotated[int, Ge(2), "responses to each prompt (J)."] = 10
-    rejected_rank: Annotated[
-        int,
-        Ge(2),
-        "rank of the rejected response, 1-based, at most `responses_per_prompt`; the chosen one "
-        "has rank 1. A prompt with fewer usable responses rejects its last.",
-    ] = 5
-    temperature: Annotated[
-        PositiveFloat, "sampling temperature; 1.0 was best in the paper's ablation."
-    ] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "nucleus."] = 1.0
-    max_new_tokens: Annotated[
-        PositiveInt,
-        "tokens of the generator per response. Responses are cut to `max_tokens` tokens of the "
-        "embedding model, the length of the users' own samples.",
-    ] = 85
-    prompt: Annotated[str, "the prompt, a bundled name or a JSON file."] = "pre-text"
-    public_text: Annotated[
-        str,
-        'the samples in the prompts: "bundled", or a JSONL file with `text` and no person\'s data; '
-        "also a folder or a data set by name (docs/own_data.md).",
-    ] = "bundled"
-    synthetic_samples: Annotated[PositiveInt, "texts to write at the end."] = 2000
+    num_prompts: PositiveInt = 1800
+    """Prompts per round (K), each of three random public samples."""
+    responses_per_prompt: Annotated[int, Ge(2)] = 10
+    """Responses to each prompt (J)."""
+    rejected_rank: Annotated[int, Ge(2)] = 5
+    """Rank of the rejected response, 1-based, at most `responses_per_prompt`; the chosen one has
+    rank 1. A prompt with fewer usable responses rejects its last.
+    """
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; 1.0 was best in the paper's ablation."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus."""
+    max_new_tokens: PositiveInt = 85
+    """Tokens of the generator per response. Responses are cut to `max_tokens` tokens of the
+    embedding model, the length of the users' own samples.
+    """
+    prompt: str = "pre-text"
+    """The prompt, a bundled name or a JSON file."""
+    public_text: str = "bundled"
+    """The samples in the prompts: "bundled", or a JSONL file with `text` and no person's data; also
+    a folder or a data set by name (docs/own_data.md).
+    """
+    synthetic_samples: PositiveInt = 2000
+    """Texts to write at the end."""
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 class StudentConfig(PrivateSumConfig):
     """Settings of a run that trains a model on public text, and how long and fast."""
 
-    student_steps: Annotated[int, Ge(1), "steps of the training on public text."] = 200
-    student_batch_size: Annotated[int, Ge(1), "rows of a step."] = 32
-    student_learning_rate: Annotated[float, Gt(0), "peak rate of AdamW."] = 1e-3
+    student_steps: Annotated[int, Ge(1)] = 200
+    """Steps of the training on public text."""
+    student_batch_size: Annotated[int, Ge(1)] = 32
+    """Rows of a step."""
+    student_learning_rate: Annotated[float, Gt(0)] = 1e-3
+    """Peak rate of AdamW."""
 
     def student_training(self) -> CausalTraining:
         """How the model is trained on public text."""

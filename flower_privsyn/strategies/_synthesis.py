@@ -41,21 +41,24 @@ class ExpansionSettings(ExpandingSettings):
         ConfigError: a value is out of range, or the generator's name may hold a key.
     """
 
-    prompt: Annotated[str, "the expansion prompt, a bundled name or a JSON file."] = "pre-text"
-    max_new_tokens: Annotated[PositiveInt, "tokens per synthetic text; 85 in PrE-Text."] = 85
-    temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "the nucleus."] = 1.0
-    opening_words: Annotated[
-        NonNegativeInt,
-        "words of a survivor that an expanded text begins with: a small model begins in the middle "
-        "of a sentence by itself. 0 in PrE-Text.",
-    ] = 0
-    whole_sentences: Annotated[bool, "end texts with a sentence."] = False
-    refuse_repetition: Annotated[
-        bool,
-        "drop an expanded text that says the same three words twice, as small models do; PrE-Text "
-        "keeps it.",
-    ] = False
+    prompt: str = "pre-text"
+    """The expansion prompt, a bundled name or a JSON file."""
+    max_new_tokens: PositiveInt = 85
+    """Tokens per synthetic text; 85 in PrE-Text."""
+    temperature: PositiveFloat = 1.0
+    """Of sampling."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """The nucleus."""
+    opening_words: NonNegativeInt = 0
+    """Words of a survivor that an expanded text begins with: a small model begins in the middle of
+    a sentence by itself. 0 in PrE-Text.
+    """
+    whole_sentences: bool = False
+    """End texts with a sentence."""
+    refuse_repetition: bool = False
+    """Drop an expanded text that says the same three words twice, as small models do; PrE-Text
+    keeps it.
+    """
 
     def expansion(self, generator: TextGenerator | None = None) -> Expand:
         """What writes so.

@@ -51,78 +51,49 @@ class SketchedStudentConfig(StudentConfig):
 
     delta: float = 3e-6
     max_samples: int = 64
-    model: Annotated[
-        str,
-        "student: a bundled name, a folder or a hub name of a causal language model. The sketch "
-        "counts its tokens.",
-    ] = "privsyn-tiny"
-    max_tokens_per_user: Annotated[
-        int, Ge(1), Le(2**24), "tokens of one user that count, the first ones over all samples."
-    ] = 1024
-    max_occurrences: Annotated[
-        int,
-        OrZero("no bound"),
-        Ge(1),
-        "times that one token or pair of a user counts: what every text repeats leaves more of an "
-        "answer's length to what differs.",
-        IN_PYTHON,
-    ] = 4
-    num_bigrams: Annotated[
-        int,
-        OrZero("tokens alone"),
-        Ge(2),
-        Le(2**22),
-        "most frequent bigrams of the public text that are counted; their table travels down, and "
-        "they have half of the squared norm of an answer.",
-    ] = 16_384
-    public_text: Annotated[
-        str,
-        'text to choose from: "bundled", or a JSONL file with `text` and no person\'s data; of any '
-        "size. Also a folder or a data set by name (docs/own_data.md).",
-    ] = "bundled"
-    select_share: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        "share of the public rows that are chosen.",
-    ] = 0.015
-    least_selected: Annotated[
-        int,
-        Ge(1),
-        "rows that are chosen at least, where there are so many: a student that reads few rows "
-        "again and again learns them by heart.",
-    ] = 2000
-    least_row_tokens: Annotated[
-        int,
-        Ge(1),
-        "rows with fewer tokens are not chosen, and written texts are the last to be kept: their "
-        "scores are the noisiest.",
-    ] = 32
-    most_overlap: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        "a row of whose 8-grams more than this share are in rows chosen before is left out.",
-    ] = 0.5
-    teacher: Annotated[
-        str,
-        'causal language model with the student\'s tokens that teaches it on the chosen text; "" '
-        "for none.",
-    ] = "privsyn-lm"
-    teacher_steps: Annotated[
-        int,
-        OrZero("the teacher as it is"),
-        Ge(1),
-        "steps in which the teacher itself first learns from the chosen text; then it gets what it "
-        "lacks in its logits, as the student does.",
-    ] = 0
-    token_bias: Annotated[
-        float,
-        Ge(0),
-        "what is added to the student's logits, times this: the log-ratios of how often users "
-        "write each token and pair to how often the student does. A release that tells little is "
-        "trusted less, and adds less.",
-    ] = 1.0
+    model: str = "privsyn-tiny"
+    """Student: a bundled name, a folder or a hub name of a causal language model. The sketch counts
+    its tokens.
+    """
+    max_tokens_per_user: Annotated[int, Ge(1), Le(2**24)] = 1024
+    """Tokens of one user that count, the first ones over all samples."""
+    max_occurrences: Annotated[int, OrZero("no bound"), Ge(1), IN_PYTHON] = 4
+    """Times that one token or pair of a user counts: what every text repeats leaves more of an
+    answer's length to what differs.
+    """
+    num_bigrams: Annotated[int, OrZero("tokens alone"), Ge(2), Le(2**22)] = 16_384
+    """Most frequent bigrams of the public text that are counted; their table travels down, and they
+    have half of the squared norm of an answer.
+    """
+    public_text: str = "bundled"
+    """Text to choose from: "bundled", or a JSONL file with `text` and no person's data; of any
+    size. Also a folder or a data set by name (docs/own_data.md).
+    """
+    select_share: Annotated[float, Gt(0), Le(1)] = 0.015
+    """Share of the public rows that are chosen."""
+    least_selected: Annotated[int, Ge(1)] = 2000
+    """Rows that are chosen at least, where there are so many: a student that reads few rows again
+    and again learns them by heart.
+    """
+    least_row_tokens: Annotated[int, Ge(1)] = 32
+    """Rows with fewer tokens are not chosen, and written texts are the last to be kept: their
+    scores are the noisiest.
+    """
+    most_overlap: Annotated[float, Gt(0), Le(1)] = 0.5
+    """A row of whose 8-grams more than this share are in rows chosen before is left out."""
+    teacher: str = "privsyn-lm"
+    """Causal language model with the student's tokens that teaches it on the chosen text; "" for
+    none.
+    """
+    teacher_steps: Annotated[int, OrZero("the teacher as it is"), Ge(1)] = 0
+    """Steps in which the teacher itself first learns from the chosen text; then it gets what it
+    lacks in its logits, as the student does.
+    """
+    token_bias: Annotated[float, Ge(0)] = 1.0
+    """What is added to the student's logits, times this: the log-ratios of how often users write
+    each token and pair to how often the student does. A release that tells little is trusted less,
+    and adds less.
+    """
 
     def __post_init__(self) -> None:
         """Check the values against one another."""

@@ -69,62 +69,49 @@ class FederatedTrainingConfig(PrivateSumConfig):
 
     delta: float = 3e-6
     num_rounds: int = 20
-    broadcast_precision: Annotated[
-        Literal["float16", "float32"],
-        'how parameters travel; "float16" halves the download, and users train from the rounded '
-        "parameters.",
-    ] = "float32"
-    max_samples: Annotated[
-        int,
-        "samples of one user that are trained on, a random subset fixed per user and seed; 0 for "
-        "all of them: the clip bounds a user whatever their number. The default bounds the time a "
-        "user's training takes, which nothing noises.",
-    ] = 64
-    model: Annotated[
-        str, "causal language model to train; a bundled short name, a path, or a hub name."
-    ] = "privsyn-lm"
-    initial_model: Annotated[
-        str,
-        "model of the same architecture and tokens that the rounds start from, such as "
-        '`models/final` of another run; "" for `model` itself. The server alone needs it: nodes '
-        "load `model` and are sent what differs.",
-    ] = ""
-    trainable: Annotated[
-        Trainable,
-        '"full": all parameters; "lora": adapters on all linear layers but the output; "layers": '
-        "the parameters named by `trainable_layers`.",
-    ] = "full"
-    trainable_layers: Annotated[
-        str, 'patterns of parameter names separated by commas, for "layers".'
-    ] = ""
-    lora_rank: Annotated[LoraRank, "rank of the adapters."] = 4
-    local_learning_rate: Annotated[LearningRate, "of a user's stochastic gradient descent."] = 0.1
-    local_epochs: Annotated[
-        PositiveInt,
-        "passes over a user's samples in a round.",
-        IN_PYTHON,
-    ] = 1
-    local_batch_size: Annotated[PositiveInt, "samples per local step."] = 4
-    local_steps: Annotated[
-        NonNegativeInt,
-        "steps after which a user's training ends, or 0 for all of the epochs. By default as many "
-        "as one pass over `max_samples` takes one by one.",
-    ] = 64
-    clip_norm: Annotated[ClipNorm, "bound on the L2 norm of a user's whole update."] = 0.1
-    server_learning_rate: Annotated[
-        float | None,
-        Gt(0),
-        "step along the momentum. None, in a run configuration a negative number: the longest, "
-        "from 1 to 0.001, at which the noise of all rounds alone takes at most 0.04 nats a token "
-        "of public text from the model; tried before anybody is asked.",
-    ] = None
-    server_momentum: Annotated[
-        float,
-        Ge(0),
-        Le(0.999999),
-        "0 is plain averaging.",
-        IN_PYTHON,
-    ] = 0.9
+    broadcast_precision: Literal["float16", "float32"] = "float32"
+    """How parameters travel; "float16" halves the download, and users train from the rounded
+    parameters.
+    """
+    max_samples: int = 64
+    """Samples of one user that are trained on, a random subset fixed per user and seed; 0 for all
+    of them: the clip bounds a user whatever their number. The default bounds the time a user's
+    training takes, which nothing noises.
+    """
+    model: str = "privsyn-lm"
+    """Causal language model to train; a bundled short name, a path, or a hub name."""
+    initial_model: str = ""
+    """Model of the same architecture and tokens that the rounds start from, such as `models/final`
+    of another run; "" for `model` itself. The server alone needs it: nodes load `model` and are
+    sent what differs.
+    """
+    trainable: Trainable = "full"
+    """What is trained: "full": all parameters; "lora": adapters on all linear layers but the
+    output; "layers": the parameters named by `trainable_layers`.
+    """
+    trainable_layers: str = ""
+    """Patterns of parameter names separated by commas, for "layers"."""
+    lora_rank: LoraRank = 4
+    """Rank of the adapters."""
+    local_learning_rate: LearningRate = 0.1
+    """Of a user's stochastic gradient descent."""
+    local_epochs: Annotated[PositiveInt, IN_PYTHON] = 1
+    """Passes over a user's samples in a round."""
+    local_batch_size: PositiveInt = 4
+    """Samples per local step."""
+    local_steps: NonNegativeInt = 64
+    """Steps after which a user's training ends, or 0 for all of the epochs. By default as many as
+    one pass over `max_samples` takes one by one.
+    """
+    clip_norm: ClipNorm = 0.1
+    """Bound on the L2 norm of a user's whole update."""
+    server_learning_rate: Annotated[float | None, Gt(0)] = None
+    """Step along the momentum. None, in a run configuration a negative number: the longest, from 1
+    to 0.001, at which the noise of all rounds alone takes at most 0.04 nats a token of public text
+    from the model; tried before anybody is asked.
+    """
+    server_momentum: Annotated[float, Ge(0), Le(0.999999), IN_PYTHON] = 0.9
+    """0 is plain averaging."""
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -31,46 +31,38 @@ Float64Array = npt.NDArray[np.float64]
 class VariationSettings(ExpandingSettings, PrivateSumConfig):
     """Settings of a method that varies texts, and begins with public ones."""
 
-    num_candidates: Annotated[
-        int,
-        Ge(2),
-        "texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in "
-        "PrE-Text.",
-    ] = 1024
-    public_text: Annotated[
-        str,
-        'seeds: "bundled", or a JSONL file with `text` and no person\'s data; also a folder or a '
-        "data set by name (docs/own_data.md).",
-    ] = "bundled"
-    variation_model: Annotated[str, "masked language model that varies texts."] = "privsyn-mlm"
-    mask_fraction: Annotated[
-        float, Gt(0), Le(1), "share of a text's tokens masked in one step; 0.3 in PrE-Text."
-    ] = 0.3
-    mask_steps: Annotated[PositiveInt, "how often a text is masked and filled; 2 in PrE-Text."] = 2
-    mask_unit: Annotated[
-        MaskUnit,
-        '"token", as in PrE-Text; or "word": only words that are one token are masked and drawn, '
-        "so that no word is torn and punctuation stays.",
-    ] = "token"
-    whole_sentences: Annotated[
-        bool,
-        "cut public text only where a sentence ends, keep variations of whole sentences whole, and "
-        "end what is expanded with a sentence; PrE-Text does none of it.",
-    ] = False
-    likelihood_quantile: Annotated[
-        float,
-        Ge(0),
-        Lt(1),
-        "a variation is kept only if its log-likelihood per token under `likelihood_model` is at "
-        "least this quantile of the public text's. It is drawn three times; then the text it is "
-        "made from stays. The first candidates are as likely, too. 0 keeps every variation, as in "
-        "PrE-Text.",
-    ] = 0.0
-    likelihood_model: Annotated[
-        str, "causal language model that judges so; a name or a path.", IN_PYTHON
-    ] = "privsyn-lm"
-    temperature: Annotated[PositiveFloat, "sampling temperature of variation and expansion."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "nucleus of variation and expansion."] = 1.0
+    num_candidates: Annotated[int, Ge(2)] = 1024
+    """Texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in PrE-Text.
+    """
+    public_text: str = "bundled"
+    """Seeds: "bundled", or a JSONL file with `text` and no person's data; also a folder or a data
+    set by name (docs/own_data.md).
+    """
+    variation_model: str = "privsyn-mlm"
+    """Masked language model that varies texts."""
+    mask_fraction: Annotated[float, Gt(0), Le(1)] = 0.3
+    """Share of a text's tokens masked in one step; 0.3 in PrE-Text."""
+    mask_steps: PositiveInt = 2
+    """How often a text is masked and filled; 2 in PrE-Text."""
+    mask_unit: MaskUnit = "token"
+    """Either "token", as in PrE-Text; or "word": only words that are one token are masked and
+    drawn, so that no word is torn and punctuation stays.
+    """
+    whole_sentences: bool = False
+    """Cut public text only where a sentence ends, keep variations of whole sentences whole, and end
+    what is expanded with a sentence; PrE-Text does none of it.
+    """
+    likelihood_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """A variation is kept only if its log-likelihood per token under `likelihood_model` is at least
+    this quantile of the public text's. It is drawn three times; then the text it is made from
+    stays. The first candidates are as likely, too. 0 keeps every variation, as in PrE-Text.
+    """
+    likelihood_model: Annotated[str, IN_PYTHON] = "privsyn-lm"
+    """Causal language model that judges so; a name or a path."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of variation and expansion."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus of variation and expansion."""
 
 
 def mask_filling(config: VariationSettings) -> Variation:

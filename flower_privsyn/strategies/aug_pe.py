@@ -62,57 +62,44 @@ class AugPEConfig(EvolutionConfig):
     num_rounds: int = 10
     num_candidates: int = 14_000
     lookahead: int = 0
-    num_variations: Annotated[
-        int,
-        Ge(2),
-        "texts of a population for each text that it is made of (L), of which there are so many "
-        "fewer: itself and L - 1 variations.",
-    ] = 7
-    selection: Annotated[
-        Literal["rank", "resample"],
-        'who survives: "rank", those with most votes, each once; or "resample", drawn with '
-        "replacement in proportion to the votes, which the paper compares it with.",
-        IN_PYTHON,
-    ] = "rank"
-    variation: Annotated[
-        Literal["mask-fill", "prompt"],
-        'how texts are varied: "mask-fill", by `variation_model` (PrE-Text); "prompt", by '
-        "`generator`, which is asked for it (Aug-PE).",
-    ] = "prompt"
-    variation_prompt: Annotated[
-        str,
-        'what it is asked, for "prompt": "paraphrase", "style", "fill-blanks", or a JSON file.',
-    ] = "style"
-    domain: Annotated[
-        str,
-        "what the texts are, in public words, for prompts that ask for them: "
-        '"reviews of restaurants".',
-    ] = "text"
-    blank_fraction: Annotated[
-        float, Ge(0), Le(1), 'share of the words that "fill-blanks" leaves out of a text.'
-    ] = 0.5
-    word_spread: Annotated[
-        NonNegativeFloat,
-        "standard deviation of the number of words that a prompt asks for, about that of the text "
-        "which is varied.",
-    ] = 0.0
+    num_variations: Annotated[int, Ge(2)] = 7
+    """Texts of a population for each text that it is made of (L), of which there are so many fewer:
+    itself and L - 1 variations.
+    """
+    selection: Annotated[Literal["rank", "resample"], IN_PYTHON] = "rank"
+    """Who survives: "rank", those with most votes, each once; or "resample", drawn with replacement
+    in proportion to the votes, which the paper compares it with.
+    """
+    variation: Literal["mask-fill", "prompt"] = "prompt"
+    """How texts are varied: "mask-fill", by `variation_model` (PrE-Text); "prompt", by `generator`,
+    which is asked for it (Aug-PE).
+    """
+    variation_prompt: str = "style"
+    """What it is asked, for "prompt": "paraphrase", "style", "fill-blanks", or a JSON file."""
+    domain: str = "text"
+    """What the texts are, in public words, for prompts that ask for them: "reviews of restaurants".
+    """
+    blank_fraction: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the words that "fill-blanks" leaves out of a text."""
+    word_spread: NonNegativeFloat = 0.0
+    """Standard deviation of the number of words that a prompt asks for, about that of the text
+    which is varied.
+    """
     max_new_tokens: int = 448
     top_p: float = 0.9
-    classes: Annotated[
-        str,
-        "the classes that texts are of, with semicolons between them; public. Documents of another "
-        "one do not count. Empty: texts have no classes.",
-    ] = ""
-    initial_text: Annotated[
-        Literal["written", "public"],
-        'the first candidates: "written", by `generator`, asked by `initial_prompt` for a text of '
-        'each class; "public", drawn from `public_text`, of each class those whose `label` it is, '
-        "or from all where none has a `label`.",
-    ] = "written"
-    initial_prompt: Annotated[
-        str, 'what is asked for a first text: "write", or a JSON file.', IN_PYTHON
-    ] = "write"
-    initial_words: Annotated[PositiveInt, "about how many words a first text is to have."] = 100
+    classes: str = ""
+    """The classes that texts are of, with semicolons between them; public. Documents of another one
+    do not count. Empty: texts have no classes.
+    """
+    initial_text: Literal["written", "public"] = "written"
+    """The first candidates: "written", by `generator`, asked by `initial_prompt` for a text of each
+    class; "public", drawn from `public_text`, of each class those whose `label` it is, or from all
+    where none has a `label`.
+    """
+    initial_prompt: Annotated[str, IN_PYTHON] = "write"
+    """What is asked for a first text: "write", or a JSON file."""
+    initial_words: PositiveInt = 100
+    """About how many words a first text is to have."""
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -223,66 +223,57 @@ class CTCLConfig(DPFTRLConfig):
         }
     )
 
-    num_rounds: Annotated[
-        int, Ge(2), "rounds of the run: one for the histogram, and all others train."
-    ] = 21
-    sampling: Annotated[
-        Literal["cyclic", "full", "poisson", "fixed-size"],
-        'who takes part in a round of training. "cyclic": users are dealt to `min_separation` '
-        "groups that take turns, and the noise is correlated (DP-FTRL); with the others it is "
-        "independent (DP-FedAvg). Everybody is asked for the histogram.",
-    ] = "cyclic"  # type: ignore[assignment]
-    noise_multiplier: Annotated[
-        float | None,
-        "of the rounds that train; of correlated noise the fresh part of a round's. It needs "
-        "`histogram_noise_multiplier` beside it.",
-    ] = None
-    max_samples: Annotated[
-        NonNegativeInt,
-        "samples of one user that take part, a random subset fixed per user and seed; 0 for all of "
-        "them.",
-    ] = 64
-    model: Annotated[
-        str,
-        "language model to train, causal or an encoder-decoder such as BART or T5; a bundled short "
-        "name, a path, or a hub name.",
-    ] = "privsyn-lm"
+    num_rounds: Annotated[int, Ge(2)] = 21
+    """Rounds of the run: one for the histogram, and all others train."""
+    sampling: Literal["cyclic", "full", "poisson", "fixed-size"] = "cyclic"  # type: ignore[assignment]
+    """Who takes part in a round of training. "cyclic": users are dealt to `min_separation` groups
+    that take turns, and the noise is correlated (DP-FTRL); with the others it is independent
+    (DP-FedAvg). Everybody is asked for the histogram.
+    """
+    noise_multiplier: float | None = None
+    """Of the rounds that train; of correlated noise the fresh part of a round's. It needs
+    `histogram_noise_multiplier` beside it.
+    """
+    max_samples: NonNegativeInt = 64
+    """Samples of one user that take part, a random subset fixed per user and seed; 0 for all of
+    them.
+    """
+    model: str = "privsyn-lm"
+    """Language model to train, causal or an encoder-decoder such as BART or T5; a bundled short
+    name, a path, or a hub name.
+    """
     trainable: Literal["full", "lora", "layers"] = "lora"
-    topics: Annotated[
-        str,
-        '"bundled", or a file that `make_topics` made with the same embedding model, of public '
-        "text that is nearer to the users'.",
-    ] = "bundled"
-    num_topics: Annotated[PositiveInt, "which coarseness of them."] = 64
-    histogram_share: Annotated[
-        float,
-        Gt(0),
-        Lt(1),
-        "of the budget, the part that the histogram has: its noise is that of a single release of "
-        "the whole budget over the root of the share. At 0.1 the rounds that train have 5 % more "
-        "noise than without a histogram.",
-    ] = 0.1
-    histogram_noise_multiplier: Annotated[
-        float | None,
-        Ge(0),
-        Le(1e6),
-        "standard deviation of the histogram's noise over what a user weighs, in place of "
-        "`histogram_share`; 10 in the paper.",
-    ] = None
-    keywords: Annotated[
-        bool,
-        "whether a document stands after the keywords of its topic; without them documents are "
-        "trained on and written alone, as by the vanilla generator of the paper's tables.",
-    ] = True
-    learn_ends: Annotated[
-        LearnEnds,
-        'where the generator learns that a text ends. "documents": where one of the users\' does; '
-        '"samples": after each sample, cut off or not.',
-    ] = "documents"
-    synthetic_samples: Annotated[PositiveInt, "texts to write; 400,000 in the paper."] = 2000
-    max_new_tokens: Annotated[PositiveInt, "most tokens of a text; 512 in the paper."] = 85
-    temperature: Annotated[PositiveFloat, "of sampling."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "the nucleus; 0.95 in the paper."] = 0.95
+    topics: str = "bundled"
+    """Either "bundled", or a file that `make_topics` made with the same embedding model, of public
+    text that is nearer to the users'.
+    """
+    num_topics: PositiveInt = 64
+    """Which coarseness of them."""
+    histogram_share: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Of the budget, the part that the histogram has: its noise is that of a single release of the
+    whole budget over the root of the share. At 0.1 the rounds that train have 5 % more noise than
+    without a histogram.
+    """
+    histogram_noise_multiplier: Annotated[float | None, Ge(0), Le(1e6)] = None
+    """Standard deviation of the histogram's noise over what a user weighs, in place of
+    `histogram_share`; 10 in the paper.
+    """
+    keywords: bool = True
+    """Whether a document stands after the keywords of its topic; without them documents are trained
+    on and written alone, as by the vanilla generator of the paper's tables.
+    """
+    learn_ends: LearnEnds = "documents"
+    """Where the generator learns that a text ends. "documents": where one of the users' does;
+    "samples": after each sample, cut off or not.
+    """
+    synthetic_samples: PositiveInt = 2000
+    """Texts to write; 400,000 in the paper."""
+    max_new_tokens: PositiveInt = 85
+    """Most tokens of a text; 512 in the paper."""
+    temperature: PositiveFloat = 1.0
+    """Of sampling."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 0.95
+    """The nucleus; 0.95 in the paper."""
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -43,30 +43,17 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         Andrew et al. 2021, section 3: quantile 0.5, learning rate 0.2, first clip norm 0.1.
     """
 
-    adaptive_clipping: Annotated[
-        bool,
-        "let the clip norm follow a quantile of the updates' norms; `clip_norm` is the first one.",
-        IN_PYTHON,
-    ] = False
-    clip_quantile: Annotated[
-        float,
-        Ge(0),
-        Le(1),
-        "the fraction of users whose update shall be within the clip norm.",
-        IN_PYTHON,
-    ] = 0.5
-    clip_learning_rate: Annotated[
-        float, Ge(0), Le(10), "how fast the clip norm moves; 0.2 in the paper.", IN_PYTHON
-    ] = 0.2
-    clip_bit_share: Annotated[
-        float,
-        Ge(LEAST_BIT_SHARE),
-        Le(LARGEST_BIT_SHARE),
-        "part of the bound on a user that the bit takes. At 0.2 updates carry 2 % more noise, and "
-        "the fraction has noise 2.5 z / users at the noise multiplier z; `queries.bit_share` turns "
-        "the paper's users / 20 into a share.",
-        IN_PYTHON,
-    ] = 0.2
+    adaptive_clipping: Annotated[bool, IN_PYTHON] = False
+    """Let the clip norm follow a quantile of the updates' norms; `clip_norm` is the first one."""
+    clip_quantile: Annotated[float, Ge(0), Le(1), IN_PYTHON] = 0.5
+    """The fraction of users whose update shall be within the clip norm."""
+    clip_learning_rate: Annotated[float, Ge(0), Le(10), IN_PYTHON] = 0.2
+    """How fast the clip norm moves; 0.2 in the paper."""
+    clip_bit_share: Annotated[float, Ge(LEAST_BIT_SHARE), Le(LARGEST_BIT_SHARE), IN_PYTHON] = 0.2
+    """Part of the bound on a user that the bit takes. At 0.2 updates carry 2 % more noise, and the
+    fraction has noise 2.5 z / users at the noise multiplier z; `queries.bit_share` turns the
+    paper's users / 20 into a share.
+    """
 
     def question(self, clip_norm: float) -> ModelDelta:
         """The query these settings ask at a clip norm."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, final
+from typing import Literal, final
 
 from flower_privsyn.checks import PositiveInt
 from flower_privsyn.privacy import (
@@ -48,26 +48,20 @@ class DPFTRLConfig(FederatedTrainingConfig):
         Kairouz et al. 2021, Algorithm 1; McMahan, Xu, Zhang 2024; Choquette-Choo et al. 2023.
     """
 
-    sampling: Annotated[
-        Literal["cyclic"],
-        "who takes part: users are dealt to `min_separation` groups that take turns.",
-    ] = "cyclic"  # type: ignore[assignment]
-    noise_multiplier: Annotated[
-        float | None,
-        "standard deviation of the fresh part of a round's noise over the clip norm, as papers on "
-        "DP-FTRL state it: of one node of a tree. What all rounds cost is this over the "
-        "sensitivity of the correlation, and follows from the participation.",
-    ] = None
-    min_separation: Annotated[
-        PositiveInt,
-        "b, rounds from one participation of a user to the next. About num_users / min_separation "
-        "users take part in a round. At 1 everybody takes part in every round, and no correlation "
-        "is worth having: that is DP-FedAvg.",
-    ] = 10
-    correlation: Annotated[
-        Literal["blt", "banded", "tree"],
-        '"blt": buffers; "banded": bands; "tree": binary trees as published.',
-    ] = "blt"
+    sampling: Literal["cyclic"] = "cyclic"  # type: ignore[assignment]
+    """Who takes part: users are dealt to `min_separation` groups that take turns."""
+    noise_multiplier: float | None = None
+    """Standard deviation of the fresh part of a round's noise over the clip norm, as papers on
+    DP-FTRL state it: of one node of a tree. What all rounds cost is this over the sensitivity of
+    the correlation, and follows from the participation.
+    """
+    min_separation: PositiveInt = 10
+    """b, rounds from one participation of a user to the next. About num_users / min_separation
+    users take part in a round. At 1 everybody takes part in every round, and no correlation is
+    worth having: that is DP-FedAvg.
+    """
+    correlation: Literal["blt", "banded", "tree"] = "blt"
+    """Of the noise: "blt": buffers; "banded": bands; "tree": binary trees as published."""
 
     def sampling_of(self, population: int) -> Sampling:
         """Groups that take turns, dealt by a public hash of the users' ids and the seed."""

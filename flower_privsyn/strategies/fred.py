@@ -101,61 +101,52 @@ class FreDConfig(PrivateSumConfig):
     num_rounds: int = 1
     max_samples: int = 64
     moment_dimensions: MomentDimensions = DIMENSIONS
+    """Principal components of public text in which moments are taken. The noise of a covariance
+    over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, all
+    384 a million.
+    """
     moment_radius: Annotated[
-        Radius,
-        OrZero("nine tenths of the public texts lie within"),
-        "how far from the centre an embedding counts; users' and candidates' are clipped alike.",
-        IN_PYTHON,
+        Radius, OrZero("nine tenths of the public texts lie within"), IN_PYTHON
     ] = 0.0
-    moment_centre: Annotated[
-        Literal["public", "none"],
-        'what is subtracted before the clip: the "public" text\'s mean, so that the radius can be '
-        'small; "none", as in the paper.',
-    ] = "public"
-    public_text: Annotated[
-        str,
-        'what the coordinates are settled from: "bundled", or a JSONL file with `text` and no '
-        "person's data.",
-    ] = "bundled"
-    estimator: Annotated[
-        Literal["joint", "two-rounds"],
-        '"joint": mean and second moments in one vector and one release; "two-rounds", as in the '
-        "paper: a mean, and in the rounds after it the covariance about that noisy mean.",
-    ] = "joint"
-    unit: Annotated[
-        Unit,
-        '"user": a user counts once, however much they wrote; "record", as in the paper: each of '
-        "their first `max_samples` samples counts. The ledger states the epsilon of a user either "
-        "way; that of a record, which is less, stands in the result.",
-    ] = "user"
-    count_share: Annotated[
-        float,
-        Ge(0),
-        Le(0.99),
-        "part of an answer's squared norm that counts users with text, or records; 0 where the "
-        "moments are means over all users of the roster.",
-    ] = 0.0
-    num_records: Annotated[
-        NonNegativeInt, "records of all users, where their number is public; 0 where it is not."
-    ] = 0
-    noise_calibration: Annotated[
-        Literal["as-accounted", "too-little-as-printed"],
-        '"too-little-as-printed": the paper\'s, where noise is added to every record of a mean and '
-        "then averaged away, and to every client's part of a covariance. `noise_multiplier` is "
-        "then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon. Needs `research`.",
-    ] = "as-accounted"
-    candidates: Annotated[
-        str,
-        "what is ranked, with semicolons between: JSONL or .txt files, folders of them, run "
-        'directories with synthetic text, "bundled", or mixtures of them such as "40% a.jsonl + '
-        "60% b.jsonl\". No person's data. More can be ranked later: `privsyn inspect RUN --rank`.",
-    ] = ""
-    candidate_texts: Annotated[
-        PositiveInt,
-        OrZero("all"),
-        "samples of each set that are embedded, drawn at random; sets of unequal numbers are "
-        "compared with unequal bias.",
-    ] = 2000
+    """How far from the centre an embedding counts; users' and candidates' are clipped alike."""
+    moment_centre: Literal["public", "none"] = "public"
+    """What is subtracted before the clip: the "public" text's mean, so that the radius can be
+    small; "none", as in the paper.
+    """
+    public_text: str = "bundled"
+    """What the coordinates are settled from: "bundled", or a JSONL file with `text` and no person's
+    data.
+    """
+    estimator: Literal["joint", "two-rounds"] = "joint"
+    """How moments are asked for: "joint": mean and second moments in one vector and one release;
+    "two-rounds", as in the paper: a mean, and in the rounds after it the covariance about that
+    noisy mean.
+    """
+    unit: Unit = "user"
+    """Who counts: "user": a user counts once, however much they wrote; "record", as in the paper:
+    each of their first `max_samples` samples counts. The ledger states the epsilon of a user either
+    way; that of a record, which is less, stands in the result.
+    """
+    count_share: Annotated[float, Ge(0), Le(0.99)] = 0.0
+    """Part of an answer's squared norm that counts users with text, or records; 0 where the moments
+    are means over all users of the roster.
+    """
+    num_records: NonNegativeInt = 0
+    """Records of all users, where their number is public; 0 where it is not."""
+    noise_calibration: Literal["as-accounted", "too-little-as-printed"] = "as-accounted"
+    """Which noise: "too-little-as-printed": the paper's, where noise is added to every record of a
+    mean and then averaged away, and to every client's part of a covariance. `noise_multiplier` is
+    then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon. Needs `research`.
+    """
+    candidates: str = ""
+    """What is ranked, with semicolons between: JSONL or .txt files, folders of them, run
+    directories with synthetic text, "bundled", or mixtures of them such as "40% a.jsonl + 60%
+    b.jsonl". No person's data. More can be ranked later: `privsyn inspect RUN --rank`.
+    """
+    candidate_texts: Annotated[PositiveInt, OrZero("all")] = 2000
+    """Samples of each set that are embedded, drawn at random; sets of unequal numbers are compared
+    with unequal bias.
+    """
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -62,39 +62,29 @@ class HybridConfig(DPFTRLConfig, SketchedStudentConfig):
     The first of the rounds asks for the sketch, all others train.
     """
 
-    num_rounds: Annotated[
-        int, Ge(2), "rounds of the run: one for the sketch, and all others train."
-    ] = 21
-    sampling: Annotated[
-        Literal["cyclic"],
-        "who takes part in a round of training: users are dealt to `min_separation` groups that "
-        "take turns. Everybody is asked for the sketch.",
-    ] = "cyclic"  # type: ignore[assignment]
-    noise_multiplier: Annotated[
-        float | None,
-        "of the rounds that train: standard deviation of the fresh part of a round's noise over "
-        "the clip norm. It needs `sketch_noise_multiplier` beside it.",
-    ] = None
-    model: Annotated[
-        str,
-        "causal language model that is trained, at the server and then on the nodes; a bundled "
-        "short name, a path, or a hub name. The sketch counts its tokens.",
-    ] = "privsyn-tiny"
-    sketch_share: Annotated[
-        float,
-        Gt(0),
-        Lt(1),
-        "f, the part of the budget that the sketch has: its noise is that of a single release of "
-        "the whole budget over the root of f, and all rounds that train together have that over "
-        "the root of 1 - f.",
-    ] = 0.4
-    sketch_noise_multiplier: Annotated[
-        float | None,
-        Ge(0),
-        Le(1e6),
-        "standard deviation of the sketch's noise over the length of an answer, in place of "
-        "`sketch_share`.",
-    ] = None
+    num_rounds: Annotated[int, Ge(2)] = 21
+    """Rounds of the run: one for the sketch, and all others train."""
+    sampling: Literal["cyclic"] = "cyclic"  # type: ignore[assignment]
+    """Who takes part in a round of training: users are dealt to `min_separation` groups that take
+    turns. Everybody is asked for the sketch.
+    """
+    noise_multiplier: float | None = None
+    """Of the rounds that train: standard deviation of the fresh part of a round's noise over the
+    clip norm. It needs `sketch_noise_multiplier` beside it.
+    """
+    model: str = "privsyn-tiny"
+    """Causal language model that is trained, at the server and then on the nodes; a bundled short
+    name, a path, or a hub name. The sketch counts its tokens.
+    """
+    sketch_share: Annotated[float, Gt(0), Lt(1)] = 0.4
+    """f, the part of the budget that the sketch has: its noise is that of a single release of the
+    whole budget over the root of f, and all rounds that train together have that over the root of 1
+    - f.
+    """
+    sketch_noise_multiplier: Annotated[float | None, Ge(0), Le(1e6)] = None
+    """Standard deviation of the sketch's noise over the length of an answer, in place of
+    `sketch_share`.
+    """
 
 
 class SketchThenTraining(FederatedTraining):

@@ -99,42 +99,37 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     )
 
     num_rounds: int = 1
-    synthesis: Annotated[
-        Literal["selected", "written"],
-        "what synthetic.jsonl holds: the best of the chosen public rows, or text that `generator` "
-        "wrote after them, of which the best by the same score are kept.",
-    ] = "selected"
-    synthetic_samples: Annotated[int, Ge(1), "texts of synthetic.jsonl."] = 2000
-    generator: Annotated[
-        str,
-        'causal language model that writes, for synthesis = "written": a name, a folder, '
-        '"gguf:FILE", or "http://host:port/v1#model".',
-    ] = "smollm2-135m"
-    best_of: Annotated[
-        int, Ge(1), "texts that are written for each one that is kept; 1 keeps all of them."
-    ] = 2
-    generator_steps: Annotated[
-        int,
-        OrZero("the generator as it is"),
-        Ge(1),
-        "steps in which the generator first learns from whole sentences of the chosen text, for a "
-        "model that runs in this process: LoRA adapters, or all weights of a bundled model.",
-    ] = 0
-    generator_bias: Annotated[
-        float,
-        Ge(0),
-        "what is added to the generator's logits, times this, where its tokens are the student's: "
-        "how much more often users write each token than it does.",
-    ] = 1.0
-    prompt: Annotated[
-        str,
-        "the generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the "
-        'chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew '
-        "every time, and what repeats itself or holds no whole sentence is dropped.",
-    ] = "pre-text"
-    temperature: Annotated[float, Gt(0), "sampling temperature of the generator."] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), "nucleus of the generator."] = 1.0
-    max_new_tokens: Annotated[int, Ge(1), "tokens of the generator per text."] = 85
+    synthesis: Literal["selected", "written"] = "selected"
+    """What synthetic.jsonl holds: the best of the chosen public rows, or text that `generator`
+    wrote after them, of which the best by the same score are kept.
+    """
+    synthetic_samples: Annotated[int, Ge(1)] = 2000
+    """Texts of synthetic.jsonl."""
+    generator: str = "smollm2-135m"
+    """Causal language model that writes, for synthesis = "written": a name, a folder, "gguf:FILE",
+    or "http://host:port/v1#model".
+    """
+    best_of: Annotated[int, Ge(1)] = 2
+    """Texts that are written for each one that is kept; 1 keeps all of them."""
+    generator_steps: Annotated[int, OrZero("the generator as it is"), Ge(1)] = 0
+    """Steps in which the generator first learns from whole sentences of the chosen text, for a
+    model that runs in this process: LoRA adapters, or all weights of a bundled model.
+    """
+    generator_bias: Annotated[float, Ge(0)] = 1.0
+    """What is added to the generator's logits, times this, where its tokens are the student's: how
+    much more often users write each token than it does.
+    """
+    prompt: str = "pre-text"
+    """The generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the
+    chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew every
+    time, and what repeats itself or holds no whole sentence is dropped.
+    """
+    temperature: Annotated[float, Gt(0)] = 1.0
+    """Sampling temperature of the generator."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus of the generator."""
+    max_new_tokens: Annotated[int, Ge(1)] = 85
+    """Tokens of the generator per text."""
 
     def __post_init__(self) -> None:
         """Check every value."""

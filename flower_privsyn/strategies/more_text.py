@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -53,7 +53,8 @@ class MoreText(ExpansionSettings):
         ConfigError: a value is out of range, or the generator's name may hold a key.
     """
 
-    generator: Annotated[str, "the language model; the run's own unless another is named."]
+    generator: str
+    """The language model; the run's own unless another is named."""
 
     @classmethod
     def of(cls, run: RunDirectory, changed: Mapping[str, Any]) -> Self:

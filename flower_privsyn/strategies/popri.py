@@ -113,45 +113,42 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
 
     num_rounds: int = 20
     delta: float = 3e-6
-    max_samples: Annotated[
-        int,
-        "samples of one user that count, a random subset fixed per user and seed; 0 for all of "
-        "them, as in the paper: the clip bounds a user whatever their number. The default bounds "
-        "the time a user's answer takes, which nothing noises: 64 samples of 64 tokens are about "
-        "3,000 words, and the mean over so many has an eighth of one sample's spread.",
-    ] = 64
+    max_samples: int = 64
+    """Samples of one user that count, a random subset fixed per user and seed; 0 for all of them,
+    as in the paper: the clip bounds a user whatever their number. The default bounds the time a
+    user's answer takes, which nothing noises: 64 samples of 64 tokens are about 3,000 words, and
+    the mean over so many has an eighth of one sample's spread.
+    """
     learning_rate: float = 1e-3
-    training_model: Annotated[
-        str,
-        'the same model as a local folder or hub name, to train adapters on; "" for `generator` '
-        "itself, unless that is a server.",
-    ] = ""
-    checkpoint: Annotated[
-        Literal["last", "fred"],
-        'which round\'s adapter writes the texts: "last", or "fred": the one whose responses have '
-        "the smallest Fréchet distance to a released mean and covariance (docs/fred.md), the first "
-        "of the `num_rounds` releases.",
-    ] = "last"
+    training_model: str = ""
+    """The same model as a local folder or hub name, to train adapters on; "" for `generator`
+    itself, unless that is a server.
+    """
+    checkpoint: Literal["last", "fred"] = "last"
+    """Which round's adapter writes the texts: "last", or "fred": the one whose responses have the
+    smallest Fréchet distance to a released mean and covariance (docs/fred.md), the first of the
+    `num_rounds` releases.
+    """
     moment_dimensions: MomentDimensions = DIMENSIONS
-    centre: Annotated[
-        Centre,
-        'what is subtracted from a user\'s scores before clipping: "prompt", their mean over the '
-        'responses to the same prompt (ours); "all", over all responses (the authors\' code); '
-        '"none" (as printed).',
-    ] = "prompt"
-    scale: Annotated[
-        Scale,
-        '"clip" to norm 1 at most (as printed), or "unit": every user with any preference to norm '
-        "1 (the authors' code).",
-        IN_PYTHON,
-    ] = "clip"
-    answer_space: Annotated[
-        AnswerSpace,
-        '"candidates": the embeddings of all responses go down and users answer one number per '
-        'response (as printed); "span": one (d, d) root goes down, in float32, and one number per '
-        "dimension of the embedding comes up, from which the server computes all scores. Same "
-        "sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.",
-    ] = "span"
+    """Principal components of public text in which moments are taken. The noise of a covariance
+    over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, all
+    384 a million.
+    """
+    centre: Centre = "prompt"
+    """What is subtracted from a user's scores before clipping: "prompt", their mean over the
+    responses to the same prompt (ours); "all", over all responses (the authors' code); "none" (as
+    printed).
+    """
+    scale: Annotated[Scale, IN_PYTHON] = "clip"
+    """What bounds a user: "clip" to norm 1 at most (as printed), or "unit": every user with any
+    preference to norm 1 (the authors' code).
+    """
+    answer_space: AnswerSpace = "span"
+    """What is asked: "candidates": the embeddings of all responses go down and users answer one
+    number per response (as printed); "span": one (d, d) root goes down, in float32, and one number
+    per dimension of the embedding comes up, from which the server computes all scores. Same
+    sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.
+    """
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -57,23 +57,18 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
 
     num_rounds: int = 11
     delta: float = 3e-6
-    threshold: Annotated[
-        NonNegativeFloat, "H, subtracted from the noisy votes; those above it are drawn from."
-    ] = 1.0
-    threshold_unit: Annotated[
-        Literal["noise-std", "votes"],
-        '"noise-std": H is `threshold` standard deviations of the noise; "votes": H is `threshold` '
-        "votes, as in PrE-Text.",
-    ] = "noise-std"
-    expand_samples: Annotated[
-        NonNegativeInt, "synthetic texts to write; 0: the survivors are the result."
-    ] = 2000
-    survivor_weights: Annotated[
-        Literal["distinct", "counted"],
-        '"distinct": a text that survived in several rounds is one seed; "counted": it is as many '
-        "seeds, as in the authors' code.",
-        IN_PYTHON,
-    ] = "distinct"
+    threshold: NonNegativeFloat = 1.0
+    """H, subtracted from the noisy votes; those above it are drawn from."""
+    threshold_unit: Literal["noise-std", "votes"] = "noise-std"
+    """What `threshold` counts: "noise-std": H is `threshold` standard deviations of the noise;
+    "votes": H is `threshold` votes, as in PrE-Text.
+    """
+    expand_samples: NonNegativeInt = 2000
+    """Synthetic texts to write; 0: the survivors are the result."""
+    survivor_weights: Annotated[Literal["distinct", "counted"], IN_PYTHON] = "distinct"
+    """What a seed is: "distinct": a text that survived in several rounds is one seed; "counted": it
+    is as many seeds, as in the authors' code.
+    """
 
 
 class EvolutionByVotes(Evolution):

@@ -57,53 +57,38 @@ class PublicMidTrainingConfig(DPFTRLConfig, StudentConfig):
         Wang et al. 2023, Algorithm 1.
     """
 
-    model: Annotated[
-        str, "causal language model to train; a bundled short name, a path, or a hub name."
-    ] = "privsyn-tiny"
-    position: Annotated[
-        Literal["middle", "before", "after", "none"],
-        'where the training on public text stands among the rounds; "none" is `DPFTRL`.',
-    ] = "middle"
-    first_rounds: Annotated[
-        NonNegativeInt,
-        'for position = "middle": rounds before the public text (T\'), or 0 for half of '
-        "`num_rounds`.",
-    ] = 0
-    public_text: Annotated[
-        str,
-        'text to train on, with no person\'s data, of any size: "bundled", a JSONL file with '
-        "`text`, a folder, or a data set by name (docs/own_data.md).",
-    ] = "bundled"
-    public_rows: Annotated[
-        Literal["matched", "random", "all"],
-        '"matched": the public rows that the model of the rounds so far and `public_model` find '
-        'likeliest (distribution matching); "random": as many drawn at random; "all": every row of '
-        "`least_row_tokens`. Rows that are there twice count once.",
-    ] = "matched"
-    select_share: Annotated[
-        float,
-        Gt(0),
-        Le(1),
-        'share q of the public tokens that are kept, at most; not for "all".',
-    ] = 0.03
-    least_row_tokens: Annotated[
-        int, Ge(1), "rows with fewer tokens are not chosen: their averages vary most."
-    ] = 32
-    public_model: Annotated[
-        str,
-        'causal language model with the same tokens whose log-probabilities count in "matched"; "" '
-        "for the private ones alone.",
-    ] = "privsyn-lm"
-    teacher: Annotated[
-        str,
-        'causal language model with the same tokens that teaches it on the public text; "" for '
-        "the text alone.",
-    ] = "privsyn-lm"
-    teacher_top_k: Annotated[
-        NonNegativeInt,
-        "largest probabilities of the teacher that are taught, scaled to a sum of 1, 10 in the "
-        "paper; 0 for all of them.",
-    ] = 0
+    model: str = "privsyn-tiny"
+    """Causal language model to train; a bundled short name, a path, or a hub name."""
+    position: Literal["middle", "before", "after", "none"] = "middle"
+    """Where the training on public text stands among the rounds; "none" is `DPFTRL`."""
+    first_rounds: NonNegativeInt = 0
+    """For position = "middle": rounds before the public text (T'), or 0 for half of `num_rounds`.
+    """
+    public_text: str = "bundled"
+    """Text to train on, with no person's data, of any size: "bundled", a JSONL file with `text`, a
+    folder, or a data set by name (docs/own_data.md).
+    """
+    public_rows: Literal["matched", "random", "all"] = "matched"
+    """Which rows: "matched": the public rows that the model of the rounds so far and `public_model`
+    find likeliest (distribution matching); "random": as many drawn at random; "all": every row of
+    `least_row_tokens`. Rows that are there twice count once.
+    """
+    select_share: Annotated[float, Gt(0), Le(1)] = 0.03
+    """Share q of the public tokens that are kept, at most; not for "all"."""
+    least_row_tokens: Annotated[int, Ge(1)] = 32
+    """Rows with fewer tokens are not chosen: their averages vary most."""
+    public_model: str = "privsyn-lm"
+    """Causal language model with the same tokens whose log-probabilities count in "matched"; "" for
+    the private ones alone.
+    """
+    teacher: str = "privsyn-lm"
+    """Causal language model with the same tokens that teaches it on the public text; "" for the
+    text alone.
+    """
+    teacher_top_k: NonNegativeInt = 0
+    """Largest probabilities of the teacher that are taught, scaled to a sum of 1, 10 in the paper;
+    0 for all of them.
+    """
 
     def __post_init__(self) -> None:
         """Check every value on its own and against the others."""

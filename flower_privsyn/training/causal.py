@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -63,55 +63,48 @@ class CausalTraining(Settings):
         ConfigError: A value is out of range; the message names the key.
     """
 
-    learning_rate: Annotated[PositiveFloat, "AdamW's."] = 5e-4
-    batch_size: Annotated[PositiveInt, "rows per step."] = 32
-    micro_batch_size: Annotated[
-        NonNegativeInt,
-        "rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss "
-        "is the mean over all its tokens.",
-    ] = 0
-    epochs: Annotated[PositiveInt, "passes over the texts; not used with `max_steps`."] = 3
-    max_steps: Annotated[
-        NonNegativeInt,
-        "steps in all, however many passes that takes, or 0 for as many as `epochs` says.",
-    ] = 0
-    max_tokens: Annotated[
-        PositiveInt,
-        "tokens of text in a row besides the beginning token; the end of a text counts. Bounded by "
-        "the model's context.",
-    ] = 64
-    long_texts: Annotated[
-        Literal["split", "cut"],
-        '"split": a text of more than `max_tokens` becomes several rows; "cut": only its beginning '
-        "is used.",
-    ] = "split"
-    learn_ends: Annotated[
-        bool,
-        "whether the end of a text is predicted as well. Text that a generator's limit cut off has "
-        "none, and a model that learnt one there ends its own text anywhere.",
-    ] = True
-    schedule: Annotated[
-        Literal["constant", "linear", "cosine"],
-        '"constant", or "linear" or "cosine" to zero, after the warm-up.',
-    ] = "linear"
-    warmup_steps: Annotated[NonNegativeInt, "steps of linear warm-up."] = 10
-    weight_decay: Annotated[NonNegativeFloat, "AdamW's."] = 0.01
-    max_gradient_norm: Annotated[
-        NonNegativeFloat, "gradients longer than this are scaled to it; 0 for no bound."
-    ] = 1.0
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
-    ] = "auto"
-    lora_rank: Annotated[
-        NonNegativeInt,
-        "rank of LoRA adapters on all linear layers but the output, which are trained alone and "
-        "put into the weights at the end; 0 trains all weights.",
-    ] = 0
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        'of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the '
-        "optimiser are float32 always.",
-    ] = "auto"
+    learning_rate: PositiveFloat = 5e-4
+    """AdamW's."""
+    batch_size: PositiveInt = 32
+    """Rows per step."""
+    micro_batch_size: NonNegativeInt = 0
+    """Rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss is
+    the mean over all its tokens.
+    """
+    epochs: PositiveInt = 3
+    """Passes over the texts; not used with `max_steps`."""
+    max_steps: NonNegativeInt = 0
+    """Steps in all, however many passes that takes, or 0 for as many as `epochs` says."""
+    max_tokens: PositiveInt = 64
+    """Tokens of text in a row besides the beginning token; the end of a text counts. Bounded by the
+    model's context.
+    """
+    long_texts: Literal["split", "cut"] = "split"
+    """Of long texts: "split": a text of more than `max_tokens` becomes several rows; "cut": only
+    its beginning is used.
+    """
+    learn_ends: bool = True
+    """Whether the end of a text is predicted as well. Text that a generator's limit cut off has
+    none, and a model that learnt one there ends its own text anywhere.
+    """
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Either "constant", or "linear" or "cosine" to zero, after the warm-up."""
+    warmup_steps: NonNegativeInt = 10
+    """Steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW's."""
+    max_gradient_norm: NonNegativeFloat = 1.0
+    """Gradients longer than this are scaled to it; 0 for no bound."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it runs: "auto" takes a GPU if there is one; else "cpu" or "cuda"."""
+    lora_rank: NonNegativeInt = 0
+    """Rank of LoRA adapters on all linear layers but the output, which are trained alone and put
+    into the weights at the end; 0 trains all weights.
+    """
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the optimiser
+    are float32 always.
+    """
 
     def _called(self, name: str) -> str:
         return f"training setting {name}"

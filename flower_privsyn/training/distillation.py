@@ -40,22 +40,18 @@ class Distillation(Settings):
         ConfigError: A value is out of range; the message names the key.
     """
 
-    teacher: Annotated[
-        str | Path,
-        "a bundled short name, a folder or a hub name of a causal language model with the "
-        "student's vocabulary.",
-    ]
-    of_text: Annotated[float, Ge(0), "weight of the text; 0 is the teacher alone."] = field(
-        default=0.5, kw_only=True
-    )
-    of_teacher: Annotated[
-        PositiveFloat, "weight of the teacher; Wang et al.'s beta, beside `of_text` = 1."
-    ] = field(default=0.5, kw_only=True)
-    top_k: Annotated[
-        NonNegativeInt,
-        "largest probabilities of the teacher that are taught, scaled to a sum of 1: nothing is "
-        "said of the other tokens. 0 teaches all.",
-    ] = field(default=0, kw_only=True)
+    teacher: str | Path
+    """A bundled short name, a folder or a hub name of a causal language model with the student's
+    vocabulary.
+    """
+    of_text: Annotated[float, Ge(0)] = field(default=0.5, kw_only=True)
+    """Weight of the text; 0 is the teacher alone."""
+    of_teacher: PositiveFloat = field(default=0.5, kw_only=True)
+    """Weight of the teacher; Wang et al.'s beta, beside `of_text` = 1."""
+    top_k: NonNegativeInt = field(default=0, kw_only=True)
+    """Largest probabilities of the teacher that are taught, scaled to a sum of 1: nothing is said
+    of the other tokens. 0 teaches all.
+    """
 
     def _called(self, name: str) -> str:
         return f"distillation setting {name}"

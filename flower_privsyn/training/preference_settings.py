@@ -43,50 +43,39 @@ class PreferenceSettings(Settings):
         Hou et al. 2025 (POPri), section 4 and appendix; "the code" is what its authors released.
     """
 
-    loss: Annotated[
-        Literal["dpo", "ipo", "sft"],
-        '"ipo" is length-normalised, as its authors run it; "sft" is cross-entropy on the chosen '
-        "responses alone: the PE+SFT baseline.",
-    ] = "dpo"
-    beta: Annotated[
-        PositiveFloat, "DPO's beta and IPO's tau (the paper's tau); 0.01 in the code.", IN_PYTHON
-    ] = 0.1
-    lora_rank: Annotated[
-        PositiveInt, "Rank of the adapter on all linear layers but the output; 16 in the code."
-    ] = 4
-    lora_alpha: Annotated[
-        PositiveInt, "The adapter's scale is `lora_alpha / lora_rank`; 16 in the code.", IN_PYTHON
-    ] = 8
-    learning_rate: Annotated[
-        PositiveFloat,
-        "AdamW's peak rate; the paper searches 3e-7 to 8e-7 for an 8 B model. Small models need "
-        "far more: 12 steps move `privsyn-lm` well at 1e-3, and hardly at 1e-4.",
-    ] = 8e-7
-    learning_rate_schedule: Annotated[
-        Literal["cosine", "constant"],
-        '"cosine" to zero, or "constant" as in the code.',
-        IN_PYTHON,
-    ] = "cosine"
-    warmup_steps: Annotated[
-        NonNegativeInt, "Steps of linear warm-up; 10 in the code.", IN_PYTHON
-    ] = 0
-    training_epochs: Annotated[PositiveInt, "Passes over the pairs; 1 in the code."] = 2
-    training_batch_size: Annotated[PositiveInt, "Pairs per step."] = 24
-    training_micro_batch_size: Annotated[
-        PositiveInt,
-        "At most this many pairs go through the model at a time (the largest divisor of "
-        "`training_batch_size` up to it). It changes the memory, and of the result only a pass's "
-        "last step, where that has fewer pairs, so a resumed run may have another one.",
-    ] = 8
-    reference: Annotated[
-        Literal["base", "previous"],
-        'What DPO and IPO measure against: "base", the public model (ours, so that rounds do not '
-        'drift), or "previous", the adapter the round began with.',
-        IN_PYTHON,
-    ] = "base"
-    gradient_checkpointing: Annotated[
-        bool, "Recompute activations in the backward pass: less memory, a third slower.", IN_PYTHON
-    ] = False
+    loss: Literal["dpo", "ipo", "sft"] = "dpo"
+    """The loss: "ipo" is length-normalised, as its authors run it; "sft" is cross-entropy on the
+    chosen responses alone: the PE+SFT baseline.
+    """
+    beta: Annotated[PositiveFloat, IN_PYTHON] = 0.1
+    """DPO's beta and IPO's tau (the paper's tau); 0.01 in the code."""
+    lora_rank: PositiveInt = 4
+    """Rank of the adapter on all linear layers but the output; 16 in the code."""
+    lora_alpha: Annotated[PositiveInt, IN_PYTHON] = 8
+    """The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."""
+    learning_rate: PositiveFloat = 8e-7
+    """AdamW's peak rate; the paper searches 3e-7 to 8e-7 for an 8 B model. Small models need far
+    more: 12 steps move `privsyn-lm` well at 1e-3, and hardly at 1e-4.
+    """
+    learning_rate_schedule: Annotated[Literal["cosine", "constant"], IN_PYTHON] = "cosine"
+    """Either "cosine" to zero, or "constant" as in the code."""
+    warmup_steps: Annotated[NonNegativeInt, IN_PYTHON] = 0
+    """Steps of linear warm-up; 10 in the code."""
+    training_epochs: PositiveInt = 2
+    """Passes over the pairs; 1 in the code."""
+    training_batch_size: PositiveInt = 24
+    """Pairs per step."""
+    training_micro_batch_size: PositiveInt = 8
+    """At most this many pairs go through the model at a time (the largest divisor of
+    `training_batch_size` up to it). It changes the memory, and of the result only a pass's last
+    step, where that has fewer pairs, so a resumed run may have another one.
+    """
+    reference: Annotated[Literal["base", "previous"], IN_PYTHON] = "base"
+    """What DPO and IPO measure against: "base", the public model (ours, so that rounds do not
+    drift), or "previous", the adapter the round began with.
+    """
+    gradient_checkpointing: Annotated[bool, IN_PYTHON] = False
+    """Recompute activations in the backward pass: less memory, a third slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,26 +86,20 @@ class PreferenceTraining(PreferenceSettings):
         ConfigError: A value is out of range; the message names the key.
     """
 
-    max_tokens: Annotated[
-        int,
-        Ge(2),
-        "Longest prompt and response together; the model's context bounds it as well. A longer "
-        "pair is left out, and named in the report.",
-    ] = 512
-    max_new_tokens: Annotated[
-        int | None,
-        Ge(1),
-        "The generator's limit, or None if unknown: a response that does not fit into it together "
-        "with its end was cut by it, so its end is not taught.",
-    ] = None
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], '"auto" takes a GPU if there is one; else "cpu" or "cuda".'
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        '"auto" is bfloat16 on a GPU, and for 100 million parameters or more on a CPU that '
-        "multiplies it; else float32. The adapter itself is always float32.",
-    ] = "auto"
+    max_tokens: Annotated[int, Ge(2)] = 512
+    """Longest prompt and response together; the model's context bounds it as well. A longer pair is
+    left out, and named in the report.
+    """
+    max_new_tokens: Annotated[int | None, Ge(1)] = None
+    """The generator's limit, or None if unknown: a response that does not fit into it together with
+    its end was cut by it, so its end is not taught.
+    """
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it runs: "auto" takes a GPU if there is one; else "cpu" or "cuda"."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights: "auto" is bfloat16 on a GPU, and for 100 million parameters or more on a CPU
+    that multiplies it; else float32. The adapter itself is always float32.
+    """
 
     def _called(self, name: str) -> str:
         return f"training setting {name}"
