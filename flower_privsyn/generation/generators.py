@@ -24,8 +24,6 @@ from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_o
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompts import Prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-from flower_privsyn.models.gguf import digest_of
-from flower_privsyn.models.packaged import PACKAGED
 
 #: What every request holds: the settings, the method and the prompt say it.
 _OF_A_REQUEST: Final = frozenset({
@@ -208,39 +206,3 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
 def is_gguf(name: str) -> bool:
     """Whether the name is of a file that llama.cpp runs, on this machine."""
     return name.startswith(PREFIX)
-
-
-#: Whether the same seeds give the same texts again, by what runs the model, and why not.
-_REPEATS: Final = {
-    "Transformers": (True, "on one machine, with the same versions and batch size"),
-    "llama.cpp": (False, "samples are rounded together with those that are written beside them"),
-    "a server": (False, "seeds are sent, and what the server makes of them is not known"),
-}
-
-
-def describe_generator(name: str) -> dict[str, Any]:
-    """What a run directory says of a generator beside its name; nothing is loaded.
-
-    Args:
-        name: As for `load_generator`.
-
-    Returns:
-        What runs it; whether the same seeds give the same texts again; of a file its digest, of
-        a package also the licence.
-
-    Raises:
-        ModelError: A file cannot be read.
-    """
-    here = "llama.cpp" if is_gguf(name) else "Transformers"
-    backend = "a server" if is_address(name) else here
-    repeats, why = _REPEATS[backend]
-    said: dict[str, Any] = {"run_by": backend, "deterministic": repeats, "because": why}
-    if is_gguf(name):
-        said["sha256"] = digest_of(file_of(name))
-    if name in PACKAGED:
-        said |= {
-            "sha256": PACKAGED[name].sha256,
-            "sha256_of": "the GGUF file from which its weights were made, checked at that time",
-            "licence": PACKAGED[name].licence,
-        }
-    return said

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -35,8 +34,8 @@ _LONGEST_PAUSE = 1.0
 _LATENESS = 1 / 8
 
 
-class WindowedGrid(Grid):
-    """A Grid that bounds how many messages are built and under way.
+class WindowedGrid:
+    """Exchanges through a Grid of Flower's, few of whose messages are built and under way.
 
     `send_and_receive` returns an iterator: the first messages go out when it is first asked, and
     what was answered makes room for the next. It ends when everything sent is answered or when the
@@ -48,48 +47,18 @@ class WindowedGrid(Grid):
         grid: Flower's connection to the nodes.
         window: messages under way at most, >= 1.
 
+    Attributes:
+        flower: the Grid.
+
     Raises:
         ConfigError: the window is not a whole number >= 1.
     """
 
     def __init__(self, grid: Grid, *, window: int = MESSAGES_UNDER_WAY) -> None:
-        self._grid = grid
+        self.flower = grid
         self._window = check_whole("window", window, ge=1)
         self._overdue: set[str] = set()
         self._late = 0
-
-    # ---- what is passed on
-
-    def set_run(self, run: Any) -> None:
-        """Passed on."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Passed on."""
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Passed on; deprecated by Flower."""
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Passed on."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Passed on."""
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Passed on."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Passed on."""
-        return self._grid.pull_messages(message_ids)
-
-    # ---- the window
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -133,7 +102,7 @@ class WindowedGrid(Grid):
                 # Flower returns them in no order.
                 replies = deque(
                     sorted(
-                        self._grid.pull_messages(list(waiting)) if waiting else (),
+                        self.flower.pull_messages(list(waiting)) if waiting else (),
                         key=lambda reply: reply.metadata.created_at,
                     )
                 )
@@ -161,7 +130,7 @@ class WindowedGrid(Grid):
         """Send messages, and return their ids; what Flower did not take is not waited for."""
         if not messages:
             return []
-        ids = list(self._grid.push_messages(messages))
+        ids = list(self.flower.push_messages(messages))
         if len(ids) < len(messages):  # some Grids leave out the refused, others put None
             taken = set(ids)
             messages = [m for m in messages if m.metadata.message_id in taken]
@@ -176,7 +145,7 @@ class WindowedGrid(Grid):
     def _collect_late(self) -> None:
         """Take out replies to earlier exchanges, which else stay in Flower's memory."""
         if self._overdue:
-            for reply in self._grid.pull_messages(list(self._overdue)):
+            for reply in self.flower.pull_messages(list(self._overdue)):
                 self._note_late(reply)
 
     def _note_late(self, reply: Message) -> None:
@@ -189,9 +158,8 @@ def is_of_a_simulation(grid: Grid) -> bool:
     """Whether Flower simulates the nodes behind a grid, and makes as many as it is told each time.
 
     Args:
-        grid: Flower's connection to the nodes, or a `WindowedGrid` around it.
+        grid: Flower's connection to the nodes.
     """
-    inner = grid._grid if isinstance(grid, WindowedGrid) else grid
     # Whoever has such a grid has loaded it; Ray may be begun only later.
     kind = getattr(sys.modules.get("flwr.superlink.grid.inmemory_grid"), "InMemoryGrid", None)
-    return bool(getattr(inner, "is_simulation", kind is not None and isinstance(inner, kind)))
+    return bool(getattr(grid, "is_simulation", kind is not None and isinstance(grid, kind)))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.files import sha256_of
 from flower_privsyn.models.library import shorten
 
 #: Tensors whose products are what a cache holds of a token; the last one has the query's as well.
@@ -61,19 +60,3 @@ def read_gguf(path: str | Path) -> GGUFHeader:
         raise ModelError(
             f"{file} is no whole GGUF file ({type(error).__name__}: {shorten(error)})"
         ) from error
-
-
-def digest_of(path: str | Path) -> str:
-    """The sha256 of a file, in hexadecimal digits.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
-    try:
-        return sha256_of(path)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ModelError(f"GGUF file {path} cannot be read: {reason}") from error

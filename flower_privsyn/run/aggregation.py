@@ -13,11 +13,11 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
 from flower_privsyn.secure_aggregation import (
@@ -95,24 +95,22 @@ class Aggregation(ABC):
 
     @abstractmethod
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
     ) -> Iterator[Message]:
         """The messages of a round, each built when there is room for it.
 
         Args:
             asks: nodes with the question as each of them gets it.
             broadcast: of the question, packed.
-            grid: for protocols that have something to settle before the question.
         """
 
     @abstractmethod
-    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
+    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
         """Add up the replies that may be.
 
         Args:
             replies: to what `messages` sent, each looked at once and forgotten.
             expected: what honest ones look like.
-            grid: for protocols of several exchanges.
         """
 
 
@@ -193,11 +191,7 @@ class Central(Aggregation):
     """
 
     def messages(
-        self,
-        asks: Iterable[tuple[int, wire.Ask]],
-        broadcast: ArrayRecord,
-        *,
-        grid: Grid,  # noqa: ARG002 - one exchange is all
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
     ) -> Iterator[Message]:
         """One message a node: the question."""
         for node, ask in asks:
@@ -207,13 +201,7 @@ class Central(Aggregation):
                 message_type=wire.message_type(ask.query),
             )
 
-    def collect(
-        self,
-        replies: Iterable[Message],
-        *,
-        expected: Expected,
-        grid: Grid,  # noqa: ARG002 - one exchange is all
-    ) -> Collected:
+    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
         """Add up the first usable reply of every node that was asked."""
         asked = expected.most_users
         counts: Counter[str] = Counter()
@@ -255,10 +243,12 @@ class Secure(Aggregation):
         ones. Towards the server that of `flower_privsyn.secure_aggregation.node`.
 
     Args:
-        timeout: seconds for each of the four exchanges beside that of the question.
+        grid: for the four exchanges beside that of the question.
+        timeout: seconds for each of them.
     """
 
-    def __init__(self, *, timeout: float) -> None:
+    def __init__(self, grid: WindowedGrid, *, timeout: float) -> None:
+        self._grid = grid
         self._timeout = timeout
         self._begun: tuple[wire.Ask, ServerRound] | None = None
         self._lost = ""
@@ -266,7 +256,7 @@ class Secure(Aggregation):
         self._told: set[frozenset[int]] = set()
 
     def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord, *, grid: Grid
+        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
     ) -> Iterator[Message]:
         """Exchange keys and shares, then one message a node: the question with its mail."""
         self._begun, self._lost, self._counts = None, "", Counter()
@@ -281,7 +271,7 @@ class Secure(Aggregation):
             raise RuntimeError("under secure aggregation every node is asked the same")
         content = wire.pack_ask(ask, broadcast)
         try:
-            protocol = self._set_up(ask, content, sorted(asked), grid)
+            protocol = self._set_up(ask, content, sorted(asked))
             active = protocol.active
         except ProtocolError as error:
             self._lost = f"nothing was asked: {error}"
@@ -299,7 +289,7 @@ class Secure(Aggregation):
             for node in sorted(active)
         )
 
-    def collect(self, replies: Iterable[Message], *, expected: Expected, grid: Grid) -> Collected:
+    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
         """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
         begun, counts = self._begun, Counter[str]()
         if begun is None:
@@ -319,7 +309,6 @@ class Secure(Aggregation):
         try:
             survivors = protocol.survivors
             self._exchange(
-                grid,
                 secure_wire.AGREE,
                 {
                     node: secure_wire.pack(
@@ -339,7 +328,6 @@ class Secure(Aggregation):
                 secure_wire.Signatures(round=number, signatures=protocol.signatures)
             )
             self._exchange(
-                grid,
                 secure_wire.UNMASK,
                 dict.fromkeys(sorted(protocol.signers), signatures),
                 lambda node, reply: protocol.add_unmasking(
@@ -372,9 +360,7 @@ class Secure(Aggregation):
             charged=True,
         )
 
-    def _set_up(
-        self, ask: wire.Ask, content: RecordDict, nodes: list[int], grid: Grid
-    ) -> ServerRound:
+    def _set_up(self, ask: wire.Ask, content: RecordDict, nodes: list[int]) -> ServerRound:
         """Everybody's keys, and the shares of those whose keys everybody has seen."""
         number, terms = ask.release.round, ask.secure
         if terms is None:
@@ -395,7 +381,7 @@ class Secure(Aggregation):
             shown[node] = run, card
 
         request = secure_wire.pack(secure_wire.Asked(round=number))
-        self._exchange(grid, secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
+        self._exchange(secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
         roster = _roster(shown, terms, number)
         protocol = ServerRound(
             roster,
@@ -406,7 +392,6 @@ class Secure(Aggregation):
             secure_wire.Invited(round=number, terms=terms, cards=tuple(roster.cards.values()))
         )
         self._exchange(
-            grid,
             secure_wire.SHARES,
             dict.fromkeys(roster.cards, show),
             lambda node, reply: protocol.add_shares(node, secure_wire.unpack_reply(Sealed, reply)),
@@ -428,7 +413,6 @@ class Secure(Aggregation):
 
     def _exchange(
         self,
-        grid: Grid,
         step: str,
         contents: Mapping[int, RecordDict],
         take: Callable[[int, Message], None],
@@ -439,7 +423,7 @@ class Secure(Aggregation):
             Message(content, dst_node_id=node, message_type=step)
             for node, content in contents.items()
         )
-        replies = grid.send_and_receive(messages, timeout=self._timeout)
+        replies = self._grid.send_and_receive(messages, timeout=self._timeout)
         self._take(first_replies(replies, asked=contents.keys(), counts=counts), take, counts)
         name = step.removeprefix("query.")
         self._counts.update({f"{name}: {key}": count for key, count in counts.items() if count})

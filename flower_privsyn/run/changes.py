@@ -13,7 +13,7 @@ from flower_privsyn.environment import versions
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generators import SERVER_SETTINGS, describe_generator
+from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.run.directory import EXPANDED, WRITTEN, RunDirectory
 from flower_privsyn.run.method import Method
@@ -23,56 +23,28 @@ from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
 
 logger = logging.getLogger("flwr.privsyn")
 
-_GENERATORS: Final = "generators"
-
-#: What runs a generator that an app made itself.
-_BY_THE_APP: Final = "an object of the app"
+#: In `config.json`, the name of the object of the app that wrote for a run last.
+_WRITER: Final = "writer"
 
 
-def record_generators(run: RunDirectory, method: Method) -> None:
-    """Keep in `config.json` what runs each generator, and whether its texts can be had again.
-
-    Under `generators`, by name, the one that writes now last; those of earlier starts of the run
-    stay.
+def record_writer(run: RunDirectory, method: Method) -> None:
+    """Keep in `config.json` that an object of the app writes, which no setting can name.
 
     Args:
         run: its directory.
-        method: knows whether it asks one.
-
-    Raises:
-        ModelError: a model's file cannot be read.
+        method: knows whether it asks one; of one that asks nobody to write nothing is changed.
     """
-    document = run.document
-    before = dict(document.get(_GENERATORS, {}))
-    now = _described(method)
-    kept = {name: said for name, said in before.items() if name not in now} | now
-    if list(kept.items()) != list(before.items()):
-        write_json(run.config_file, {**document, _GENERATORS: kept})
-
-
-def _described(method: Method) -> dict[str, dict[str, Any]]:
-    """What is said of the generators that a method asks, by name."""
-    name = method.asked_generator
-    if not name:
-        return {}
-    if method.given_writer is None:
-        return {name: describe_generator(name)}
-    return {
-        method.given_writer.name: {
-            "run_by": _BY_THE_APP,
-            "deterministic": False,
-            "because": "what it makes of seeds is the app's business",
-        }
-    }
+    if not method.asked_generator:
+        return
+    name = None if method.given_writer is None else method.given_writer.name
+    if name != object_of_the_app(run):
+        write_json(run.config_file, {**run.document, _WRITER: name})
 
 
 def object_of_the_app(run: RunDirectory) -> str | None:
     """The name of the object that wrote for a run last; None where its settings name what did."""
-    recorded = run.document.get(_GENERATORS) or {}
-    name = next(reversed(recorded), None)
-    if name is None or recorded[name].get("run_by") != _BY_THE_APP:
-        return None
-    return str(name)
+    name = run.document.get(_WRITER)
+    return None if name is None else str(name)
 
 
 def refuse_another_writer(run: RunDirectory, method: Method, *, named: bool) -> None:

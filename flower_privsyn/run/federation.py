@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
+from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import stamped
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
@@ -27,7 +27,7 @@ from flower_privsyn.run.changes import (
     changes_of_run,
     may_leave_out_nodes,
     record_changes,
-    record_generators,
+    record_writer,
     refuse_another_writer,
 )
 from flower_privsyn.run.method import Method, RecordSource, RunContext
@@ -320,7 +320,7 @@ class Preparation:
         settings: the settings.
         method: to be prepared.
         strategy: the name of the strategy that runs it.
-        grid: Flower's connection to the nodes.
+        grid: exchanges with the nodes.
         timeout: seconds to wait for their replies.
     """
 
@@ -328,7 +328,7 @@ class Preparation:
     settings: PrivateSumConfig
     method: Method
     strategy: str
-    grid: Grid
+    grid: WindowedGrid
     timeout: float
 
     def get_ready(self, *, resume: bool) -> Federation | None:
@@ -352,7 +352,7 @@ class Preparation:
         sources = set_up(method, settings, run, progress=progress)
         if resume:
             record_changes(run, changes)
-        record_generators(run, method)
+        record_writer(run, method)
         if resume and all_asked(run, num_rounds=settings.num_rounds):
             logger.info("every round has been asked: the result is made without the nodes")
             return None
@@ -524,13 +524,17 @@ class Preparation:
         with contextlib.ExitStack() as shown:
             stage: Stage | None = None
             while True:
-                nodes = sorted(self.grid.get_node_ids())
+                nodes = sorted(self.grid.flower.get_node_ids())
                 if len(nodes) >= wanted:
                     return nodes
                 waited = time.monotonic() - begun
                 if waited >= self.settings.node_timeout:
                     instead = ""
-                    if resume and nodes and may_leave_out_nodes(self.run, self.settings, self.grid):
+                    if (
+                        resume
+                        and nodes
+                        and may_leave_out_nodes(self.run, self.settings, self.grid.flower)
+                    ):
                         command = how_to_resume(self.run.path, num_nodes=len(nodes))
                         instead = f"to go on without those that are gone for good: {command}; "
                     raise FederationError(
@@ -560,7 +564,9 @@ class Preparation:
     def _changes(self) -> dict[str, tuple[Any, Any]]:
         """What a run that is resumed does otherwise; refused where it may not."""
         self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
-        changes = changes_of_run(self.run, self.settings, strategy=self.strategy, grid=self.grid)
+        changes = changes_of_run(
+            self.run, self.settings, strategy=self.strategy, grid=self.grid.flower
+        )
         refuse_another_writer(self.run, self.method, named="generator" in changes)
         return changes
 

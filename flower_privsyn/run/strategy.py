@@ -303,7 +303,7 @@ class Started:
     for.
 
     Attributes:
-        grid: Flower's connection to the nodes.
+        grid: exchanges with the nodes.
         aggregation: what makes a sum of answers.
         ledger: open.
         federation: the nodes and their noise.
@@ -497,7 +497,7 @@ class PrivateSumStrategy(Strategy):
                     secure = settings.secure_aggregation
                     self._started = Started(
                         grid=window,
-                        aggregation=Secure(timeout=timeout) if secure else Central(),
+                        aggregation=Secure(window, timeout=timeout) if secure else Central(),
                         ledger=ledger,
                         federation=federation,
                         rounds=rounds,
@@ -543,7 +543,7 @@ class PrivateSumStrategy(Strategy):
             if rounds.over >= rounds.total:
                 return
             number = rounds.over + 1
-            messages = self.configure_train(number, need(arrays), ConfigRecord(), grid)
+            messages = self.configure_train(number, need(arrays), ConfigRecord(), grid.flower)
             replies = grid.send_and_receive(messages, timeout=timeout)
             arrays, metrics = self.aggregate_train(number, replies)
             if arrays is not None:
@@ -623,7 +623,7 @@ class PrivateSumStrategy(Strategy):
         refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
-            connected=set(started.grid.get_node_ids()),
+            connected=set(started.grid.flower.get_node_ids()),
             random=self._random,
             everybody=self.config.secure_aggregation,
         )
@@ -669,7 +669,7 @@ class PrivateSumStrategy(Strategy):
                     ),
                 )
 
-        return started.aggregation.messages(asks(), arrays, grid=started.grid)
+        return started.aggregation.messages(asks(), arrays)
 
     def _begin(self, asked: AskedRound, spec: ReleaseSpec) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
@@ -746,7 +746,7 @@ class PrivateSumStrategy(Strategy):
             replies were used, and why others were not.
         """
         started, expected = need(self._started), asked.expected
-        collected = started.aggregation.collect(replies, expected=expected, grid=started.grid)
+        collected = started.aggregation.collect(replies, expected=expected)
         counts, num_users = collected.counts, collected.num_users
         required = self.config.required_users(asked.sampling)
         reason = collected.lost

