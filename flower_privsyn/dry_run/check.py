@@ -39,8 +39,8 @@ from flower_privsyn.run.method import Method, RecordSource, source_of
 from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import ask_of, broadcast_of, shown, traffic_of
-from flower_privsyn.run.trackers import require_tracker
 from flower_privsyn.strategies.by_name import STRATEGIES, own_keys
+from flower_privsyn.trackers import require_tracker
 
 #: How many standard deviations of the noise stand out.
 _SEEN: Final = 3.0

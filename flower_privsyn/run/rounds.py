@@ -25,6 +25,7 @@ from flower_privsyn.files import replacing
 from flower_privsyn.privacy import Plan, PoissonSampling, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import RoundFiles
+from flower_privsyn.run.following import Following
 from flower_privsyn.run.method import (
     Method,
     Question,
@@ -34,7 +35,6 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.run_format import STOPPED
-from flower_privsyn.run.trackers import Following
 
 
 def is_stored(run: RunDirectory, number: int) -> bool:
@@ -259,7 +259,7 @@ class KeptRounds:
         run: the run directory.
         method: post-processes.
         total: rounds of the whole run.
-        tracker: told of every round, and of a failure; None where nobody is.
+        tracker: told of every round, and of a failure.
         state: what the method knows, from `go_on` on.
         over: rounds that are over.
     """
@@ -267,15 +267,14 @@ class KeptRounds:
     run: RunDirectory
     method: Method
     total: int
-    tracker: Following | None = None
+    tracker: Following
     state: State = field(default_factory=dict)
     over: int = 0
     _asked: tuple[int, Question] | None = None
 
     def __post_init__(self) -> None:
         """Let the tracker know how the run ends."""
-        if self.tracker is not None:
-            self.run.follow_failure(partial(self.tracker.tell, self.run))
+        self.run.follow_failure(self.tell)
 
     @property
     def question(self) -> Question | None:
@@ -430,8 +429,7 @@ class KeptRounds:
 
     def tell(self) -> None:
         """Tell the tracker of all lines of `metrics.jsonl`."""
-        if self.tracker is not None:
-            self.tracker.tell(self.run)
+        self.tracker.tell(self.run)
 
     # ------------------------------------------------------------------ the end
 

@@ -58,6 +58,7 @@ from flower_privsyn.run.aggregation import (
 )
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
+from flower_privsyn.run.following import Following
 from flower_privsyn.run.method import (
     Method,
     Question,
@@ -75,8 +76,8 @@ from flower_privsyn.run.rounds import (
     last_state,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.run.trackers import Following, Tracker
 from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.trackers import Tracker
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -564,7 +565,7 @@ class PrivateSumStrategy(Strategy):
             return None
         return broadcast_of(Question(self.method.queries[-1], learnt), self.config)
 
-    def _result_again(self, tracker: Following | None) -> Result:
+    def _result_again(self, tracker: Following) -> Result:
         """Flower's result of a finished run, from its directory; nobody is asked.
 
         Of every round the numbers of its line, and the arrays that the run ended with, for which
@@ -588,8 +589,7 @@ class PrivateSumStrategy(Strategy):
                 result.arrays = self._learnt(kept[1]) or result.arrays
             for line in run.metrics():
                 result.train_metrics_clientapp[int(line["round"])] = _numbers_of(line)
-            if tracker is not None:
-                tracker.tell(run)
+            tracker.tell(run)
             return result
         finally:
             run.unlock()

@@ -11,9 +11,9 @@ import pytest
 
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.locks import read_holder
-from flower_privsyn.run import RunDirectory, trackers
-from flower_privsyn.run.trackers import Following
-from tests.support import golden_runs
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.following import Following
+from flower_privsyn.trackers import require_tracker
 from tests.support.probe import Probe
 from tests.support.run_files import add_line
 from tests.support.tracked import mlflow_run, tensorboard_points
@@ -36,13 +36,13 @@ class Listening:
     """Hears all, and may fail after that."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.begun: list[tuple[dict[str, object], str]] = []
+        self.begun: list[tuple[Mapping[str, str], str]] = []
         self.points: list[tuple[int, str, float]] = []
         self.ends: list[str] = []
         self.fails = fails
 
-    def begin(self, run: RunDirectory, known: str) -> str:
-        self.begun.append((run.config, known))
+    def begin(self, name: str, settings: Mapping[str, str], folder: Path, known: str) -> str:
+        self.begun.append((settings, known))
         return "its name"
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
@@ -54,13 +54,6 @@ class Listening:
         self.ends.append(status)
 
 
-def follow(name: str) -> Following:
-    """The tracker of a setting, as a process that works on a run has it."""
-    found = Following.of(name, None)
-    assert found is not None
-    return found
-
-
 def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirectory) -> None:
     first, second = Listening(), Listening()
     following = Following(first)
@@ -68,7 +61,7 @@ def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirector
     following.tell(run)
     assert first.points == POINTS
     ((settings, known),) = first.begun
-    assert (known, settings) == ("", {"num-rounds": 3, "epsilon": 2.0})
+    assert (known, settings) == ("", {"strategy": "POPri", "num-rounds": "3", "epsilon": "2.0"})
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
     Following(second).tell(run)  # of a run that was resumed
@@ -82,10 +75,10 @@ def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirector
 
 def test_tensorboard_reads_every_figure(run: RunDirectory) -> None:
     pytest.importorskip("tensorboard")
-    follow("tensorboard").tell(run)
+    Following.of("tensorboard", None).tell(run)
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    follow("tensorboard").tell(run)
+    Following.of("tensorboard", None).tell(run)
     folder = run.owner.path / "tensorboard"
     assert sorted(tensorboard_points(folder)) == ALL
     assert all(b"/secret" not in file.read_bytes() for file in folder.iterdir())
@@ -97,10 +90,10 @@ def test_mlflow_goes_on_with_the_run_it_has(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    follow("mlflow").tell(run)
+    Following.of("mlflow", None).tell(run)
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    follow("mlflow").tell(run)
+    Following.of("mlflow", None).tell(run)
     found, points = mlflow_run()
     assert found.info.status == "FINISHED"
     assert found.data.params == {"strategy": "POPri", "num-rounds": "3", "epsilon": "2.0"}
@@ -114,7 +107,7 @@ def test_weights_and_biases_is_told_in_the_owner_s_folder(
     monkeypatch.setenv("WANDB_MODE", "offline")
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    follow("wandb").tell(run)
+    Following.of("wandb", None).tell(run)
     (file,) = run.owner.path.rglob("*.wandb")
     assert b"epsilon_release" in file.read_bytes()
     assert b"/secret" not in file.read_bytes()
@@ -142,12 +135,11 @@ def test_a_library_that_is_missing_is_named_before_a_run_begins() -> None:
     for name in missing:
         with pytest.raises(MissingExtraError, match=name):
             Following.of(name, None)
-    assert Following.of("", None) is None
 
 
 def _is_here(name: str) -> bool:
     try:
-        trackers.require_tracker(name)
+        require_tracker(name)
     except MissingExtraError:
         return False
     return True
@@ -177,16 +169,15 @@ def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
     assert strategy.tracker.points
 
 
-def test_a_real_run_tells_its_tracker_after_every_round_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_tells_its_tracker_after_every_round_and_at_the_end(
+    federation: Callable[..., Any], config: Callable[..., Any]
 ) -> None:
-    listening = Listening()
-    monkeypatch.setattr(Following, "of", classmethod(lambda cls, name, own: cls(listening)))
-    golden_runs.run("private-evolution poisson", tmp_path)
+    strategy = Probe(config(num_rounds=2, sampling="poisson", sampling_rate=0.5))
+    listening = strategy.tracker = Listening()
+    strategy.start(federation())
     assert listening.ends == ["finished"]
     ((settings, _),) = listening.begun
-    rounds = sorted({number for number, _, _ in listening.points})
-    assert rounds == list(range(1, len(rounds) + 1))
+    assert sorted({number for number, _, _ in listening.points}) == [1, 2]
     # Who took part is secret under Poisson sampling, and no figure counts it.
     assert not {name for _, name, _ in listening.points} & {"num_users", "num_nodes", "answers"}
     assert not {"run-dir", "resume", "data"} & set(settings)
