@@ -205,14 +205,14 @@ def house(folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
 def _keys() -> tuple[set[str], set[str]]:
     """Keys that a run configuration may have, and fields of settings that it may not."""
     from flower_privsyn.cli.methods import settings_page
-    from flower_privsyn.strategies import STRATEGIES
+    from flower_privsyn.strategies import entries
 
     methods = settings_page().partition("## What the owner of a node allows")[0]
     keys = set(re.findall(r"^\| `([^`]+)` \|", methods, re.MULTILINE))
     declared = {
         field.name.replace("_", "-")
-        for config, _ in STRATEGIES.values()
-        for field in dataclasses.fields(config)
+        for entry in entries().values()
+        for field in dataclasses.fields(entry.strategy.config_class)
     }
     return keys, declared - keys
 

@@ -27,11 +27,11 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.queries import QUERIES, TrainableModel
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.strategies import STRATEGIES, DPFTRLConfig
+from flower_privsyn.strategies import DPFTRLConfig, entries
 from flower_privsyn.training import PreferenceTraining
 from flower_privsyn.training.causal import CausalTraining
 
-CONFIGS = [config for config, _ in STRATEGIES.values()]
+CONFIGS = [entry.strategy.config_class for entry in entries().values()]
 OPTIONS = [
     Chunking,
     CausalTraining,

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,19 +67,9 @@ def methods(
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
-        _list(rows)
+        headings = ("strategy", "gives", "paper")
+        show_table(headings, ((row["name"], row["kind"], row["paper"]) for row in rows))
     return 0
-
-
-def _list(rows: Sequence[dict[str, str]]) -> None:
-    """Print the methods, in two tables where the terminal is narrow."""
-    from rich.console import Console
-
-    headings = {"title": "method", "kind": "gives", "query": "users answer", "paper": "paper"}
-    narrow = Console().width < 120
-    for keys in (["title", "kind"], ["query", "paper"]) if narrow else (list(headings),):
-        shown = ("strategy", *(headings[key] for key in keys))
-        show_table(shown, ([row[key] for key in ("name", *keys)] for row in rows))
 
 
 def _list_settings(rows: Iterable[tuple[str, str, str, str]]) -> None:
@@ -100,7 +90,7 @@ def settings_page() -> str:
 
     users: dict[type[Settings], list[str]] = {}
     for name, entry in entries().items():
-        for cls in reversed(entry.classes()[0].__mro__):
+        for cls in reversed(entry.strategy.config_class.__mro__):
             if issubclass(cls, Settings) and cls.declared:
                 users.setdefault(cls, []).append(name)
     parts = [_PREFACE]
@@ -127,14 +117,14 @@ def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
     Raises:
         ConfigError: there is no such method.
     """
-    from flower_privsyn.strategies.by_name import STRATEGIES, listed_strategies
+    from flower_privsyn.strategies.catalogue import entries, listed_strategies
 
-    if method not in STRATEGIES:
+    if method not in entries():
         raise ConfigError(f"the method must be {listed_strategies()}, got {method!r}")
-    declared = STRATEGIES[method][0].declared
-    for name, field in declared.items():
-        if _is_key(STRATEGIES[method][0], name):
-            yield _row(field, declared)
+    config = entries()[method].strategy.config_class
+    for name, field in config.declared.items():
+        if _is_key(config, name):
+            yield _row(field, config.declared)
 
 
 def _is_key(cls: type[Settings], name: str) -> bool:

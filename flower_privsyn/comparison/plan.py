@@ -27,8 +27,12 @@ from flower_privsyn.host.app import (
     strategies_of,
     written_settings,
 )
-from flower_privsyn.strategies.by_name import listed_strategies
-from flower_privsyn.strategies.catalogue import ComparedMethod, compared, entries
+from flower_privsyn.strategies.catalogue import (
+    ComparedMethod,
+    compared,
+    entries,
+    listed_strategies,
+)
 from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
@@ -300,8 +304,6 @@ class Plan:
                     people = people_of(
                         [self.people.private],
                         cut=Chunking.of(settings.to_dict()),
-                        nodes_read=settings.num_nodes,
-                        nodes=settings.num_nodes,
                         written=self._written,
                     )
                     method = strategy(settings).method

@@ -39,7 +39,6 @@ from flower_privsyn.run.method import Method, RecordSource, source_of
 from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import ask_of, broadcast_of, shown, traffic_of
-from flower_privsyn.strategies.by_name import STRATEGIES, own_keys
 from flower_privsyn.trackers import require_tracker
 
 #: How many standard deviations of the noise stand out.
@@ -249,9 +248,6 @@ def _settings_of(
             rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
             report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
             every.append((settings, strategy(settings).method))
-        if values.get("strategy") in STRATEGIES and (own := sorted(own_keys(values) - {"run-dir"})):
-            said = f"other_keys in {app.name}'s ServerApp must name its own keys: {', '.join(own)}"
-            report.say("settings", said)
     return every
 
 
@@ -280,7 +276,7 @@ def _read(
             return None
         report.not_private = True
         report.figures |= {"users": people.users, "documents": people.documents}
-        of = "" if people.all_read else f" of the first {people.nodes_read} of {people.nodes} nodes"
+        of = "" if people.all_read else " of the nodes that were read"
         held = f"; {people.held_out:,} more are held out" if people.held_out else ""
         said = f"{people.users:,} users{of} take part with {people.documents:,} texts{held}"
         report.say("data", said)

@@ -64,8 +64,7 @@ class People:
         held_out: who do not, because the settings hold them out.
         writing: of those who take part, who have any text.
         documents: of those who take part.
-        nodes_read: nodes whose users these are.
-        nodes: of the run.
+        all_read: whether these are the users of every node.
         written: what tells everybody's longer texts apart (`fingerprints`), held out or not;
             nothing where the run's configuration names no public text that they could be in.
     """
@@ -74,14 +73,8 @@ class People:
     held_out: int
     writing: int
     documents: int
-    nodes_read: int
-    nodes: int
     written: frozenset[int]
-
-    @property
-    def all_read(self) -> bool:
-        """Whether every node was read."""
-        return self.nodes_read == self.nodes
+    all_read: bool = True
 
 
 def read_people(
@@ -106,14 +99,14 @@ def read_people(
     told = values.get("public-text", BUNDLED) != BUNDLED
     everybody = check_data(app, values)
     if everybody is not None:
-        parts, read = [everybody], nodes
+        parts, all_read = [everybody], True
     else:
         with _imported(app) as client:
             recipe = recipe_of(client)
             if recipe is None:
                 return None
             parts = _by_node(recipe, values, classes=cut.classes, nodes=nodes)
-        read = len(parts)
+        all_read = len(parts) == nodes
         copies = Counter(user for part in parts for user in part.user_ids)
         most = max(copies.values(), default=0)
         if most > most_nodes:
@@ -123,7 +116,7 @@ def read_people(
                 "more noise"
             )
     written = fingerprints(parts) if told else frozenset[int]()
-    return people_of(parts, cut=cut, nodes_read=read, nodes=nodes, written=written)
+    return people_of(parts, cut=cut, written=written, all_read=all_read)
 
 
 def _by_node(
@@ -170,16 +163,15 @@ def _by_node(
 
 
 def people_of(
-    parts: Sequence[Users], *, cut: Chunking, nodes_read: int, nodes: int, written: frozenset[int]
+    parts: Sequence[Users], *, cut: Chunking, written: frozenset[int], all_read: bool = True
 ) -> People:
     """Who a run will ask, of the users that were read.
 
     Args:
         parts: users, of a node each or of all of them.
         cut: who is asked and what of their text counts.
-        nodes_read: nodes whose users these are.
-        nodes: of the run.
         written: see `People`.
+        all_read: whether these are the users of every node.
 
     Raises:
         DataError: of all nodes, one user takes part or none, or nobody who does has any text, or
@@ -189,21 +181,20 @@ def people_of(
         check_labels(parts, cut.classes)
     asked = [cut.asked(part) for part in parts]
     users, documents = sum(map(len, asked)), sum(len(part.texts) for part in asked)
-    if nodes_read == nodes and users < 2:
+    if all_read and users < 2:
         raise DataError(
             f"{users or 'nobody'} takes part, and a run needs at least 2 users, because nobody can "
             "hide among others alone; does client-column name the column that says whose a text is?"
         )
-    if nodes_read == nodes and not documents:
+    if all_read and not documents:
         raise DataError("nobody who takes part has any text: every answer would be noise")
     return People(
         users=users,
         held_out=sum(map(len, parts)) - users,
         writing=sum(len(np.unique(part.owners)) for part in asked),
         documents=documents,
-        nodes_read=nodes_read,
-        nodes=nodes,
         written=written,
+        all_read=all_read,
     )
 
 

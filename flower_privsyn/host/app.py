@@ -123,17 +123,18 @@ def strategies_of(
     Raises:
         ConfigError: A value is out of range or contradicts another one.
     """
-    from flower_privsyn.strategies import CLIENT_KEYS, STRATEGIES, configuration_of
-    from flower_privsyn.strategies.by_name import own_keys
+    from flower_privsyn.run.settings import CLIENT_KEYS
+    from flower_privsyn.strategies.catalogue import configuration_of, entries, own_keys
 
-    if (name := values.get("strategy")) in STRATEGIES:
+    strategies = {name: entry.strategy for name, entry in entries().items()}
+    if (name := values.get("strategy")) in strategies:
         given = {key: values[key] for key in values if key != "run-dir"}
         settings = configuration_of(given, other_keys=own_keys(given))
-        return [(settings, STRATEGIES[str(name)][1])]
+        return [(settings, strategies[str(name)])]
     declared = [
-        (config, strategy)
-        for config, strategy in STRATEGIES.values()
-        if config.keys() <= set(app.defaults)
+        (strategy.config_class, strategy)
+        for strategy in strategies.values()
+        if strategy.config_class.keys() <= set(app.defaults)
     ]
     found = []
     for config, strategy in declared:

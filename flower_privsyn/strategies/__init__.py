@@ -17,8 +17,12 @@ from flower_privsyn.strategies._training import (
     FederatedTrainingConfig,
 )
 from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
-from flower_privsyn.strategies.by_name import STRATEGIES, configuration_of, strategy_of
-from flower_privsyn.strategies.catalogue import CatalogueEntry
+from flower_privsyn.strategies.catalogue import (
+    CatalogueEntry,
+    configuration_of,
+    entries,
+    strategy_of,
+)
 from flower_privsyn.strategies.ctcl import CTCL, CTCLConfig
 from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
@@ -40,7 +44,6 @@ __all__ = [
     "CLIENT_KEYS",
     "CTCL",
     "DPFTRL",
-    "STRATEGIES",
     "AugPE",
     "AugPEConfig",
     "CTCLConfig",
@@ -74,5 +77,6 @@ __all__ = [
     "RunContext",
     "State",
     "configuration_of",
+    "entries",
     "strategy_of",
 ]

@@ -1,7 +1,7 @@
-"""The one list of methods: names, titles, papers, and where their code is.
+"""The one list of methods: names, titles, papers and classes; and strategies by name.
 
-Everything that names a method reads it here: the command line, comparisons, reports, costs and the
-tables of the documentation. Classes are references, "module:name", until somebody asks for them.
+Everything that names a method reads it here: the command line, comparisons, reports, costs, the
+tables of the documentation, and apps in which the run configuration chooses the method.
 
 A method from outside the package is an entry point of the group `flower_privsyn.strategies`, named
 as settings name the method, that loads a `CatalogueEntry`:
@@ -15,8 +15,8 @@ as settings name the method, that loads a `CatalogueEntry`:
         name="text-lengths",
         title="histogram of text lengths",
         kind="synthetic text",
-        queries=("text_lengths",),
-        strategy="text_lengths:TextLengths",
+        strategy=TextLengths,
+        paper="of text_lengths",
     )
 
 One that cannot be loaded, or whose name is taken, is left out and `refusals` says why; the others
@@ -25,16 +25,26 @@ are not touched by it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
-from types import MappingProxyType
+from importlib import metadata
 from typing import Any, Final, Literal, get_args
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies.aug_pe import AugPE
+from flower_privsyn.strategies.ctcl import CTCL
+from flower_privsyn.strategies.dp_fedavg import DPFedAvg
+from flower_privsyn.strategies.dp_ftrl import DPFTRL
+from flower_privsyn.strategies.fred import FreD
+from flower_privsyn.strategies.hybrid import Hybrid
+from flower_privsyn.strategies.joint_sketch import JointSketch
+from flower_privsyn.strategies.popri import POPri
+from flower_privsyn.strategies.private_evolution import PrivateEvolution
+from flower_privsyn.strategies.public_mid_training import PublicMidTraining
 
 #: Group of the entry points that add methods.
 GROUP: Final = "flower_privsyn.strategies"
@@ -50,9 +60,6 @@ Kind = Literal[
 ]
 #: Kinds of method that end with the model itself, and not with text for one to learn from.
 OF_MODELS: Final[frozenset[Kind]] = frozenset({"chosen text", "on-device training"})
-
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +86,6 @@ class ComparedMethod:
     seeded: bool = True
     by_default: bool = True
 
-    def __post_init__(self) -> None:
-        """Refuse what no table could show."""
-        if self.kind not in get_args(Kind):
-            raise ConfigError(
-                f"the kind of {self.name} must be one of {', '.join(get_args(Kind))}, "
-                f"got {self.kind!r}"
-            )
-
     @property
     def trains_student(self) -> bool:
         """Whether it ends with the model itself, and not with text for one to learn from."""
@@ -105,41 +104,12 @@ class CatalogueEntry(ComparedMethod):
     Its name is of lower-case words joined by hyphens.
 
     Attributes:
-        strategy: reference to the strategy, a `PrivateSumStrategy`.
-        queries: names of the queries it asks, the first in every run, unless settings have
-            another one asked in its place.
-        papers: where it was published, as "Hou et al., ICML 2025", the first above all; none for
-            a method of this package.
+        strategy: the strategy; its settings are its `config_class`.
+        paper: where it was published, as "Hou et al., ICML 2025"; else whose method it is.
     """
 
-    strategy: str
-    queries: tuple[str, ...]
-    papers: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse names that settings cannot hold and references that name nothing."""
-        super().__post_init__()
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                "the name of a method must be lower-case words joined by hyphens, "
-                f"got {self.name!r}"
-            )
-        if not _REFERENCE.fullmatch(self.strategy):
-            raise ConfigError(
-                f'the strategy of {self.name} must be "module:name", got {self.strategy!r}'
-            )
-
-    @property
-    def paper(self) -> str:
-        """Its papers in one line; where there is none, whose method it is."""
-        home = re.split("[.:]", self.strategy)[0]
-        whose = "of this package" if home == "flower_privsyn" else f"of {home}"
-        return "; ".join(self.papers) or whose
-
-    def classes(self) -> tuple[type[Any], type[Any]]:
-        """Load its settings and its strategy."""
-        strategy = resolved(self.strategy)
-        return strategy.config_class, strategy
+    strategy: type[PrivateSumStrategy]
+    paper: str
 
     def to_dict(self) -> dict[str, str]:
         """What `privsyn methods --json` prints of it."""
@@ -148,149 +118,104 @@ class CatalogueEntry(ComparedMethod):
             "title": self.title,
             "kind": self.kind,
             "paper": self.paper,
-            "query": ", ".join(self.queries),
         }
 
 
-_STRATEGIES = "flower_privsyn.strategies"
+_OURS = "of this package"
 #: In the order of a table, from the floor to the ceiling.
 _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
-    ComparedMethod(
-        name="public-only",
-        title="public model",
-        kind="public text",
-        seeded=False,
-    ),
-    ComparedMethod(
-        name="expand-only",
-        title="public text, expanded",
-        kind="public text",
-    ),
-    ComparedMethod(
-        name="random-public",
-        title="public text, at random",
-        kind="public text",
-    ),
-    ComparedMethod(
-        name="distill-public",
-        title="the same, distilled",
-        kind="public text",
-    ),
+    ComparedMethod(name="public-only", title="public model", kind="public text", seeded=False),
+    ComparedMethod(name="expand-only", title="public text, expanded", kind="public text"),
+    ComparedMethod(name="random-public", title="public text, at random", kind="public text"),
+    ComparedMethod(name="distill-public", title="the same, distilled", kind="public text"),
     CatalogueEntry(
         name="private-evolution",
         title="private evolution",
         kind="synthetic text",
-        strategy=f"{_STRATEGIES}.private_evolution:PrivateEvolution",
-        queries=("nearest_neighbor_histogram",),
-        papers=("Hou et al., ICML 2024 (PrE-Text)", "Lin et al. 2023"),
+        strategy=PrivateEvolution,
+        paper="Hou et al., ICML 2024 (PrE-Text); Lin et al. 2023",
     ),
-    ComparedMethod(
-        name="pre-text",
-        title="PrE-Text",
-        kind="synthetic text",
-    ),
+    ComparedMethod(name="pre-text", title="PrE-Text", kind="synthetic text"),
     CatalogueEntry(
         name="aug-pe",
         title="Aug-PE",
         kind="synthetic text",
-        strategy=f"{_STRATEGIES}.aug_pe:AugPE",
-        queries=("nearest_neighbor_histogram", "labelled_histogram"),
-        papers=("Xie et al., ICML 2024",),
+        strategy=AugPE,
+        paper="Xie et al., ICML 2024",
     ),
-    ComparedMethod(
-        name="pe-sft",
-        title="PE + SFT",
-        kind="synthetic text",
-    ),
+    ComparedMethod(name="pe-sft", title="PE + SFT", kind="synthetic text"),
     CatalogueEntry(
         name="popri",
         title="POPri",
         kind="synthetic text",
-        strategy=f"{_STRATEGIES}.popri:POPri",
-        queries=("mean_similarity",),
-        papers=("Hou et al., ICML 2025",),
+        strategy=POPri,
+        paper="Hou et al., ICML 2025",
     ),
     CatalogueEntry(
         name="joint-sketch",
         title="joint sketch",
         kind="chosen text",
-        strategy=f"{_STRATEGIES}.joint_sketch:JointSketch",
-        queries=("joint_sketch",),
+        strategy=JointSketch,
+        paper=_OURS,
     ),
     CatalogueEntry(
         name="ctcl",
         title="CTCL",
         kind="synthetic text",
-        strategy=f"{_STRATEGIES}.ctcl:CTCL",
-        queries=("nearest_neighbor_histogram", "conditional_delta"),
-        papers=("Tan et al. 2025",),
+        strategy=CTCL,
+        paper="Tan et al. 2025",
     ),
     CatalogueEntry(
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",
-        strategy=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
-        queries=("model_delta",),
-        papers=("McMahan et al., ICLR 2018", "Andrew et al., NeurIPS 2021"),
+        strategy=DPFedAvg,
+        paper="McMahan et al., ICLR 2018; Andrew et al., NeurIPS 2021",
     ),
     CatalogueEntry(
         name="dp-ftrl",
         title="DP-FTRL",
         kind="on-device training",
-        strategy=f"{_STRATEGIES}.dp_ftrl:DPFTRL",
-        queries=("model_delta",),
-        papers=("Kairouz et al., ICML 2021", "Dvijotham et al. 2024"),
+        strategy=DPFTRL,
+        paper="Kairouz et al., ICML 2021; Dvijotham et al. 2024",
     ),
     CatalogueEntry(
         name="hybrid",
         title="hybrid",
         kind="on-device training",
-        strategy=f"{_STRATEGIES}.hybrid:Hybrid",
-        queries=("joint_sketch", "model_delta"),
+        strategy=Hybrid,
+        paper=_OURS,
     ),
     CatalogueEntry(
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",
-        strategy=f"{_STRATEGIES}.public_mid_training:PublicMidTraining",
-        queries=("model_delta",),
-        papers=("Wang et al., NAACL 2024",),
+        strategy=PublicMidTraining,
+        paper="Wang et al., NAACL 2024",
         by_default=False,
     ),
     CatalogueEntry(
         name="fred",
         title="FreD",
         kind="distances",
-        strategy=f"{_STRATEGIES}.fred:FreD",
-        queries=("moments",),
-        papers=("Hou et al. 2023",),
+        strategy=FreD,
+        paper="Hou et al. 2023",
         by_default=False,
     ),
-    ComparedMethod(
-        name="dp-prompt",
-        title="DP-Prompt",
-        kind="local text",
-        by_default=False,
-    ),
+    ComparedMethod(name="dp-prompt", title="DP-Prompt", kind="local text", by_default=False),
     ComparedMethod(
         name="expand-private",
         title="private text, expanded, no privacy",
         kind="private text",
         by_default=False,
     ),
-    ComparedMethod(
-        name="finetune-private",
-        title="private text, no privacy",
-        kind="private text",
-    ),
+    ComparedMethod(name="finetune-private", title="private text, no privacy", kind="private text"),
 )
 
 
 def entries() -> Mapping[str, CatalogueEntry]:
     """Every strategy that settings can name, by name: the package's, then those from outside."""
-    return MappingProxyType(
-        {name: entry for name, entry in compared().items() if isinstance(entry, CatalogueEntry)}
-    )
+    return {name: entry for name, entry in compared().items() if isinstance(entry, CatalogueEntry)}
 
 
 @cache
@@ -300,18 +225,12 @@ def compared() -> Mapping[str, ComparedMethod]:
     The strategies, the papers' settings of them, and what they are compared with.
     """
     *others, ceiling = _BUILT_IN
-    return MappingProxyType({entry.name: entry for entry in (*others, *_outside()[0], ceiling)})
+    return {entry.name: entry for entry in (*others, *_outside()[0], ceiling)}
 
 
 def refusals() -> tuple[str, ...]:
     """Why methods of other distributions were left out: a sentence each."""
     return _outside()[1]
-
-
-def resolved(reference: str) -> Any:
-    """What a reference "module:name" names, loaded."""
-    module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
 
 
 @cache
@@ -342,12 +261,83 @@ def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
     entry = point.load()
     if not isinstance(entry, CatalogueEntry):
         raise ConfigError(f"{point.value} is a {type(entry).__name__} and no CatalogueEntry")
+    if entry.kind not in get_args(Kind):
+        kinds = ", ".join(get_args(Kind))
+        raise ConfigError(f"its kind must be one of {kinds}, got {entry.kind!r}")
     if entry.name != point.name:
         raise ConfigError(f'its entry calls itself "{entry.name}"')
-    cls, base = (
-        resolved(entry.strategy),
-        resolved("flower_privsyn.run.strategy:PrivateSumStrategy"),
-    )
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ConfigError(f"{entry.strategy} is no {base.__name__}")
+    if not (isinstance(entry.strategy, type) and issubclass(entry.strategy, PrivateSumStrategy)):
+        raise ConfigError(f"its strategy must be a PrivateSumStrategy, got {entry.strategy!r}")
     return entry
+
+
+# ---- the strategy that a run configuration names ------------------------------------------------
+
+
+def configuration_of(
+    run_config: Mapping[str, Any], *, other_keys: Collection[str] = ()
+) -> PrivateSumConfig:
+    """The settings of the strategy that the key `strategy` names.
+
+    Args:
+        run_config: `context.run_config` of an app that declares `strategy` and the keys of all
+            strategies it may name. Keys of the other strategies are left alone.
+        other_keys: Keys that belong to the rest of your app.
+
+    Raises:
+        ConfigError: There is no such strategy, a key belongs to none of them, or a value has the
+            wrong type or is out of range.
+    """
+    return _chosen(run_config).config_class.from_run_config(
+        run_config, other_keys={*_keys_of_others(run_config), "strategy", *other_keys}
+    )
+
+
+def strategy_of(
+    run_config: Mapping[str, Any], *, other_keys: Collection[str] = ()
+) -> PrivateSumStrategy:
+    """The strategy that the key `strategy` names, with its settings from the run configuration.
+
+    Example:
+        ```python
+        @app.main()
+        def main(grid, context):
+            strategy_of(context.run_config, other_keys=["fraction-fit"]).start(grid)
+        ```
+
+    Args:
+        run_config: See `configuration_of`.
+        other_keys: The same.
+
+    Raises:
+        ConfigError: The same.
+    """
+    return _chosen(run_config)(configuration_of(run_config, other_keys=other_keys))
+
+
+def own_keys(run_config: Mapping[str, Any]) -> frozenset[str]:
+    """Keys of a run configuration with `strategy` that are no strategy's, but an app's own.
+
+    Raises:
+        ConfigError: There is no such strategy.
+    """
+    known = _chosen(run_config).config_class.keys() | _keys_of_others(run_config) | CLIENT_KEYS
+    return frozenset(run_config) - known - {"strategy"}
+
+
+def _chosen(run_config: Mapping[str, Any]) -> type[PrivateSumStrategy]:
+    name, known = run_config.get("strategy"), entries()
+    if name not in known:
+        raise ConfigError(f"strategy must be {listed_strategies()}, got {name!r}")
+    return known[str(name)].strategy
+
+
+def _keys_of_others(run_config: Mapping[str, Any]) -> frozenset[str]:
+    keys = (entry.strategy.config_class.keys() for entry in entries().values())
+    return frozenset[str]().union(*keys) - _chosen(run_config).config_class.keys()
+
+
+def listed_strategies() -> str:
+    """The names to choose from, in words, and why others are not among them."""
+    listed = ", ".join(f'"{name}"' for name in entries())
+    return f"one of {listed}" + "".join(f" ({sentence})" for sentence in refusals())

@@ -8,7 +8,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.strategies import STRATEGIES
+from flower_privsyn.strategies import entries
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -21,7 +21,7 @@ def test_the_page_is_what_the_code_declares(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_page_has_every_key() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    keys = frozenset().union(*(config.keys() for config, _ in STRATEGIES.values()))
+    keys = frozenset().union(*(entry.strategy.config_class.keys() for entry in entries().values()))
     keys |= {name.replace("_", "-") for name in NodePolicy.declared} - {"source"}
     assert keys == {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
 
@@ -33,7 +33,9 @@ def test_the_settings_of_one_method(
     assert main(["methods", "popri"]) == 0
     printed = capsys.readouterr().out
     *lines, _ = printed.splitlines()
-    assert {line.partition(" = ")[0] for line in lines} == STRATEGIES["popri"][0].keys()
+    assert {line.partition(" = ")[0] for line in lines} == entries()[
+        "popri"
+    ].strategy.config_class.keys()
     assert any(line.startswith("num-rounds = 20 ") for line in lines)
 
 
@@ -45,7 +47,7 @@ def test_a_narrow_table_loses_no_letter(
     monkeypatch.setenv("COLUMNS", width)
     assert main(["methods"]) == 0
     printed = capsys.readouterr().out
-    assert set(STRATEGIES) <= set(printed.replace("│", " ").split())
+    assert set(entries()) <= set(printed.replace("│", " ").split())
     assert "…" not in printed
 
 

@@ -17,7 +17,7 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.report.comparison import markdown
-from flower_privsyn.strategies import STRATEGIES, configuration_of
+from flower_privsyn.strategies import configuration_of
 from flower_privsyn.strategies.catalogue import entries
 from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 
@@ -69,9 +69,9 @@ def checked(data: str, **changes):
 class TestApp:
     def test_it_declares_every_key_of_every_strategy_with_a_type_they_take(self) -> None:
         app = load_app(APP)
-        for name, (config, _) in STRATEGIES.items():
-            if entries()[name].kind != "distances":  # no row of a comparison
-                assert config.keys() <= set(app.defaults), name
+        for name, entry in entries().items():
+            if entry.kind != "distances":  # no row of a comparison
+                assert entry.strategy.config_class.keys() <= set(app.defaults), name
 
     def test_what_makes_no_model_is_no_row(self, tmp_path: Path) -> None:
         folder = tmp_path / "conf" / "small"

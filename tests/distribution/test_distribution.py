@@ -204,6 +204,7 @@ def test_every_method_and_its_settings_are_public_names() -> None:
     import flower_privsyn
     from flower_privsyn import strategies
 
-    for config, strategy in strategies.STRATEGIES.values():
-        assert getattr(strategies, config.__name__) is config
+    for entry in strategies.entries().values():
+        strategy = entry.strategy
+        assert getattr(strategies, strategy.config_class.__name__) is strategy.config_class
         assert getattr(flower_privsyn, strategy.__name__) is strategy

@@ -24,8 +24,6 @@ def checked(strategy: Any) -> Report:
         held_out=0,
         writing=EVERYBODY - 1,
         documents=EVERYBODY,
-        nodes_read=3,
-        nodes=3,
         written=frozenset(),
     )
     report = Report()

@@ -39,7 +39,7 @@ from flower_privsyn.strategies import (
     RunContext,
     State,
 )
-from flower_privsyn.strategies.by_name import STRATEGIES
+from flower_privsyn.strategies.catalogue import entries
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.correlated import noise_matrix
 from tests.support.federation import make_users, silent_users
@@ -209,8 +209,8 @@ class TestAnOwner:
     def test_of_that_limit_lets_a_run_of_several_phases_begin(
         self, name: str, changes: dict[str, Any]
     ) -> None:
-        configuration, strategy = STRATEGIES[name]
-        settings = configuration(epsilon=1.0, delta=DELTA, num_nodes=2, **changes)
+        strategy = entries()[name].strategy
+        settings = strategy.config_class(epsilon=1.0, delta=DELTA, num_nodes=2, **changes)
         method = strategy(settings).method
         settled = calibrated(plan_of(method, settings, population=1_000), epsilon=1.0)
         assert len(settled.plan.phases) == 2

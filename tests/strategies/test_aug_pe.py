@@ -20,7 +20,7 @@ from flower_privsyn.errors import ConfigError, FederationError, GenerationError
 from flower_privsyn.messages import wire
 from flower_privsyn.progress import NullProgress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.strategies import STRATEGIES, AugPE, AugPEConfig
+from flower_privsyn.strategies import AugPE, AugPEConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.testing import (
     EchoGenerator,
@@ -326,7 +326,6 @@ class TestSettings:
             config(**changes)
 
     def test_settings_name_it(self) -> None:
-        assert STRATEGIES["aug-pe"] == (AugPEConfig, AugPE)
         keys = {"epsilon": 1.0, "classes": "a; b, c", "num-candidates": 28, "label-column": "kind"}
         config = AugPEConfig.from_run_config(keys)
         assert config.class_names == ("a", "b, c")

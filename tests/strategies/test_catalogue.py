@@ -12,22 +12,17 @@ from flower_privsyn.cli import main
 from flower_privsyn.comparison.measures import REFERENCES
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import App, strategies_of
-from flower_privsyn.queries import QUERIES
-from flower_privsyn.strategies import (
-    STRATEGIES,
-    catalogue,
-    configuration_of,
-    strategy_of,
-)
-from flower_privsyn.strategies.catalogue import compared, entries, refusals
+from flower_privsyn.strategies import catalogue, configuration_of, entries, strategy_of
+from flower_privsyn.strategies.catalogue import compared, refusals
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", entries())
 def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
-    config, strategy = STRATEGIES[name]
+    strategy = entries()[name].strategy
+    config = strategy.config_class
     values = {"strategy": name, "epsilon": 2.0, "num-rounds": 2, "data": "users.jsonl"}
     # Keys of all the others are there too, as in an app that declares every one.
-    every = frozenset().union(*(other.keys() for other, _ in STRATEGIES.values()))
+    every = frozenset().union(*(one.strategy.config_class.keys() for one in entries().values()))
     values |= dict.fromkeys(every - config.keys(), "not read")
     found = configuration_of(values)
     assert type(found) is config
@@ -35,10 +30,12 @@ def test_the_named_strategy_gets_its_own_keys(name: str) -> None:
     assert type(strategy_of(values)) is strategy
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", entries())
 def test_settings_of_another_strategy_are_refused(name: str) -> None:
-    config, strategy = STRATEGIES[name]
-    other = next(one for one, _ in STRATEGIES.values() if not issubclass(one, config))
+    strategy = entries()[name].strategy
+    config = strategy.config_class
+    every = (entry.strategy.config_class for entry in entries().values())
+    other = next(one for one in every if not issubclass(one, config))
     said = f"^{strategy.__name__} takes a {config.__name__}\\(.*got "
     for given, got in (
         (other(epsilon=1.0), f"a {other.__name__}"),
@@ -49,10 +46,10 @@ def test_settings_of_another_strategy_are_refused(name: str) -> None:
             strategy(given)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", entries())
 def test_what_one_user_can_cost_is_bounded_unless_it_is_asked_for(name: str) -> None:
     """The time a user's answer takes is noised by nobody."""
-    config, _ = STRATEGIES[name]
+    config = entries()[name].strategy.config_class
     ours = config(epsilon=1.0)
     assert 1 <= ours.max_samples <= 64
     if "local-steps" in config.keys():  # noqa: SIM118 - a method, not a mapping's keys
@@ -82,7 +79,7 @@ def test_keys_of_an_app_s_own_are_left_alone_where_it_names_them() -> None:
     values = {"strategy": "popri", "epsilon": 1.0, "fraction-fit": 0.5, "num-rounds": 3}
     settings = configuration_of(values, other_keys=["fraction-fit", "local-epochs"])
     assert (settings.epsilon, settings.num_rounds) == (1.0, 3)
-    assert type(strategy_of(values, other_keys={"fraction-fit"})) is STRATEGIES["popri"][1]
+    assert type(strategy_of(values, other_keys={"fraction-fit"})) is entries()["popri"].strategy
     with pytest.raises(ConfigError, match="num-rounds"):
         strategy_of({**values, "num-rounds": 0}, other_keys=["fraction-fit"])
 
@@ -95,13 +92,6 @@ def test_a_value_is_checked_before_flower_starts(tmp_path) -> None:
 
 
 # ---------------------------------------------------------------------- the list
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_entry_names_what_is_there(name: str) -> None:
-    entry = entries()[name]
-    assert entry.name == name
-    assert set(entry.queries) <= {query.name for query in QUERIES}
 
 
 def test_what_asks_no_user_is_a_reference() -> None:
@@ -125,17 +115,15 @@ def test_the_pages_have_a_row_for_every_method() -> None:
     assert [name for name in named if name in compared()] == listed
     rows = table_rows("README.md")
     for entry in entries().values():
-        strategy = entry.strategy.partition(":")[2]
-        (row,) = [row for row in rows if f"`{strategy}`" in row]
+        (row,) = [row for row in rows if f"`{entry.strategy.__name__}`" in row]
         assert row[0].lstrip("[").startswith(entry.title)
-        assert all(paper in row[1] for paper in entry.papers)
+        assert all(paper in row[1] for paper in entry.paper.split("; "))
 
 
 def test_the_strategies_load_no_model_library() -> None:
     code = (
         "import sys\n"
-        "from flower_privsyn.strategies.catalogue import entries\n"
-        "[entry.classes() for entry in entries().values()]\n"
+        "import flower_privsyn.strategies\n"
         "print([name for name in sys.modules if name in ('torch', 'transformers', 'ray')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -145,20 +133,19 @@ def test_the_strategies_load_no_model_library() -> None:
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in listed] == list(STRATEGIES)
+    assert [row["name"] for row in listed] == list(entries())
     (popri,) = [row for row in listed if row["name"] == "popri"]
     assert popri == {
         "name": "popri",
         "title": "POPri",
         "kind": "synthetic text",
         "paper": "Hou et al., ICML 2025",
-        "query": "mean_similarity",
     }
     assert main(["methods"]) == 0
     table = capsys.readouterr().out
     for row in listed:
         assert row["name"] in table
-        assert row["title"] in table
+        assert row["kind"] in table
 
 
 # ---------------------------------------------------------------------- from outside
@@ -185,13 +172,14 @@ class Toy(PrivateSumStrategy):
 
 
 def entry(name, **changes):
-    values = dict(name=name, title="A [bold]toy[/bold]", kind="on-device training",
-                  queries=("model_delta",), strategy=__name__ + ":Toy")
+    values = dict(name=name, title="toy", kind="on-device training",
+                  strategy=Toy, paper="[bold]none[/bold]")
     return CatalogueEntry(**values | changes)
 
 
 TOY, POPRI, BOTH = entry("toy"), entry("popri"), entry("both")
-NO_STRATEGY = entry("no-strategy", strategy="json:JSONDecoder")
+NO_STRATEGY = entry("no-strategy", strategy=dict)
+NO_KIND = entry("no-kind", kind="poem")
 """
 
 
@@ -227,8 +215,6 @@ def test_a_method_of_another_distribution_is_one_like_the_others(
     outside("toy-methods", toy="outside_methods:TOY")
     assert refusals() == ()
     assert list(entries())[-1] == "toy"
-    assert entries()["toy"].paper == "of outside_methods"
-    assert entries()["joint-sketch"].paper == "of this package"
     assert list(compared())[-2:] == ["toy", "finetune-private"]
     config = configuration_of({"strategy": "toy", "epsilon": 2.0, "own-setting": 5})
     assert (type(config).__name__, config.own_setting) == ("Settings", 5)
@@ -252,6 +238,7 @@ def test_what_cannot_be_used_costs_only_itself(
         other_name="outside_methods:TOY",
         text="outside_methods:MODULE",
         no_strategy="outside_methods:NO_STRATEGY",
+        no_kind="outside_methods:NO_KIND",
         path="pathlib:Path",
     )
     assert list(entries()) == [*before, "toy"]
@@ -263,7 +250,8 @@ def test_what_cannot_be_used_costs_only_itself(
         '"gone" of the distribution broken is left out: AttributeError',
         '"missing" of the distribution broken is left out: ModuleNotFoundError: No module named',
         '"other-name" of the distribution broken is left out: its entry calls itself "toy".',
-        '"no-strategy" of the distribution broken is left out: json:JSONDecoder is no PrivateSumS',
+        '"no-strategy" of the distribution broken is left out: its strategy must be a Private',
+        '"no-kind" of the distribution broken is left out: its kind must be one of',
         '"path" of the distribution broken is left out: pathlib:Path is a type and no Catalogue',
     ):
         assert expected in sentences
