@@ -14,10 +14,9 @@ import click
 
 from flower_privsyn import environment
 from flower_privsyn.cli.app import privsyn
-from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_streams
 from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
-from flower_privsyn.plain_stream import plain_streams
 
 __all__ = ["main"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from flower_privsyn.cli.options import Json, option
+from flower_privsyn.cli.output import show_json
 
 #: The measured cells; `research/measured_cells.py` makes the file.
 TABLE: Final = Path(__file__).parent / "measured.json"
@@ -144,8 +145,7 @@ def advise(
     cells = [MeasuredCell(**cell) for cell in json.loads(TABLE.read_text("utf-8"))["cells"]]
     places = nearest(cells, users=users, epsilon=epsilon)
     if as_json:
-        print(json.dumps([[asdict(cell) for cell in here] for here in places], indent=2))
-        return 0
+        return show_json([[asdict(cell) for cell in here] for here in places])
     here = places[0]
     print(
         f"privsyn new every-method every && privsyn run every --config {here[0].config} "

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Json, option
-from flower_privsyn.cli.output import number, show_table
+from flower_privsyn.cli.output import number, show_json, show_table
 from flower_privsyn.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -88,9 +86,11 @@ def budget(
             f"{1 / population:.3g}; it permits revealing one user outright\n"
         )
     if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        _show(found, f"{rounds} rounds, delta = {delta:g}, {relation}")
+        return show_json(found)
+    names = ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
+    rows = [(name, *(number(found[name][one]) for one in ("pld", "rdp"))) for name in names]
+    title = f"{rounds} rounds, delta = {delta:g}, {relation}"
+    show_table(rows, ("", "PLD", "RDP"), title=title)
     return 0
 
 
@@ -153,9 +153,3 @@ def _sampling(rate: float | None, size: int | None, population: int | None) -> S
     if population is None:
         raise ConfigError("--sample-size needs --population, the number of all users.")
     return FixedSizeSampling(size, population=population)
-
-
-def _show(found: Mapping[str, Any], title: str) -> None:
-    names = ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
-    rows = [(name, *(number(found[name][one]) for one in ("pld", "rdp"))) for name in names]
-    show_table(("", "PLD", "RDP"), rows, title=title)

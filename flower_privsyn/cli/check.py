@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flower_privsyn.cli.options import Config, Evaluate, Json, NewRunDir, Settings
-from flower_privsyn.cli.output import REFUSED
+from flower_privsyn.cli.output import REFUSED, show_json, show_table
 
 if TYPE_CHECKING:
     from flower_privsyn.dry_run import Report
@@ -53,7 +52,7 @@ def check(
         deployment=deployment,
     )
     if as_json:
-        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+        show_json(report.to_dict())
     else:
         typed = [word for word in context.obj if word != "--json"]
         # What `flwr run` takes, it takes in other words.
@@ -63,24 +62,14 @@ def check(
 
 
 def _show(report: Report, *, command: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text  # plain: a path may look like markup
-
     from flower_privsyn.evaluation.result import STAMP
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    last = ""
+    if report.not_private:
+        print(f"[{STAMP}]")
+    rows, last = [], ""
     for diagnostic in report.diagnostics:
         topic = "" if diagnostic.topic == last else diagnostic.topic
-        table.add_row(topic, _MARKS[diagnostic.level], Text(diagnostic.sentence))
+        rows.append((topic, _MARKS[diagnostic.level], diagnostic.sentence))
         last = diagnostic.topic
-    console = Console()
-    if report.not_private:
-        console.print(f"[{STAMP}]", markup=False, highlight=False, soft_wrap=True)
-    console.print(table)
-    end = f"{report.verdict}: {command}" if report.ready and command else report.verdict
-    console.print(end, markup=False, highlight=False, soft_wrap=True)
+    show_table(rows)
+    print(f"{report.verdict}: {command}" if report.ready and command else report.verdict)

@@ -167,7 +167,7 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
 
     print(f"[{document['stamp']}]")
     for headings, rows in tables(document):
-        show_table(headings, rows)
+        show_table(rows, headings)
     print(caption(document))
     print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")

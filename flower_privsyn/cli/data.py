@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flower_privsyn.cli.options import Columns, Json, columns_of, option
-from flower_privsyn.cli.output import show_facts, show_table
+from flower_privsyn.cli.output import show_table
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
@@ -59,13 +59,13 @@ def data(
 def _show(found: DataDescription) -> None:
     print(f"[{found.stamp}]")
     print("For you, who hold this text: do not publish these figures or send them on.")
-    show_facts(_rows(found))
+    show_table(_rows(found))
     print()
     per_user = {"texts": found.texts_per_user, "characters": found.characters_per_user}
     if found.tokens is not None:
         per_user["tokens"] = found.tokens.per_user
     headings = ("per user", "least", *found.texts_per_user.quantiles, "most", "mean")
-    show_table(headings, [(name, *_spread(values)) for name, values in per_user.items()])
+    show_table([(name, *_spread(values)) for name, values in per_user.items()], headings)
 
 
 def _spread(values: Spread) -> list[str]:

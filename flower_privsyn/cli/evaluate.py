@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import Columns, Json, RunDir, Seed, columns_of, option
-from flower_privsyn.cli.output import show_facts
+from flower_privsyn.cli.output import show_table
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
 
@@ -83,7 +83,7 @@ def evaluate(
         print(record.to_json())
         return 0
     print(f"[{record.stamp}]")
-    show_facts(rows(record))
+    show_table(rows(record))
     print(f"All figures: {folder / 'evaluation.json'}\nPage: {folder / 'report.html'}")
     return 0
 

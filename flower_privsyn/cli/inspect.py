@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
-from flower_privsyn.cli.output import number, plain_line, show_facts, show_table
+from flower_privsyn.cli.output import number, plain_line, show_json, show_table
 
 #: Texts that are shown of a run.
 SAMPLES: Final = 5
@@ -62,24 +61,19 @@ def inspect(
     --rank is for a run of fred, or of a method that released moments to judge its rounds: Fréchet
     distances to the users' text, from the release, any number of them, at no cost.
     """
+    from flower_privsyn.report.run import said
+
     if rank:
         return _rank(run_dir, rank, as_json=as_json)
     facts = inspect_run(run_dir)
     if as_json:
-        print(json.dumps(facts, ensure_ascii=False, indent=2))
-    else:
-        _show(facts)
-    return 0
-
-
-def _show(facts: Mapping[str, Any]) -> None:
-    from flower_privsyn.report.run import said
-
-    show_facts(_facts(facts))
+        return show_json(facts)
+    show_table(_facts(facts))
     if facts["ranking"]:
         show_ranking(facts["ranking"])
     for title, rows in said(facts["sketch"]):
-        show_table(("text", "times as often", "from", "to"), rows, title=title)
+        show_table(rows, ("text", "times as often", "from", "to"), title=title)
+    return 0
 
 
 def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -149,9 +143,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
         found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
     ranking = [asdict(one) for one in found]
     if as_json:
-        told = {"ranking": ranking, **sketch.figures()}
-        print(json.dumps(told, ensure_ascii=False, indent=2))
-        return 0
+        return show_json({"ranking": ranking, **sketch.figures()})
     show_ranking(ranking)
     ratio = sketch.noise_ratio
     words = f"Noise of the covariance over what it says: {ratio:.2g}"
@@ -168,7 +160,7 @@ def show_ranking(ranking: Sequence[Mapping[str, Any]]) -> None:
 
     headings = ("set", "texts", "FreD", "± noise", "of the means", "nearest in")
     rows = [(plain_line(name), *figures) for name, *figures in ranked(ranking)]
-    show_table(headings, rows, title="Nearest to the users' text first")
+    show_table(rows, headings, title="Nearest to the users' text first")
 
 
 def epsilons(facts: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flower_privsyn.cli.options import Json
-from flower_privsyn.cli.output import show_table
+from flower_privsyn.cli.output import show_json, show_table
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ def methods(
     for sentence in refusals():
         sys.stderr.write(f"privsyn: {sentence}\n")
     if as_json:
-        print(json.dumps(rows, ensure_ascii=False, indent=2))
-    else:
-        headings = ("strategy", "gives", "paper")
-        show_table(headings, ((row["name"], row["kind"], row["paper"]) for row in rows))
+        return show_json(rows)
+    shown = ((row["name"], row["kind"], row["paper"]) for row in rows)
+    show_table(shown, ("strategy", "gives", "paper"))
     return 0
 
 

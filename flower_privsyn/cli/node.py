@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flower_privsyn.cli.options import Json, PlainCommand, option, plain_group
-from flower_privsyn.cli.output import number
+from flower_privsyn.cli.output import number, show_json
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded
@@ -102,8 +101,7 @@ def ledger(
             )
         found.append(describe(kept.account(), limits))
     if as_json:
-        print(json.dumps({"policy": limits.source, "datasets": found}, indent=2))
-        return 0
+        return show_json({"policy": limits.source, "datasets": found})
     if not found:
         print(f"No data set has an account in {ledger_folder()}: nothing was answered.")
     for entry in found:

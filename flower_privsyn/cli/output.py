@@ -1,10 +1,18 @@
-"""Exit statuses, and how the commands say what they found."""
+"""Exit statuses, and how the commands say what they found.
+
+Commands print what stands in run directories, what servers answer and what models write. It all
+goes through one stream, so that no place of printing has to know whose text it prints: whatever a
+text holds, it neither colours, moves nor tells a terminal anything.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TextIO
 
 FAILED: Final = 1
 """Exit status: something failed unexpectedly."""
@@ -14,6 +22,12 @@ REFUSED: Final = 2
 
 INTERRUPTED: Final = 130
 """Exit status: a signal or Ctrl-C ended the command."""
+
+#: What colours a text or moves where it is written: Rich's, Flower's and everybody's.
+_SEQUENCE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+#: Single characters that terminals obey, and halves of pairs, which no stream takes.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def complain(sentence: str, status: int) -> int:
@@ -28,53 +42,85 @@ def number(value: float | None, *, none: str = "none") -> str:
 
 
 def plain_line(text: str, *, most: int = 400) -> str:
-    """A text that somebody else wrote as one line for a terminal, without control characters.
+    """A text that somebody else wrote, in one line.
 
     Args:
         text: such as a generator's.
         most: characters that are shown.
     """
-    line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]} ..."
 
 
-def show_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and what is known under each, below one another.
-
-    Args:
-        facts: a text that somebody else wrote may look like markup, and is printed as it is.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        table.add_row(name, Text(str(value)))
-    Console().print(table)
+def show_json(document: Any) -> int:
+    """Print what was found as JSON; the exit status of a command that does nothing else."""
+    print(json.dumps(document, ensure_ascii=False, indent=2))
+    return 0
 
 
 def show_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None
+    rows: Iterable[Sequence[object]], headings: Sequence[str] = (), *, title: str = ""
 ) -> None:
-    """Print rows under their headings: a name, and figures.
+    """Print rows: names and what is known under each; or, with headings, names and figures.
 
     Args:
+        rows: a text that somebody else wrote may look like markup, and is printed as it is.
         headings: of all columns.
-        rows: as `show_facts` prints them.
-        title: above the table; None for none.
+        title: above the table; none by default.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    table = Table(box=None, pad_edge=False, show_header=bool(headings))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", overflow="fold")
+    if not headings:
+        table.add_column(style="bold", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))
-    if title is not None:
+        table.add_row(*(Text(str(cell), overflow="fold") for cell in row))
+    if title:
         print(title)
     Console().print(table)
+
+
+def without_controls(text: str) -> str:
+    r"""A text without sequences of control, and with other control characters as JSON writes them.
+
+    Ends of lines and tabs stay. A JSON document says the same as before.
+
+    Args:
+        text: such as one with the character 27, of which `\u001b` is left.
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", _SEQUENCE.sub("", text))
+
+
+class PlainStream:
+    """A stream whose text has no control characters.
+
+    Args:
+        stream: that is written to.
+
+    Attributes:
+        stream: the same, for who draws on a terminal and prints nobody's text.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text without its control characters; its length."""
+        self.stream.write(without_controls(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def plain_streams() -> Iterator[None]:
+    """Have everything that this process prints go through such streams."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(PlainStream(sys.stdout)))
+        stack.enter_context(contextlib.redirect_stderr(PlainStream(sys.stderr)))
+        yield

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn import files
-from flower_privsyn.plain_stream import without_controls
+from flower_privsyn.cli.output import without_controls
 from flower_privsyn.progress import describe
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
 Stages = Sequence[Mapping[str, Any]]
 
@@ -20,128 +20,77 @@ Stages = Sequence[Mapping[str, Any]]
 _SILENCE_SECONDS = 15.0
 
 
-class _Watch:
-    """How long stages take, by when they are first seen and when they are seen to have ended.
+class Follower:
+    """Says in a line that a stage has ended.
 
-    The progress of a run says nothing about time, so whoever looks on uses a clock of their own.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, float] = {}
-
-    def look(self, stages: Stages) -> None:
-        """Note which stages are new."""
-        for number, stage in enumerate(stages):
-            if number not in self._seen and not stage.get("finished"):
-                self._seen[number] = files.seconds()
-
-    def seconds(self, number: int) -> float | None:
-        """Since a stage was first seen to run; None if it never was."""
-        begun = self._seen.get(number)
-        return None if begun is None else files.seconds() - begun
-
-
-class Lines:
-    """One line per stage when it ends, and one now and then while nothing else is said.
-
-    A stage without a known number of steps, which may take a while without a word, has one when it
-    begins.
+    Without bars one line says now and then how far the running stage is, and one that a stage has
+    begun which may take a while without a word. The progress of a run says nothing about time: how
+    long a stage took is from when it was first seen to when it was seen to have ended.
 
     Args:
-        stream: Where to write; standard error by default.
+        bars: that show what is running, started and stopped by whoever made them; None for lines.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._said: set[tuple[int, str]] = set()
+    def __init__(self, bars: Progress | None = None) -> None:
+        self._bars = bars
+        self._tasks: dict[int, TaskID] = {}
+        self._begun: dict[int, float] = {}
+        self._ended: set[int] = set()
         self._spoken = files.seconds()
-        self._watch = _Watch()
 
     def __call__(self, stages: Stages) -> None:
         """Show what is new; the stages of earlier calls come first, in the same order."""
-        self._watch.look(stages)
-        running = None
         for number, stage in enumerate(stages):
-            seconds = self._watch.seconds(number)
+            if number in self._ended:
+                continue
+            is_new, now = number not in self._begun, files.seconds()
+            seconds = now - self._begun.setdefault(number, now)
             if stage.get("finished"):
-                self._once(number, "end", describe(stage, seconds))
-            else:
-                running = number, stage
-                if not stage.get("total"):
-                    self._once(number, "begin", f"{stage['name']} ...")
-        if running is not None and files.seconds() - self._spoken >= _SILENCE_SECONDS:
-            number, stage = running
-            seconds = self._watch.seconds(number) or 0.0
-            self._say(f"{describe(stage)}, {seconds:.0f} s so far")
+                self._ended.add(number)
+                if self._bars is not None and number in self._tasks:
+                    self._bars.remove_task(self._tasks[number])
+                self._say(describe(stage, seconds))
+            elif self._bars is not None:
+                self._draw(self._bars, number, stage)
+            elif is_new and not stage.get("total"):
+                self._say(f"{stage['name']} ...")
+            elif now - self._spoken >= _SILENCE_SECONDS:
+                self._say(f"{describe(stage)}, {seconds:.0f} s so far")
 
-    def _once(self, number: int, event: str, words: str) -> None:
-        if (number, event) not in self._said:
-            self._said.add((number, event))
-            self._say(words)
+    def _draw(self, bars: Progress, number: int, stage: Mapping[str, Any]) -> None:
+        if number not in self._tasks:
+            self._tasks[number] = bars.add_task(without_controls(str(stage["name"])))
+        done, total = stage.get("done", 0), stage.get("total")
+        bars.update(self._tasks[number], completed=done, total=total)
 
     def _say(self, words: str) -> None:
-        self._stream.write(words + "\n")
-        self._stream.flush()
+        if self._bars is not None:
+            self._bars.console.print(without_controls(words), markup=False, highlight=False)
+        else:
+            sys.stderr.write(words + "\n")
+            sys.stderr.flush()
         self._spoken = files.seconds()
-
-
-class Bars:
-    """A bar for every stage that is running, and a line for every one that has ended.
-
-    Attributes:
-        shown: The bars, which somebody has to start and stop.
-    """
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self.shown = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            # Bars are drawn with what is kept from everything else that is printed.
-            console=Console(file=getattr(sys.stderr, "stream", sys.stderr)),
-            transient=True,
-            refresh_per_second=4,
-        )
-        self._tasks: dict[int, TaskID] = {}
-        self._watch = _Watch()
-
-    def __call__(self, stages: Stages) -> None:
-        """Show what is new; the stages of earlier calls come first, in the same order."""
-        stages = [{**stage, "name": without_controls(str(stage["name"]))} for stage in stages]
-        self._watch.look(stages)
-        for number, stage in enumerate(stages):
-            if number not in self._tasks:
-                self._tasks[number] = self.shown.add_task(stage["name"], total=stage.get("total"))
-            task = self._tasks[number]
-            if not stage.get("finished"):
-                self.shown.update(task, completed=stage.get("done", 0), total=stage.get("total"))
-            elif task in self.shown.task_ids:
-                self.shown.remove_task(task)
-                self.shown.console.print(
-                    describe(stage, self._watch.seconds(number)), markup=False, highlight=False
-                )
 
 
 @contextlib.contextmanager
 def follower() -> Iterator[Callable[[Stages], None]]:
     """Bars where standard error is a terminal, lines where it is a file or a pipe."""
     if not sys.stderr.isatty():
-        yield Lines()
+        yield Follower()
         return
-    bars = Bars()
-    with bars.shown:
-        yield bars
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        # Bars are drawn with what is kept from everything else that is printed.
+        console=Console(file=getattr(sys.stderr, "stream", sys.stderr)),
+        transient=True,
+        refresh_per_second=4,
+    ) as bars:
+        yield Follower(bars)

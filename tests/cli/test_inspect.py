@@ -88,11 +88,3 @@ def test_inspect_says_that_a_round_that_was_killed_will_be_charged(
     assert (
         "nothing released round 1 was begun and is lost: charged as soon as the run goes" in shown
     )
-
-
-def test_a_sample_moves_no_cursor(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    run.write_synthetic([{"text": "two\nlines\x1b[2J", "round": 2, "parent": None, "source": "x"}])
-    assert main(["inspect", str(run.path)]) == 0
-    shown = capsys.readouterr().out
-    assert "two lines[2J" in shown
-    assert "\x1b" not in shown

