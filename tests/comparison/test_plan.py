@@ -266,10 +266,13 @@ class TestUsers:
         other = tmp_path / "others.jsonl"
         lines = [{"client_id": f"o{n}", "text": "a text", "kind": "c"} for n in range(9)]
         other.write_text("".join(json.dumps(row) + "\n" for row in lines))
-        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b"]}
-        assert checked(str(path), columns=columns, held_out_users=2, **asked)
-        with pytest.raises(ConfigError, match="no document is of any class of this run"):
-            checked(str(path), columns=columns, held_out=str(other), **asked)
+        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b", "embedding-model=./no"]}
+        for held_out, said in (
+            ({"held_out_users": 2}, "./no does not exist"),  # they are in order, and this is next
+            ({"held_out": str(other)}, "no document is of any class of this run"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                checked(str(path), columns=columns, **held_out, **asked)
 
 
 class TestCells:
@@ -367,7 +370,7 @@ class TestCheckedBeforeTheFirstCell:
     def test_a_model_that_is_not_there(self, data: str) -> None:
         settings = ["generator=privsyn-ml", "hybrid.teacher=./no"]
         with pytest.raises(ConfigError) as caught:
-            checked(data, settings=settings, methods=["pre-text", "hybrid", "joint-sketch"])
+            checked(data, settings=settings, methods=["pre-text", "hybrid", "random-public"])
         said = str(caught.value).split("; ")
         assert [one.partition(":")[0] for one in said] == ["pre-text", "hybrid"]
         assert "'privsyn-ml'" in said[0]
@@ -391,7 +394,6 @@ class TestCheckedBeforeTheFirstCell:
         changes = {**changes, "methods": ["public-only", "pre-text", "random-public"]}
         if "downstream" in changes:
             changes["downstream"] = str(llama)  # of other tokens
-        assert checked(data, **changes)
         with pytest.raises(ConfigError, match=sentence):
             checked(data, distil=True, **changes)
 

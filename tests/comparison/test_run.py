@@ -1,15 +1,19 @@
 """A comparison through Flower: what finished stays, what failed says why, and both are written."""
 
 import contextlib
+import io
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.compare import _show
-from flower_privsyn.comparison import APP, Comparison, People, make_plan
+from flower_privsyn.comparison import APP, Comparison, People, Plan, make_plan
 from flower_privsyn.comparison import run as comparison_run
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
@@ -17,31 +21,61 @@ from flower_privsyn.host.app import load_app
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.run_format import FORMAT
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
 SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"
 
 
-@pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    """The command: a run that works, one that can only fail once it has begun, and references."""
-    return [
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A comparison by the command, in a folder, and what it printed."""
+
+    words: list[str]
+    folder: Path
+    code: int
+    shown: str
+    complained: str
+
+    @property
+    def table(self) -> str:
+        return (self.folder / "comparison.md").read_text()
+
+    @property
+    def page(self) -> str:
+        return (self.folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    """A run that works, a cell that can only fail once it has begun, and references."""
+    folder = tmp_path_factory.mktemp("compared")
+    words = [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
-        *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")),
-        *("--methods", "public-only", "distill-public", "dp-prompt", "pre-text", "dp-fedavg"),
+        *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
+        *("--methods", "public-only", "expand-only", "distill-public", "dp-prompt", "pre-text"),
         "--distil",
+        *("--set", f"expand-only.prompt={folder / 'gone.txt'}"),
         *("--set", "dp-prompt.expand-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
-        *(
-            "--set",
-            "pre-text.embedding-precision=float32",
-            "--set",
-            "dp-fedavg.round-timeout=0.001",
-        ),
+        *("--set", "pre-text.embedding-precision=float32"),
     ]
+    shown, complained = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PRIVSYN_CACHE", str(folder / "cache"))
+        patched.setenv("PRIVSYN_THREADS", "1")  # one process answers: each loads the models
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(complained):
+            code = main(words)
+        yield Compared(
+            words=words,
+            folder=folder / "out",
+            code=code,
+            shown=shown.getvalue(),
+            complained=complained.getvalue(),
+        )
 
 
 def document(folder: Path) -> dict[str, Any]:
@@ -53,95 +87,96 @@ def cells(folder: Path) -> dict[str, dict[str, Any]]:
     return {cell["method"]: cell for cell in document(folder)["cells"]}
 
 
-@pytest.mark.timeout(900)
-def test_a_comparison(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PRIVSYN_THREADS", "1")  # one process answers: each loads the models
-    out = tmp_path / "out"
-    assert main(words) == 1
-    shown = capsys.readouterr()
-    assert STAMP in shown.out
-    assert "1 of 5 cells failed" in shown.err
+@pytest.mark.timeout(600)
+class TestComparison:
+    def test_all_it_writes_is_stamped_and_a_failure_says_why(self, compared: Compared) -> None:
+        assert compared.code == 1
+        assert "1 of 5 cells failed" in compared.complained
+        found = cells(compared.folder)
+        status = {name: cell["status"] for name, cell in found.items()}
+        assert status == {**dict.fromkeys(status, "finished"), "expand-only": "failed"}
+        for written in (compared.shown, compared.table, compared.page):
+            assert STAMP in written
+        assert "gone.txt" in found["expand-only"]["error"]
+        for written in (compared.table, compared.page):
+            assert "gone.txt" in written
 
-    first = cells(out)
-    floor, failed, done = first["public-only"], first["dp-fedavg"], first["pre-text"]
-    assert floor["status"] == done["status"] == "finished"
-    assert failed["status"] == "failed"
-    assert "users are ready on" in failed["error"]
-    assert failed["error"] in (out / "comparison.md").read_text().replace("\\|", "|")
-    page = (out / "report.html").read_text()
-    assert STAMP in page
-    assert "users are ready on" in page
+    def test_a_cell_says_what_its_run_spent_and_sent(self, compared: Compared) -> None:
+        done = cells(compared.folder)["pre-text"]
+        run = RunDirectory.open(compared.folder / done["run"])
+        assert 0 < done["epsilon_release"] <= 8
+        assert done["spent"] == [[1, done["epsilon_release"]]]
+        assert done["costs"]["rounds_lost"] == 0
+        counted = run_costs(run)
+        for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
+            assert done["costs"][key] == getattr(counted, key)
+        assert done["costs"]["client_cpu_seconds"] > 0
+        written = {json.loads(line)["text"] for line in run.synthetic_jsonl.open()}
+        assert set(done["samples"]) <= written
+        assert not (run.path / "evaluation.json").exists()
 
-    # What the cell says is what the run's own ledger and counters say.
-    run = RunDirectory.open(out / done["run"])
-    assert 0 < done["epsilon_release"] <= 8
-    assert done["spent"] == [[1, done["epsilon_release"]]]
-    assert done["costs"]["rounds_lost"] == 0
-    counted = run_costs(run)
-    for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
-        assert done["costs"][key] == getattr(counted, key)
-    assert done["costs"]["client_cpu_seconds"] > 0
-    written = [json.loads(line)["text"] for line in run.synthetic_jsonl.read_text().splitlines()]
-    assert set(done["samples"]) <= set(written)
-    # Its writer has taught a second student of the same texts.
-    assert done["distilled"]["bits_per_byte"] != done["quality"]["bits_per_byte"]
-    assert "distilled" not in floor
-    taught = first["distill-public"]
-    assert taught["status"] == "finished"
-    assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
-    assert taught["samples"] == []
-    # What owners told in other words has an epsilon of its own, and none of the others' kind.
-    told = first["dp-prompt"]
-    assert told["status"] == "finished"
-    assert told["epsilon"] is None
-    assert not {"epsilon_release", "delta"} & told.keys()
-    assert told["local_epsilon"]["user"] >= told["local_epsilon"]["sample"]
-    table = (out / "comparison.md").read_text().splitlines()
-    row = next(line for line in table if line.startswith("| DP-Prompt"))
-    price, of_user = (f"{told['local_epsilon'][of]:,.0f}" for of in ("sample", "user"))
-    assert row.startswith(f"| DP-Prompt | - | {price}, {of_user} | ")
-    assert f"{price}, {of_user}" in page
-    bits = {cell["quality"]["bits_per_byte"] for cell in (floor, taught, told, done)}
-    assert len(bits) == 4  # few tokens and two steps: accuracies may coincide
-    assert not (run.path / "evaluation.json").exists()
+    def test_students_learn_apart_and_are_taught_by_who_wrote(self, compared: Compared) -> None:
+        found = cells(compared.folder)
+        floor, taught, told, done = (
+            found[name] for name in ("public-only", "distill-public", "dp-prompt", "pre-text")
+        )
+        assert done["distilled"]["bits_per_byte"] != done["quality"]["bits_per_byte"]
+        assert "distilled" not in floor
+        assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
+        assert taught["samples"] == []
+        bits = {cell["quality"]["bits_per_byte"] for cell in (floor, taught, told, done)}
+        assert len(bits) == 4  # few tokens and two steps: accuracies may coincide
 
-    # Held-out users are in no file a node reads.
-    private, held_out = (
-        {json.loads(line)["client_id"] for line in (out / "data" / name).open()}
-        for name in ("private.jsonl", "held_out.jsonl")
-    )
-    assert (len(private), len(held_out)) == (8, 4)
-    assert not private & held_out
+    def test_what_owners_told_in_other_words_has_an_epsilon_of_its_own(
+        self, compared: Compared
+    ) -> None:
+        told = cells(compared.folder)["dp-prompt"]
+        assert told["epsilon"] is None
+        assert not {"epsilon_release", "delta"} & told.keys()
+        local = told["local_epsilon"]
+        assert local["user"] >= local["sample"]
+        price = f"{local['sample']:,.0f}, {local['user']:,.0f}"
+        assert f"| DP-Prompt | - | {price} | " in compared.table
+        assert price in compared.page
 
-    # Again, as after an interruption between the run and its figures: the run is not repeated,
-    # nothing is spent, and the figures are the same. The failed cell is tried once more, by going
-    # on with the run that it had begun, also where nothing says any more how.
-    ledger = run.ledger_file.read_bytes()
-    (out / "cells" / "pre-text-eps-8-seed-0" / "cell.json").unlink()
-    (out / "cells" / "dp-fedavg-eps-8-seed-0" / "run.owner" / "own.json").unlink()
-    assert main(words) == 1
-    again = cells(out)
-    assert run.ledger_file.read_bytes() == ledger
-    assert again["pre-text"]["quality"] == done["quality"]
-    assert again["pre-text"]["texts"] == done["texts"]
-    assert again["dp-fedavg"]["error"] == failed["error"]
+    def test_held_out_users_are_in_no_file_a_node_reads(self, compared: Compared) -> None:
+        private, held_out = (
+            {json.loads(line)["client_id"] for line in (compared.folder / "data" / name).open()}
+            for name in ("private.jsonl", "held_out.jsonl")
+        )
+        assert (len(private), len(held_out)) == (8, 4)
+        assert not private & held_out
+
+    def test_what_a_kill_between_a_run_and_its_figures_left_is_measured_again(
+        self, compared: Compared
+    ) -> None:
+        """The run is not repeated, nothing is spent, and what failed is tried once more."""
+        before = cells(compared.folder)
+        run = RunDirectory.open(compared.folder / before["pre-text"]["run"])
+        ledger = run.ledger_file.read_bytes()
+        (compared.folder / "cells" / "pre-text-eps-8-seed-0" / "cell.json").unlink()
+        assert main(compared.words) == 1
+        again = cells(compared.folder)
+        assert run.ledger_file.read_bytes() == ledger
+        for part in ("quality", "texts"):
+            assert again["pre-text"][part] == before["pre-text"][part]
+        assert again["expand-only"]["error"] == before["expand-only"]["error"]
 
 
 class TestFolder:
-    def plan(self, *, users: int = 24, **changes: Any) -> Any:
-        return make_plan(
-            **{
-                "app": load_app(APP),
-                "people": People.read(str(SAMPLE), users=users, held_out_users=12),
-                "epsilons": [8.0],
-                "methods": ["public-only"],
-                "seeds": 1,
-                **changes,
-            }
-        )
+    def plan(self, *, users: int = 24, **changes: Any) -> Plan:
+        """As it is before its runs are checked."""
+        with mock.patch.object(Plan, "check"):
+            return make_plan(
+                **{
+                    "app": load_app(APP),
+                    "people": People.read(str(SAMPLE), users=users, held_out_users=12),
+                    "epsilons": [8.0],
+                    "methods": ["public-only"],
+                    "seeds": 1,
+                    **changes,
+                }
+            )
 
     def test_other_users_or_another_model_are_not_mixed_in(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,12 +234,33 @@ class TestFolder:
 
         monkeypatch.setattr(comparison_run, "run_app", stopped)
         comparison = Comparison(self.plan(methods=["popri", "pre-text"]), out)
-        with pytest.raises(StoppedError, match=sentence):
+
+        def run() -> None:
             comparison.run(follower=lambda: contextlib.nullcontext(print), say=lambda line: None)
+
+        with pytest.raises(StoppedError, match=sentence):
+            run()
         first, second = (cell["status"] for cell in document(out)["cells"])
         assert (first, second) == ("running", "pending")
-        (cell,) = (json.loads(file.read_text()) for file in out.glob("cells/*/cell.json"))
+        (file,) = out.glob("cells/*/cell.json")
+        cell = json.loads(file.read_text())
         assert (cell["status"], cell["error"]) == ("pending", None)
+
+        # What it began goes on, also where nothing says any more how.
+        resumed: dict[str, Any] = {}
+
+        def resume(path: Path, **asked: Any) -> Outcome:
+            resumed.update(asked, path=path)
+            return Outcome(path=path, error=sentence)
+
+        monkeypatch.setattr(comparison_run, "resume_run", resume)
+        monkeypatch.setattr(comparison_run, "run_app", None)
+        (file.parent / "run").mkdir()
+        (file.parent / "run" / "config.json").write_text(json.dumps({"format": FORMAT}))
+        with pytest.raises(StoppedError):
+            run()
+        assert resumed["path"] == file.parent / "run"
+        assert resumed["values"]["num-rounds"] == cell["settings"]["num-rounds"]
 
     def test_a_second_student_that_fails_leaves_the_first_in_the_table(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
