@@ -403,16 +403,19 @@ class PrivateSumConfig(Settings):
             return FixedSizeSampling(sample_size=self.sample_size, population=population)
         return FullParticipation(population=population)
 
-    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
-        """All rounds as one phase, as these settings have them.
+    def phase(
+        self, population: int, *, asks: tuple[BoundedQuestion, ...], rounds: int | None = None
+    ) -> Phase:
+        """Rounds as one phase, as these settings have them.
 
         Args:
             population: users on the roster, or the fewest there must be.
             asks: what the rounds ask.
+            rounds: in place of all there are.
         """
         return Phase(
             name="rounds",
-            rounds=self.num_rounds,
+            rounds=rounds or self.num_rounds,
             sampling=self.sampling_of(population),
             asks=asks,
             noise_multiplier=self.noise_multiplier,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
 from flower_privsyn.queries import Query
-from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 #: The round that asks it; all others train.
@@ -70,6 +69,5 @@ def first_then_training(
         )
         multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
         everybody = replace(everybody, noise_multiplier=multiplier)
-    training = PrivateSumConfig.phase(config, population, asks=(updates,))
-    training = replace(training, name="training", rounds=config.num_rounds - 1)
-    return everybody, config.correlated(training)
+    training = config.phase(population, asks=(updates,), rounds=config.num_rounds - 1)
+    return everybody, replace(training, name="training")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -67,11 +67,15 @@ class NoiseAlone:
         rows: public text, in its tokens.
         spread: standard deviation of what server steps of length 1 add to each trained parameter,
             > 0.
+        adapts: whether the clip norm may grow.
+        accepted: whether the run goes on whatever the noise takes.
     """
 
     model: LocalModel
     rows: list[list[int]]
     spread: float
+    adapts: bool
+    accepted: bool
 
     @classmethod
     def of(
@@ -79,9 +83,7 @@ class NoiseAlone:
         model: LocalModel,
         plan: Plan,
         settings: PrivateSumConfig,
-        *,
-        momentum: float,
-        restarts: Collection[int] = (),
+        momentum_after: Callable[[int], float],
     ) -> Self | None:
         """That of a plan; None where it has no noise, or the model makes nothing of the text.
 
@@ -89,21 +91,22 @@ class NoiseAlone:
             model: that the rounds begin with.
             plan: settled.
             settings: of the run.
-            momentum: of the server.
-            restarts: rounds after which the momentum begins again, from 1.
+            momentum_after: what is kept of the momentum after a round, by its number from 1.
         """
-        variance = 0.0
+        variance, adapts = 0.0, False
         for phase in plan.phases:
             for query in phase.asks:
                 if isinstance(query, ModelDelta) and phase.noise_multiplier:
                     signal = NoiseAgainstUsers.of(phase, settings).signal
                     deviation = query.clip_norm * query.unit / signal
-                    variance += (deviation * _spread(phase, momentum, restarts)) ** 2
+                    variance += (deviation * _spread(phase, momentum_after)) ** 2
+                    adapts = bool(query.bit_share)
         rows = [row[: settings.max_tokens + 1] for row in model.encode(_public_documents())]
         rows = [row for row in rows if len(row) > 1]
         if not (variance and rows):
             return None
-        return cls(model=model, rows=rows, spread=math.sqrt(variance))
+        spread, accepted = math.sqrt(variance), settings.accept_noise
+        return cls(model=model, rows=rows, spread=spread, adapts=adapts, accepted=accepted)
 
     def lost(self, step: float) -> float:
         """Nats a token of public text that the noise takes from the model, on average over draws.
@@ -121,16 +124,12 @@ class NoiseAlone:
             after += self.model.loss(self.rows, parameters=shift + start) / _DRAWS
         return after - self.model.loss(self.rows)
 
-    def diagnostic(
-        self, step: float, settings: PrivateSumConfig, *, chosen: bool, adapts: bool, spent: str
-    ) -> Finding:
+    def diagnostic(self, step: float, *, chosen: bool, spent: str) -> Finding:
         """What the noise takes from the model, in a sentence.
 
         Args:
             step: of the server's optimiser, at the first clip norm.
-            settings: of the run.
             chosen: whether the noise chose the step.
-            adapts: whether the clip norm grows.
             spent: what was spent so far, for the refusal.
 
         Raises:
@@ -142,7 +141,7 @@ class NoiseAlone:
             f"{lost:.2f} nats a token of public text from the model, at server-learning-rate = "
             f"{step:.2g}"
         )
-        if not (lost <= MOST_LOST or settings.accept_noise):  # so where it is no number
+        if not (lost <= MOST_LOST or self.accepted):  # so where it is no number
             raise ConfigError(
                 f"{said}, and no model that lost more than {MOST_LOST:g} was seen to recover: take "
                 "more users, a larger epsilon or fewer rounds, train fewer parameters (trainable, "
@@ -152,17 +151,17 @@ class NoiseAlone:
             )
         if not chosen:
             return Finding(sentence=said)
-        said += ", and shorter as the clip norm grows" if adapts else ""
+        said += ", and shorter as the clip norm grows" if self.adapts else ""
         if short := step < _SHORT:
             said += "; with steps as short as that little of what users say is learnt"
         return Finding(sentence=said, warning=short)
 
-    def longest_step(self, longest: float) -> float:
+    def longest_step(self) -> float:
         """The longest step at which little is lost, or the shortest: more noise takes more.
 
-        Args:
-            longest: that is tried; the others are shorter by the root of two each.
+        Those that are tried are shorter by the root of two each.
         """
+        longest = LONGEST if self.adapts else 1.0
         count = round(2 * math.log2(longest / _SHORTEST))
         steps: list[float] = [longest * 2.0 ** (-k / 2) for k in range(count + 1)]
         little = bisect.bisect_left(
@@ -178,7 +177,7 @@ def _public_documents() -> tuple[str, ...]:
     return tuple(documents[:: len(documents) // _DOCUMENTS][:_DOCUMENTS])
 
 
-def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
+def _spread(phase: Phase, momentum_after: Callable[[int], float]) -> float:
     """Of the sum of all steps of length 1, over that of a round's innovations."""
     random = np.random.default_rng(1)
     recurrence = None if phase.factorisation is None else phase.factorisation.recurrence()
@@ -188,8 +187,7 @@ def _spread(phase: Phase, momentum: float, restarts: Collection[int]) -> float:
             noise = random.standard_normal(_NUMBERS)
         else:
             noise = recurrence.next(lambda: random.standard_normal(_NUMBERS))
-        velocity = momentum * velocity + noise
+        velocity += noise
         moved += velocity
-        if number in restarts:
-            velocity = np.zeros(_NUMBERS)
+        velocity *= momentum_after(number)
     return float(np.sqrt(np.mean(moved**2)))

@@ -12,25 +12,18 @@ Papers:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.files import write_json
 from flower_privsyn.privacy import Plan
 from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
-from flower_privsyn.queries.model_delta import (
-    ClipNorm,
-    LearningRate,
-    LoraRank,
-    Trainable,
-)
+from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LoraRank, Trainable
 from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
     Finding,
@@ -43,14 +36,11 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.strategies._noise_alone import LONGEST, NoiseAlone
+from flower_privsyn.strategies._noise_alone import NoiseAlone
 
 if TYPE_CHECKING:
     from flower_privsyn.training.local import LocalModel
     from flower_privsyn.training.server_model import ServerModel
-
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: What a step may be where there is no noise that says otherwise.
 _UNBOUNDED: Final = 1e9
@@ -138,16 +128,21 @@ class FederatedTrainingConfig(PrivateSumConfig):
             max_steps=self.local_steps,
         )
 
+    def next_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:  # noqa: ARG002
+        """The `next_clip_norm`, here that of this round, and released figures that it follows from.
+
+        Args:
+            query: what was asked.
+            release: what was released.
+        """
+        return {"next_clip_norm": query.clip_to}
+
 
 class FederatedTraining(Method):
     """A model trained on the nodes, seen by the server as noisy sums of updates.
 
-    Its state: the trained `parameters`, the server's `momentum`, the `clip_norm` of the next round,
-    the `longest_step` that the noise lets be at the first clip norm, and in `base` the folder of a
-    model of the run whose values stand where nodes train nothing.
-
-    A subclass may say how the clip norm goes on (`next_clip_norm`), what the rounds are (`phases`)
-    and what becomes of the model after the last (`trained`).
+    Its state: the trained `parameters`, the server's `momentum`, the `clip_norm` of the next round
+    and the `longest_step` that the noise lets be at the first clip norm.
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
@@ -157,8 +152,6 @@ class FederatedTraining(Method):
     Args:
         config: the settings.
     """
-
-    config: FederatedTrainingConfig
 
     def __init__(self, config: FederatedTrainingConfig) -> None:
         self.config = config
@@ -174,14 +167,15 @@ class FederatedTraining(Method):
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model."""
+        from flower_privsyn.training.server_model import ServerModel
+
         self.place, config = place, self.config
         self._longest_step = _UNBOUNDED
         # Not those of an earlier start: it may have written its result with them, which leaves
         # the values of that run inside, or have failed between the two.
-        self._models = None
+        self._models = ServerModel(config.trained_model(), initial=config.initial_model)
         conditioned = any(query.conditioned for query in self.queries)
-        self._loaded().check(max_tokens=config.max_tokens, conditioned=conditioned)
-        logger.info("%s: %d parameters are trained", config.model, self.model.dimension)
+        self._models.check(max_tokens=config.max_tokens, conditioned=conditioned)
         return (
             RecordSource(
                 fingerprint=self.model.fingerprint,
@@ -191,41 +185,18 @@ class FederatedTraining(Method):
             ),
         )
 
-    def _loaded(self) -> ServerModel:
-        """The model and the one that the rounds start from, loaded once."""
-        from flower_privsyn.training.server_model import ServerModel
-
-        if self._models is None:
-            config = self.config
-            self._models = ServerModel(config.trained_model(), initial=config.initial_model)
-        return self._models
-
     @property
     def model(self) -> LocalModel:
         """The model at the server; available from `setup` on."""
         return need(self._models).model
 
-    def base_of(self, state: State) -> LocalModel:
-        """The model whose values stand where nodes train nothing: what the rounds start from.
-
-        Args:
-            state: names the folder of one that the run has made.
-        """
-        return self._loaded().base(state.get("base", ""), home=self.run.path)
-
-    def begun_from(self, state: State, base: str) -> State:
-        """The state whose rounds go on from a model that was trained from theirs.
-
-        Args:
-            state: before.
-            base: the folder of that model, below the run directory.
-        """
-        model = self.base_of({"base": base})
-        return {**state, "base": base, "parameters": model.parameters}
+    def base_of(self, state: State) -> LocalModel:  # noqa: ARG002 - for rounds that go on from it
+        """The model whose values stand where nodes train nothing: what the rounds start from."""
+        return need(self._models).start
 
     def init(self, scratch: Path) -> State:  # noqa: ARG002
         """The public parameters."""
-        parameters = self.base_of({}).parameters
+        parameters = need(self._models).start.parameters
         return {
             "parameters": parameters,
             "momentum": np.zeros_like(parameters),
@@ -233,44 +204,29 @@ class FederatedTraining(Method):
             "longest_step": self._longest_step,
         }
 
-    def example_on(self, base: str, state: State) -> State:
-        """A state whose rounds go on from a model of the run, here the one that they began with.
-
-        Args:
-            base: the folder of that model, below the run directory.
-            state: before.
-        """
-        if self.config.trainable == "full":
-            return state  # nodes train all of it, and nothing travels beside it
-        self.model.save(self.run.path / base, state["parameters"])
-        return self.begun_from(state, base)
-
     def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
         """Try the noise of all rounds on the model, choose the step, refuse what would destroy it.
 
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.
         """
-        config, step = self.config, self.config.server_learning_rate
-        alone = NoiseAlone.of(
-            self._loaded().start,
-            plan,
-            config,
-            momentum=config.server_momentum,
-            restarts=self.momentum_restarts,
-        )
+        config = self.config
+        alone = NoiseAlone.of(need(self._models).start, plan, config, self.momentum_after)
         if alone is None:
             return None
-        adapts = bool(config.question(config.clip_norm).bit_share)
-        if chosen := step is None:
-            self._longest_step = alone.longest_step(LONGEST if adapts else 1.0)
+        step = config.server_learning_rate
+        if step is None:
+            self._longest_step = alone.longest_step()
             begun = 1.0 if state is None else state["longest_step"]
             step = min(1.0, begun, self._longest_step)
-        return alone.diagnostic(step, config, chosen=chosen, adapts=adapts, spent=spent)
+        return alone.diagnostic(step, chosen=config.server_learning_rate is None, spent=spent)
 
-    @property
-    def momentum_restarts(self) -> frozenset[int]:
-        """Rounds after which the momentum begins again; here none."""
-        return frozenset()
+    def momentum_after(self, number: int) -> float:  # noqa: ARG002 - for what begins anew
+        """What is kept of the momentum after a round.
+
+        Args:
+            number: of the round, from 1.
+        """
+        return self.config.server_momentum
 
     # ------------------------------------------------------------------ a round
 
@@ -280,9 +236,9 @@ class FederatedTraining(Method):
 
     def arrays(self, state: State) -> Broadcast:
         """The parameters, and what is not trained, if it moved."""
-        moved = self.config.trainable != "full" and (state.get("base") or self.config.initial_model)
-        base = {"base": self.base_of(state).base} if moved else {}
-        return {"parameters": state["parameters"], **base}
+        base = self.base_of(state)
+        moved = self.config.trainable != "full" and base is not self.model
+        return {"parameters": state["parameters"], **({"base": base.base} if moved else {})}
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
         """One step of the server's optimiser along the average update.
@@ -295,84 +251,48 @@ class FederatedTraining(Method):
         momentum = config.server_momentum * state["momentum"].astype(np.float64) + average
         # A larger clip norm's noise moves the model no farther.
         longest = min(state["longest_step"], self._longest_step)
-        step = config.server_learning_rate
-        if step is None:
-            step = min(1.0, longest * config.clip_norm / state["clip_norm"])
-        clip_norm, figures = self.next_clip_norm(query, release)
+        step = config.server_learning_rate or min(
+            1.0, longest * config.clip_norm / state["clip_norm"]
+        )
+        following = config.next_clip_norm(query, release)
         write_json(
             RoundFiles(self.run.round_dir(release.round_number)).server,
             {
                 "clip_norm": state["clip_norm"],
                 "learning_rate": step,
-                "next_clip_norm": clip_norm,
                 "average_update_norm": float(np.linalg.norm(average)),
                 "average_noise_norm": release.noise_std
                 * query.unit
                 / release.expected_users
                 * float(np.sqrt(len(average))),
-                **figures,
+                **following,
             },
         )
         return {
             **state,
             "parameters": (state["parameters"] + step * momentum).astype(np.float32),
             "momentum": momentum.astype(np.float32),
-            "clip_norm": clip_norm,
+            "clip_norm": following["next_clip_norm"],
             "longest_step": longest,
         }
-
-    def next_clip_norm(
-        self,
-        query: ModelDelta,
-        release: ReleasedSum,  # noqa: ARG002 - for methods whose clip norm moves
-    ) -> tuple[float, dict[str, float]]:
-        """The clip norm of the next round, here that of this one, and what it follows from.
-
-        Args:
-            query: what was asked.
-            release: what was released.
-
-        Returns:
-            The clip norm, and released figures for the round's `server.json`.
-        """
-        return query.clip_to, {}
 
     # ------------------------------------------------------------------ the result
 
     def finish(self, state: State) -> dict[str, Any]:
         """Write the trained model as a folder that Transformers loads."""
-        model, parameters = self.trained(state)
-        (self.run.path / "models").mkdir(exist_ok=True)
+        return self.written(state, TRAINED_MODEL)
+
+    def written(self, state: State, folder: str) -> dict[str, Any]:
+        """Write the trained model to a folder of the run; figures for its end.
+
+        Args:
+            state: after the last round.
+            folder: below the run directory.
+        """
+        with self.progress.stage("Write the model", total=None):
+            self.base_of(state).save(self.run.path / folder, state["parameters"])
         return {
-            **self.written(model, parameters, state),
+            "model": folder,
             "trained_parameters": self.model.dimension,
             "clip_norm": state["clip_norm"],
         }
-
-    def written(
-        self,
-        model: LocalModel,
-        parameters: npt.NDArray[np.float32],
-        state: State,  # noqa: ARG002 - for methods that write more
-    ) -> dict[str, Any]:
-        """Write the result to `models/final`.
-
-        Args:
-            model: that was trained.
-            parameters: what was trained of it.
-            state: after the last round.
-
-        Returns:
-            Which folders the models are in, for the end of the run.
-        """
-        with self.progress.stage("Write the model", total=None):
-            model.save(self.run.path / TRAINED_MODEL, parameters)
-        return {"model": TRAINED_MODEL}
-
-    def trained(self, state: State) -> tuple[LocalModel, npt.NDArray[np.float32]]:
-        """The result: a model, and what its trained parameters are; here those of the last round.
-
-        Args:
-            state: after the last round.
-        """
-        return self.base_of(state), state["parameters"]

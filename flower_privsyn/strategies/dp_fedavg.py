@@ -29,10 +29,7 @@ from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE, next_clip_norm
 from flower_privsyn.run.method import ReleasedSum
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._training import (
-    FederatedTraining,
-    FederatedTrainingConfig,
-)
+from flower_privsyn.strategies._training import FederatedTraining, FederatedTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +57,23 @@ class DPFedAvgConfig(FederatedTrainingConfig):
         bit_share = self.clip_bit_share if self.adaptive_clipping else 0.0
         return replace(super().question(clip_norm), bit_share=bit_share)
 
-
-class AveragedTraining(FederatedTraining):
-    """The server's half of `DPFedAvg`: average updates, and a clip norm that may follow them.
-
-    Args:
-        config: the settings.
-    """
-
-    config: DPFedAvgConfig
-
-    def next_clip_norm(
-        self, query: ModelDelta, release: ReleasedSum
-    ) -> tuple[float, dict[str, float]]:
+    def next_clip_norm(self, query: ModelDelta, release: ReleasedSum) -> dict[str, float]:
         """The geometric step towards the quantile, or no step without adaptive clipping.
 
         Never beyond what the grid holds for everybody on the roster: a round that cannot be asked
         would end a run that has been paid for.
         """
         if not query.bit_share:
-            return query.clip_to, {}
+            return super().next_clip_norm(query, release)
         within = query.fraction_within(release.values, release.expected_users)
         following = next_clip_norm(
             query.clip_to,
             within,
-            quantile=self.config.clip_quantile,
-            learning_rate=self.config.clip_learning_rate,
+            quantile=self.clip_quantile,
+            learning_rate=self.clip_learning_rate,
         )
         largest = release.largest_clip_norm * math.sqrt(1.0 - query.bit_share**2)
-        return min(following, largest), {"fraction_within": within}
+        return {"next_clip_norm": min(following, largest), "fraction_within": within}
 
 
 @final
@@ -121,4 +106,4 @@ class DPFedAvg(PrivateSumStrategy):
     """
 
     config_class = DPFedAvgConfig
-    method_class = AveragedTraining
+    method_class = FederatedTraining

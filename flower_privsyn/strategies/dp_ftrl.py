@@ -34,10 +34,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._training import (
-    FederatedTraining,
-    FederatedTrainingConfig,
-)
+from flower_privsyn.strategies._training import FederatedTraining, FederatedTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +62,19 @@ class DPFTRLConfig(FederatedTrainingConfig):
 
     def sampling_of(self, population: int) -> Sampling:
         """Groups that take turns, dealt by a public hash of the users' ids and the seed."""
+        salt = hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
         return CyclicSampling(
             groups=self.min_separation,
             rounds=self.num_rounds,
-            salt=self.salt,
+            salt=salt,
             population=population,
         )
 
-    @property
-    def salt(self) -> str:
-        """By which users are dealt to groups, public."""
-        return hashlib.blake2b(f"turns {self.seed}".encode(), digest_size=16).hexdigest()
-
-    def phase(self, population: int, *, asks: tuple[BoundedQuestion, ...]) -> Phase:
-        """All rounds as one phase, under the matrix of these settings."""
-        return self.correlated(super().phase(population, asks=asks))
-
-    def correlated(self, phase: Phase) -> Phase:
-        """A phase with the matrix for how often it asks a user; as it is where coins decide."""
+    def phase(
+        self, population: int, *, asks: tuple[BoundedQuestion, ...], rounds: int | None = None
+    ) -> Phase:
+        """Rounds under the matrix for how often they ask a user; independent where coins decide."""
+        phase = super().phase(population, asks=asks, rounds=rounds)
         if isinstance(phase.sampling, CyclicSampling):
             matrix = self.factorisation(phase.rounds, phase.sampling.min_separation)
             phase = replace(phase, factorisation=matrix)

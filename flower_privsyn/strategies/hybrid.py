@@ -10,10 +10,9 @@ Papers: those of `flower_privsyn.strategies.joint_sketch` and `flower_privsyn.st
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._continued import ContinuedTraining
 from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
@@ -40,13 +40,7 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedText,
     check_student,
 )
-from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.training.local import LocalModel
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -87,7 +81,7 @@ class HybridConfig(DPFTRLConfig, SketchedStudentConfig):
     """
 
 
-class SketchThenTraining(FederatedTraining):
+class SketchThenTraining(ContinuedTraining):
     """The server's half of `Hybrid`.
 
     Args:
@@ -186,16 +180,12 @@ class SketchThenTraining(FederatedTraining):
             self._made = SketchedStudent(self.config, need(self._text), [release.of_users])
         return self._made
 
-    def written(
-        self, model: LocalModel, parameters: npt.NDArray[np.float32], state: State
-    ) -> dict[str, Any]:
+    def finish(self, state: State) -> dict[str, Any]:
         """Write the model, and with it the bias under which it was trained, or which it lacks."""
         release = self.place.released(FIRST_ROUND)
         if release is None:
-            return super().written(model, parameters, state)
-        plain = self.run.path / PLAIN_MODEL
-        with self.progress.stage("Write the model", total=None):
-            model.save(plain, parameters)
+            return super().finish(state)
+        figures, plain = self.written(state, PLAIN_MODEL), self.run.path / PLAIN_MODEL
         student, final = self._student(release), self.run.path / TRAINED_MODEL
         if (bias := LogitBias.of_arrays(_bias_in(state))) is not None:
             from flower_privsyn.training.bias import save_biased
@@ -204,6 +194,7 @@ class SketchThenTraining(FederatedTraining):
         else:
             student.add_bias(plain, final)
         return {
+            **figures,
             **student.figures,
             "model": TRAINED_MODEL,
             "plain_model": PLAIN_MODEL,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,14 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._continued import ContinuedTraining
 from flower_privsyn.strategies._student import StudentConfig
-from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.progress import Progress
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.local import LocalModel
     from flower_privsyn.training.selection import Kept
 
 
@@ -300,7 +299,7 @@ class PublicStep:
         return need(self._public)
 
 
-class TrainingInHalves(FederatedTraining):
+class TrainingInHalves(ContinuedTraining):
     """The server's half of `PublicMidTraining`.
 
     Args:
@@ -313,11 +312,9 @@ class TrainingInHalves(FederatedTraining):
         super().__init__(config)
         self._public: PublicStep | None = None
 
-    @property
-    def momentum_restarts(self) -> frozenset[int]:
+    def momentum_after(self, number: int) -> float:
         """Where the public text stands, an optimiser begins anew."""
-        before = self.config.rounds_before
-        return super().momentum_restarts if before is None else frozenset({before})
+        return 0.0 if number == self.config.rounds_before else super().momentum_after(number)
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the model, read the public text, and refuse what could not work later."""
@@ -354,13 +351,12 @@ class TrainingInHalves(FederatedTraining):
         momentum = np.zeros_like(state["momentum"])
         return {**self.begun_from(state, f"models/{AFTER}"), "momentum": momentum}
 
-    def trained(self, state: State) -> tuple[LocalModel, npt.NDArray[np.float32]]:
+    def finish(self, state: State) -> dict[str, Any]:
         """The last model, on the base that public text made; or what public text makes of it."""
         if self.config.position == "after":
             need(self._public).take(state["parameters"])
-            model = self.base_of({"base": f"models/{AFTER}"})
-            return model, model.parameters
-        return super().trained(state)
+            state = self.begun_from(state, f"models/{AFTER}")
+        return super().finish(state)
 
 
 @final

@@ -13,9 +13,11 @@ from flwr.app import MetricRecord
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.privacy import PrivacyLedger
+from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.rounds import keep_state, last_state
-from flower_privsyn.strategies import DPFedAvg, ReleasedSum, State
+from flower_privsyn.strategies import ReleasedSum, State
+from flower_privsyn.training.server_model import ServerModel
 from tests.support.federation import silent
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at
 from tests.support.questions import asked_round
@@ -137,13 +139,10 @@ def test_a_damaged_state_is_refused_by_its_name(tmp_path: Path, content: bytes) 
 
 
 def test_a_state_names_no_model_outside_of_the_run(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    strategy = DPFedAvg(model="privsyn-tiny", epsilon=1.0, trainable="lora")
-    strategy.method.place = type("Place", (), {"run": run})()
+    models = ServerModel(TrainableModel(name="privsyn-tiny", trainable="lora"), initial="")
     for name in (str(tmp_path / "private"), "../private", "models/../../private"):
         with pytest.raises(RunDirectoryError, match="not one of its own"):
-            strategy.method.base_of({"base": name})
-    run.unlock()
+            models.base(name, home=tmp_path / "run")
 
 
 @pytest.mark.parametrize("left_out", [False, True])

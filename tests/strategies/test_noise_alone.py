@@ -22,6 +22,7 @@ from flower_privsyn.strategies import (
     DPFedAvg,
     DPFedAvgConfig,
     DPFTRLConfig,
+    FederatedTraining,
     PublicMidTraining,
     PublicMidTrainingConfig,
     ReleasedSum,
@@ -63,9 +64,8 @@ def planned(settings: Any) -> tuple[Phase, Plan]:
 
 
 def alone(model: LocalModel, settings: Any, plan: Plan | None = None) -> NoiseAlone:
-    found = NoiseAlone.of(
-        model, plan or planned(settings)[1], settings, momentum=settings.server_momentum
-    )
+    momentum_after = FederatedTraining(settings).momentum_after
+    found = NoiseAlone.of(model, plan or planned(settings)[1], settings, momentum_after)
     assert found is not None
     return found
 
@@ -131,10 +131,8 @@ class TestSpread:
         weights = np.array([sum(0.9**k for k in range(n - t)) for n in (6, 10) for t in range(n)])
         moved = np.linalg.norm(weights @ noise_matrix(phase.factorisation))
         exact = moved * float(phase.noise_multiplier or 0.0) * 0.01 / phase.sampling.expected_users
-        restarts = PublicMidTraining(settings).method.momentum_restarts
-        found = NoiseAlone.of(
-            model, plan, settings, momentum=settings.server_momentum, restarts=restarts
-        )
+        momentum_after = PublicMidTraining(settings).method.momentum_after
+        found = NoiseAlone.of(model, plan, settings, momentum_after)
         assert found is not None
         assert found.spread == pytest.approx(exact, rel=0.04)
 
@@ -152,7 +150,8 @@ class TestSpread:
         )
         for silent in (votes, planned(ftrl(noise_multiplier=0.0))[0]):
             only = Plan(phases=(silent,), delta=1e-3)
-            assert NoiseAlone.of(model, only, settings, momentum=0.9) is None
+            momentum_after = FederatedTraining(settings).momentum_after
+            assert NoiseAlone.of(model, only, settings, momentum_after) is None
         assert isinstance(phase.sampling, CyclicSampling)
         later = dataclasses.replace(phase, sampling=dataclasses.replace(phase.sampling, rounds=7))
         both = Plan(phases=(votes, later), delta=1e-3)
@@ -175,16 +174,21 @@ class TestRefusal:
         [(0.0, False), (MOST_LOST, False), (0.6, True), (math.inf, True), (math.nan, True)],
     )
     def test_what_is_too_much(
-        self, ftrl: Builder, monkeypatch: pytest.MonkeyPatch, lost: float, refused: bool
+        self,
+        ftrl: Builder,
+        model: LocalModel,
+        monkeypatch: pytest.MonkeyPatch,
+        lost: float,
+        refused: bool,
     ) -> None:
         monkeypatch.setattr(NoiseAlone, "lost", lambda *_: lost)
         settings = ftrl(noise_multiplier=1.0, server_learning_rate=1.0, accept_noise=False)
-        method, (_, plan) = DPFTRL(settings).method, planned(settings)
+        found = alone(model, settings)
         if refused:
             with pytest.raises(ConfigError, match="accept-noise"):
-                method.check(plan, spent="nothing was spent")
+                found.diagnostic(1.0, chosen=False, spent="nothing was spent")
         else:
-            assert method.check(plan, spent="nothing was spent") is not None
+            assert not found.diagnostic(1.0, chosen=False, spent="").warning
 
 
 class TestStep:
@@ -195,7 +199,7 @@ class TestStep:
     ) -> None:
         before, weights = model.parameters, model._weights.clone()
         found = alone(model, ftrl(**FAR))
-        chosen = found.longest_step(1.0)
+        chosen = found.longest_step()
         assert 0.001 < chosen < 0.5
         assert found.lost(chosen) <= LOST_BY_CHOICE < found.lost(chosen * math.sqrt(2))
         assert found.lost(1.0) > MOST_LOST
@@ -205,12 +209,10 @@ class TestStep:
 
     @pytest.mark.parametrize(("clip_norm", "short"), [(0.05, False), (30.0, True)])
     def test_a_short_one_is_worth_a_word(
-        self, ftrl: Builder, clip_norm: float, short: bool
+        self, ftrl: Builder, model: LocalModel, clip_norm: float, short: bool
     ) -> None:
-        settings = ftrl(noise_multiplier=0.3, clip_norm=clip_norm)
-        said = DPFTRL(settings).method.check(planned(settings)[1], spent="nothing")
-        assert said is not None
-        assert said.warning == short
+        found = alone(model, ftrl(noise_multiplier=0.3, clip_norm=clip_norm))
+        assert found.diagnostic(found.longest_step(), chosen=True, spent="").warning == short
 
     def test_a_run_takes_it_in_every_round_and_says_so(
         self, ftrl: Builder, people: Users, model: LocalModel
@@ -225,7 +227,7 @@ class TestStep:
 
         strategy.method.step = keeping  # type: ignore[method-assign]
         strategy.start(training_nodes(people))
-        chosen = alone(model, settings).longest_step(1.0)
+        chosen = alone(model, settings).longest_step()
         assert of_rounds(strategy, "learning_rate") == [chosen] * 6
         noted = [describe(note) for note in read_progress(strategy.run.progress_file)]
         (said,) = [note for note in noted if f"server-learning-rate = {chosen:.2g}" in note]
