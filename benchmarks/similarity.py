@@ -2,12 +2,12 @@
 
     python -m benchmarks.similarity [--users 133000] [--samples 5] [--candidates 18000]
 
-Embeddings are random unit vectors, already cached, as in a round after the first.
-`MeanSimilarity.answer` in the span, and at the server the root of the candidates and
-`expand_scores`. The peer is the matrix of scores in float32 blocks (one product of users and
-candidates, norms, clipping, sum) on `--few` of the users, scaled up. The floor is 2 n d^2
-operations at the speed of one large product (n users, m candidates, d dimensions); the matrix takes
-2 n m d.
+Embeddings are random unit vectors, already cached, as in a round after the first. Both answer
+spaces of `MeanSimilarity.answer`, the candidates factorised before, and at the server the root of
+the candidates and `expand_scores`. The peer is the matrix of scores in float32 blocks (one product
+of users and candidates, norms, clipping, sum) on `--few` of the users, scaled up. The floor is
+2 (n + m) d^2 operations at the speed of one large product (n users, m candidates, d dimensions);
+the matrix takes 2 n m d.
 """
 
 from __future__ import annotations
@@ -55,31 +55,34 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     candidates, prompt = unit_rows(generator, m, d), np.arange(m) // 10
     few = next(cohort.blocks(arguments.few))
     centred = similarity._centred(candidates, prompt, "prompt")
-    floor = 2.0 * n * d**2 / operations_per_second()
-    query = MeanSimilarity(answer_space="span")
-    asked = query.broadcast(candidates, prompt=prompt)
-    for array in asked.values():  # as messages give them: what follows is kept with them
-        array.flags.writeable = False
-    ratios = compared(
-        f"similarities in the span, {n:,} users, {m:,} candidates",
-        lambda: query.answer(cohort, asked),
-        {
-            ("its products", "floor"): floor,
-            ("the matrix of scores", "peer"): lambda: by_matrix(few, centred),
-        },
-        repeats=arguments.repeats,
-    )
-    scale = n / few.num_users
-    found = [
-        replace(one, theirs=[scale * value for value in one.theirs or ()])
-        if one.kind == "peer"
-        else one
-        for one in ratios
-    ]
-    direct, answer = by_matrix(few, centred), query.answer(few, asked)
-    ours = expand_scores(answer, candidates, prompt=prompt)
+    floor = 2.0 * (n + m) * d**2 / operations_per_second()
+    found, asked = list[Ratio](), {}
+    for space in ("candidates", "span"):
+        query = MeanSimilarity(answer_space=space)
+        asked[space] = query.broadcast(candidates, prompt=prompt)
+        for array in asked[space].values():  # as messages give them: what follows is kept with them
+            array.flags.writeable = False
+        ratios = compared(
+            f'similarities, answer space "{space}", {n:,} users, {m:,} candidates',
+            lambda q=query, b=asked[space]: q.answer(cohort, b),  # type: ignore[misc]
+            {
+                ("its products", "floor"): floor,
+                ("the matrix of scores", "peer"): lambda: by_matrix(few, centred),
+            },
+            repeats=arguments.repeats,
+        )
+        scale = n / few.num_users
+        found += [
+            replace(one, theirs=[scale * value for value in one.theirs or ()])
+            if one.kind == "peer"
+            else one
+            for one in ratios
+        ]
+    direct = by_matrix(few, centred)
+    ours = MeanSimilarity(answer_space="candidates").answer(few, asked["candidates"])
     if np.abs(ours - direct).max() > 5e-3 * np.abs(direct).max():
         raise SystemExit("the matrix of scores has other sums")
+    answer = MeanSimilarity(answer_space="span").answer(few, asked["span"])
     for part, work in (
         ("the root of candidates", lambda: query.broadcast(candidates, prompt=prompt)),
         ("scores from their span", lambda: expand_scores(answer, candidates, prompt=prompt)),

@@ -228,22 +228,45 @@ class NearestNeighborHistogram(Query):
 
     def statistic(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Each user's votes for `broadcast["candidates"]`, (num_users, m)."""
-        votes = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
+        votes = np.zeros((cohort.num_users, len(broadcast["candidates"])), dtype=np.float64)
         np.add.at(votes, self._votes(cohort, broadcast), 1.0)
-        if self.clip == "share":
-            votes /= np.maximum(votes.sum(axis=1, keepdims=True), 1.0)
-        return votes
+        return self._weighed(votes)
+
+    def _weighed(self, votes: Float64Array) -> Float64Array:
+        """Counts of votes, users in the rows, as `clip` weighs them before it bounds them."""
+        if self.clip != "share":
+            return votes
+        shares: Float64Array = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1.0)
+        return shares
 
     def _votes(self, cohort: Cohort, broadcast: Broadcast) -> tuple[IntArray, IntArray]:
         """Who votes, users in ascending order, and for which candidate: one entry per vote."""
         return cohort.owners, nearest_candidates(cohort.records, broadcast["candidates"])
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
-        """Sum the clipped votes; of counts the same bits without their matrix."""
-        if self.clip != "count":
-            return super().answer(cohort, broadcast)
-        nearest = self._votes(self._usable(cohort), broadcast)[1]
-        return np.bincount(nearest, minlength=self.answer_length(broadcast)).astype(np.float64)
+        """Sum of the clipped votes, without the (users, candidates) matrix.
+
+        The votes of a user are sparse: often only `max_samples` of m counts differ from zero, and
+        the same clip is applied to those counts alone. With `clip="count"` that is the sum of
+        `contribution` exactly; with the other two to one step of the grid per user, because the
+        clip's own safety margin against rounding follows the length of the vector.
+        """
+        m = len(broadcast["candidates"])
+        cohort = self._usable(cohort)
+        voters, nearest = self._votes(cohort, broadcast)
+        if self.clip == "count":
+            return np.bincount(nearest, minlength=m).astype(np.float64)
+        cells, votes = np.unique(voters * m + nearest, return_counts=True)
+        owners = cells // m
+        place = np.arange(len(cells)) - np.searchsorted(owners, owners, side="left")
+        # A user's nonzero counts, packed to the left.
+        packed = np.zeros((cohort.num_users, min(self.max_samples, m)), dtype=np.float64)
+        packed[owners, place] = votes
+        weights = self._clip(self._weighed(packed))[owners, place]
+        total: Float64Array = np.bincount(cells % m, weights=weights, minlength=m).astype(
+            np.float64
+        )
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
