@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flower_privsyn.data import Users, load_users
     from flower_privsyn.errors import PrivsynError
     from flower_privsyn.queries import Query
-    from flower_privsyn.report.opened import open_run
+    from flower_privsyn.report.summary import open_run
     from flower_privsyn.strategies import (
         CTCL,
         DPFTRL,
@@ -49,7 +49,7 @@ _HOMES = {
     "add_handlers": "client_apps",
     "create_client_app": "client_apps",
     "load_users": "data",
-    "open_run": "report.opened",
+    "open_run": "report.summary",
 }
 
 __all__ = [

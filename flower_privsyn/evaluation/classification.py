@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flower_privsyn.data import Chunking, Samples
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError, ModelError
-from flower_privsyn.evaluation.neighbors import library
+from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.library import quiet_transformers, shorten

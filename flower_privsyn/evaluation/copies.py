@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.evaluation.neighbors import library
+from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import NotPrivate
 
 IntArray = npt.NDArray[np.int64]

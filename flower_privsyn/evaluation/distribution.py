@@ -16,23 +16,22 @@ Papers:
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.evaluation.neighbors import (
-    Float64Array,
-    library,
-    neighbor_distances,
-    squared_distances,
-)
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import NotPrivate
 
 Matrix = npt.NDArray[Any]
+Float64Array = npt.NDArray[np.float64]
+
+#: MiB of one block of pairwise distances: they are never one whole matrix.
+_BLOCK_MIB = 64
 
 #: Rows that the median heuristic looks at.
 _MEDIAN_ROWS = 2000
@@ -68,16 +67,13 @@ class FrechetDistance(NotPrivate):
         squared: the plain estimate, >= 0, in squared units of the embeddings.
         mean_part: its first term, the squared distance of the means.
         extrapolated: the estimate continued to infinitely many texts by a straight line in
-            1 / texts, without most of the bias; it has more variance and can be below zero.
-        rank_deficient: one set has no more texts than dimensions. The plain estimate is still
-            exact for the two samples, but the bias is then no longer a straight line, and
-            `extrapolated` keeps part of it.
+            1 / texts, without most of the bias; it has more variance and can be below zero. With no
+            more texts than dimensions the bias is no straight line, and part of it stays.
     """
 
     squared: float
     mean_part: float
     extrapolated: float
-    rank_deficient: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +96,9 @@ class MeanDiscrepancy(NotPrivate):
 
     Attributes:
         squared: unbiased, hence below zero about half the time for equal distributions.
-        standard_error: of `squared`, by the jackknife over texts of both sets. Texts of one user
-            are not independent: with many texts a user it is too small.
-        bandwidth: b of exp(-distance^2 / (2 b^2)), in units of the embeddings.
     """
 
     squared: float
-    standard_error: float
-    bandwidth: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +184,6 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
         squared=distances[-1],
         mean_part=float(difference @ difference),
         extrapolated=float(intercept),
-        rank_deficient=min(len(first), len(second)) <= first.shape[1],
     )
 
 
@@ -218,56 +208,37 @@ def precision_recall(synthetic: Matrix, private: Matrix) -> PrecisionRecall:
     )
 
 
-def mean_discrepancy(
-    synthetic: Matrix, private: Matrix, *, bandwidth: float | None = None
-) -> MeanDiscrepancy:
-    """Unbiased squared maximum mean discrepancy with its standard error.
+def mean_discrepancy(synthetic: Matrix, private: Matrix) -> MeanDiscrepancy:
+    """Unbiased squared maximum mean discrepancy.
+
+    The kernel is exp(-distance^2 / (2 b^2)), b the median distance between private texts: the same
+    for every method that is compared with them.
 
     Args:
-        synthetic: (n, d), n >= 3.
-        private: (m, d), m >= 3.
-        bandwidth: b > 0; None for the median distance between private texts, which is the same
-            for every method that is compared with them.
+        synthetic: (n, d), n >= 2.
+        private: (m, d), m >= 2.
 
     Raises:
-        ConfigError: A matrix is too small, not finite, or of another width.
+        ConfigError: A matrix is too small, not finite, or of another width, or more than half of
+            the private texts are equal.
 
     References:
-        Gretton et al. 2012, equation 3 (the estimator); Arvesen, "Jackknifing U-statistics" (1969)
-        for the standard error.
+        Gretton et al. 2012, equation 3.
     """
-    first, second = _checked(synthetic, private, least=3)
-    if bandwidth is None:
-        try:
-            bandwidth = median_bandwidth(second)
-        except ValueError as error:
-            raise ConfigError(f"give a bandwidth: {error}") from None
+    first, second = _checked(synthetic, private, least=2)
     n, m = len(first), len(second)
-    within_first = _kernel_sums(first, first, bandwidth)[0] - 1.0  # (n,), without the text itself
-    within_second = _kernel_sums(second, second, bandwidth)[0] - 1.0  # (m,)
-    cross_first, cross_second = _kernel_sums(first, second, bandwidth)
-    total_first, total_second = within_first.sum(), within_second.sum()
-    cross = cross_first.sum()
-    mean_first = total_first / (n * (n - 1))
-    mean_second = total_second / (m * (m - 1))
-    squared = mean_first + mean_second - 2.0 * cross / (n * m)
-    # The same without each text in turn.
-    without_first = (
-        (total_first - 2.0 * within_first) / ((n - 1) * (n - 2))
-        + mean_second
-        - 2.0 * (cross - cross_first) / ((n - 1) * m)
-    )
-    without_second = (
-        (total_second - 2.0 * within_second) / ((m - 1) * (m - 2))
-        + mean_first
-        - 2.0 * (cross - cross_second) / (n * (m - 1))
-    )
-    variance = (n - 1) * without_first.var() + (m - 1) * without_second.var()
-    return MeanDiscrepancy(
-        squared=float(squared),
-        standard_error=float(np.sqrt(variance)),
-        bandwidth=float(bandwidth),
-    )
+    scale = -0.5 / _bandwidth(second) ** 2
+
+    def kernel(points: Float64Array, targets: Float64Array) -> float:
+        """Its sum over all pairs."""
+        return sum(
+            float(np.exp(scale * block).sum()) for block in _squared_distances(points, targets)
+        )
+
+    within_first = (kernel(first, first) - n) / (n * (n - 1))  # without a text and itself
+    within_second = (kernel(second, second) - m) / (m * (m - 1))
+    across = kernel(first, second) / (n * m)
+    return MeanDiscrepancy(squared=within_first + within_second - 2.0 * across)
 
 
 def mauve(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Mauve:
@@ -321,6 +292,20 @@ def divergence_area(p: Matrix, q: Matrix, *, points: int = 25) -> float:
     return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum() / 2.0)
 
 
+def library(module: str) -> Any:
+    """A module of scikit-learn, or of SciPy, which it brings.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            "comparing texts needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
+        ) from error
+
+
 # ---------------------------------------------------------------------- parts
 
 
@@ -367,52 +352,35 @@ def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> F
 
 def _share_inside(points: Float64Array, centres: Float64Array) -> float:
     """Share of the points inside the ball of a centre, which reaches to its k-th neighbour."""
-    radii = neighbor_distances(centres, _NEIGHBORS, metric="sqeuclidean")
+    nearest = library("sklearn.neighbors").NearestNeighbors(
+        n_neighbors=_NEIGHBORS, metric="sqeuclidean", algorithm="brute"
+    )
+    radii = nearest.fit(centres).kneighbors()[0][:, -1]
     largest = max(np.abs(points).max(), np.abs(centres).max())
     slack = _ROUNDING * max(1.0, points.shape[1] * largest**2)
     inside = sum(
         int((distances <= radii + slack).any(axis=1).sum())
-        for distances in squared_distances(points, centres)
+        for distances in _squared_distances(points, centres)
     )
     return inside / len(points)
 
 
-def median_bandwidth(embeddings: npt.NDArray[Any]) -> float:
-    """Median Euclidean distance between embeddings: the median heuristic.
-
-    Args:
-        embeddings: (n, d); of more than 2,000 rows that many are drawn.
-
-    Raises:
-        ValueError: there are fewer than two rows, or more than half of all pairs are equal.
-    """
-    if embeddings.ndim != 2 or len(embeddings) < 2:
-        raise ValueError(f"embeddings must be (n, d) with n >= 2, got {embeddings.shape}")
-    rows = embeddings
+def _bandwidth(rows: Float64Array) -> float:
+    """Median distance between rows, of 2,000 of them where there are more."""
     if len(rows) > _MEDIAN_ROWS:
-        chosen = np.random.default_rng(0).permutation(len(rows))[:_MEDIAN_ROWS]
-        rows = rows[np.sort(chosen)]
-    rows = rows.astype(np.float64)
-    rows = rows - rows.mean(axis=0)
-    squares = np.einsum("nd,nd->n", rows, rows)
-    squared = squares[:, None] + squares[None, :] - 2.0 * (rows @ rows.T)
-    upper = np.triu_indices(len(rows), k=1)
-    median = float(np.sqrt(np.maximum(np.median(squared[upper]), 0.0)))
-    if not math.isfinite(median) or median**2 <= 1e-12 * float(squares.max()):
-        raise ValueError("more than half of the embeddings are equal or not finite")
+        rows = rows[np.random.default_rng(0).permutation(len(rows))[:_MEDIAN_ROWS]]
+    median = float(np.median(library("scipy.spatial.distance").pdist(rows)))
+    if not median > 1e-6 * float(np.linalg.norm(rows - rows.mean(axis=0), axis=1).max()):
+        raise ConfigError("more than half of the private embeddings are equal")
     return median
 
 
-def _kernel_sums(
-    points: Float64Array, targets: Float64Array, bandwidth: float
-) -> tuple[Float64Array, Float64Array]:
-    """Sums of the kernel for each point over the targets, and the other way round."""
-    by_point, by_target = [], np.zeros(len(targets))
-    for distances in squared_distances(points, targets):
-        values = np.exp(distances * (-0.5 / bandwidth**2))
-        by_point.append(values.sum(axis=1))
-        by_target += values.sum(axis=0)
-    return np.concatenate(by_point), by_target
+def _squared_distances(points: Float64Array, targets: Float64Array) -> Iterator[Float64Array]:
+    """Squared Euclidean distances, (rows, m) for some of the points at a time, in their order."""
+    blocks: Iterator[Float64Array] = library("sklearn.metrics").pairwise_distances_chunked(
+        points, targets, metric="euclidean", squared=True, working_memory=_BLOCK_MIB
+    )
+    return blocks
 
 
 def _quantise(rows: Float64Array, clusters: int, seed: int) -> npt.NDArray[np.int64]:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.evaluation.neighbors import neighbor_distances
 
 #: Words over which n-grams are counted; the share of distinct ones falls with the number of words.
 NUM_WORDS = 20_000
@@ -38,8 +37,6 @@ class Diversity:
         distinct: distinct-n, the share of n-grams that are distinct, for n = 1 to 4.
         self_similarity: mean cosine between two different texts of the set, in [-1, 1]; None
             without embeddings.
-        nearest_similarity: mean cosine of a text to its most similar other one; None without
-            embeddings.
     """
 
     texts: int
@@ -47,7 +44,6 @@ class Diversity:
     words: int
     distinct: dict[int, float]
     self_similarity: float | None
-    nearest_similarity: float | None
 
 
 def diversity(
@@ -80,21 +76,20 @@ def diversity(
         row = _WORD.findall(texts[index].lower())[: num_words - words]
         sample.append(row)
         words += len(row)
-    similarity = nearest = None
+    similarity = None
     if embeddings is not None:
         if embeddings.ndim != 2 or len(embeddings) != len(texts):
             raise ConfigError(
                 f"embeddings must be ({len(texts)}, d), one row per text, got {embeddings.shape}"
             )
         if len(texts) > 1:
-            similarity, nearest = _similarities(embeddings)
+            similarity = _self_similarity(embeddings)
     return Diversity(
         texts=len(texts),
         distinct_texts=len(set(texts)) / len(texts),
         words=words,
         distinct={order: _distinct(sample, order) for order in _ORDERS},
         self_similarity=similarity,
-        nearest_similarity=nearest,
     )
 
 
@@ -105,14 +100,12 @@ def _distinct(rows: Sequence[Sequence[str]], order: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
-def _similarities(embeddings: npt.NDArray[Any]) -> tuple[float, float]:
-    """Mean cosine of two different rows, and of each row with its most similar other one."""
+def _self_similarity(embeddings: npt.NDArray[Any]) -> float:
+    """Mean cosine of two different rows."""
     unit = embeddings.astype(np.float64)
     norms = np.linalg.norm(unit, axis=1, keepdims=True)
     unit /= np.where(norms > 0, norms, 1.0)
     n = len(unit)
     total = unit.sum(axis=0)
     # The sum over all ordered pairs, less every row with itself.
-    mean = (total @ total - (unit * unit).sum()) / (n * (n - 1))
-    nearest = 1.0 - neighbor_distances(unit, 1, metric="cosine").mean()
-    return float(mean), float(nearest)
+    return float((total @ total - (unit * unit).sum()) / (n * (n - 1)))

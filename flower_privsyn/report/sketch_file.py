@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,61 +49,35 @@ def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]], *, trust: float)
         pq.write_table(table.replace_schema_metadata({TRUST_KEY: repr(trust)}), temporary)
 
 
-def trust_of(run: Path) -> float | None:
-    """How far a run trusts its sketch, as `trust_in`; None of a run without one."""
-    file = run / SKETCH_FILE
-    return trust_in(file) if file.is_file() else None
-
-
-def trust_in(file: Path) -> float | None:
-    """How far a run trusts its release, in [0, 1]; None of a file that does not say so.
-
-    Below 1 the release tells little: text was chosen more by what is known of its words than by
-    what these might be, and the student's bias is as much smaller.
-
-    Args:
-        file: `sketch.parquet`.
-
-    Raises:
-        RunDirectoryError: the file is damaged.
-    """
-    import pyarrow.parquet as pq
-
-    with _named(file):
-        said = (pq.read_schema(file).metadata or {}).get(TRUST_KEY)
-    return None if said is None else float(said)
-
-
-@contextlib.contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Say which file cannot be read."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise RunDirectoryError(f"{file} cannot be read, it is damaged: {error}") from error
-
-
-def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """The items that a release is surest of.
+def read_sketch(
+    file: Path, *, most: int
+) -> tuple[float | None, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """How far a run trusts its release, and the items that this is surest of.
 
     Args:
         file: `sketch.parquet`.
         most: items of each kind, at each end.
 
     Returns:
-        By kind, "token" and "bigram", then "more" and "less": lists of text, ratio
+        First the trust, in [0, 1]; None of a file that does not say so. Below 1 the release tells
+        little: text was chosen more by what is known of its words than by what these might be, and
+        the student's bias is as much smaller.
+
+        Then by kind, "token" and "bigram", and "more" and "less": lists of text, ratio
         (private over public), and two standard errors either side of it, low and high. Items whose
         interval holds 1 are left out.
 
     Raises:
         RunDirectoryError: the file is damaged.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _named(file):
+    try:
         table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
+    except (pa.ArrowException, OSError) as error:
+        raise RunDirectoryError(f"{file} cannot be read, it is damaged: {error}") from error
+    trust = (table.schema.metadata or {}).get(TRUST_KEY)
     kinds = np.array(table.column("kind").to_pylist())
     texts = table.column("text")
     ratios, errors = (
@@ -126,4 +99,4 @@ def telling_items(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str
                 for place in best[sure[best] > 0].tolist()
             ]
         found[kind] = ends
-    return found
+    return None if trust is None else float(trust), found

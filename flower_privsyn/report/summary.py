@@ -8,18 +8,21 @@ owner's folder is opened, and no model library is loaded.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import DataError, MissingExtraError
 from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
-from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, telling_items, trust_of
-from flower_privsyn.run.directory import RunDirectory
+from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
+from flower_privsyn.run.directory import RunDirectory, round_texts
 from flower_privsyn.run.run_format import stamp_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Texts that are shown of a run.
 _SAMPLES: Final = 9
@@ -127,8 +130,8 @@ class RunSummary:
         texts_are: what they are, in words.
         samples: the first of them.
         trust: how far a sketch was trusted, in [0, 1]; None where there is none.
-        sketch: what users write more and less often than public text does, as `telling_items` gives
-            it; None where there is no sketch.
+        sketch: what users write more and less often than public text does, as `read_sketch`
+            gives it; None where there is no sketch.
         ranking: of sets of text by their distance to a release, the nearest first, as
             `flower_privsyn.strategies.fred` writes them.
         files: bytes by name.
@@ -186,7 +189,8 @@ class RunSummary:
         with contextlib.suppress(DataError):  # of a run that has asked nothing
             costs = run_costs(run)
         stamps = [str(one["stamp"]) for one in (figures, *rounds) if one.get("stamp")]
-        sketch = run.path / SKETCH_FILE
+        file = run.path / SKETCH_FILE
+        trust, sketch = read_sketch(file, most=_ITEMS) if file.is_file() else (None, None)
         samples: list[str] = []
         count, chosen = 0, False
         for record in read_json_lines(run.synthetic_jsonl):
@@ -225,8 +229,8 @@ class RunSummary:
             synthetic_texts=count,
             texts_are="public texts that were chosen" if chosen else "synthetic texts",
             samples=samples,
-            trust=trust_of(run.path),
-            sketch=telling_items(sketch, most=_ITEMS) if sketch.is_file() else None,
+            trust=trust,
+            sketch=sketch,
             ranking=list(figures.get("ranking") or ()),
             files={
                 str(file.relative_to(run.path)): file.stat().st_size
@@ -263,3 +267,93 @@ def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def open_run(path: str | Path) -> OpenedRun:
+    """Open a run for reading: finished, at work, failed or interrupted, of any strategy.
+
+    The run is not locked, and may go on while it is read: every table is read when it is asked
+    for, and holds what was on the disk at that moment.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        RunDirectoryError: the folder does not exist, holds no run or one of another format.
+    """
+    return OpenedRun(RunDirectory.open(path))
+
+
+class OpenedRun:
+    """What one run left, as tables of pandas, for notebooks and scripts. Made by `open_run`.
+
+    Attributes:
+        run: the files.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+
+    def __repr__(self) -> str:
+        strategy = self.run.document.get("strategy") or "no strategy"
+        return f"<run {self.run.path}: {strategy}, {self.run.standing}>"
+
+    @property
+    def summary(self) -> RunSummary:
+        """Settings, what was spent, what a user sends and how the run stands, read now.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+        """
+        return RunSummary.of(self.run)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row per round, in the order of the rounds: its last line in `metrics.jsonl`."""
+        return _table(self.run.round_lines())
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """A row per line of the privacy ledger; nested values stay dictionaries.
+
+        A line whose `event` is "release" charges one, with both epsilons until then. That of an
+        interrupted round is charged, too, and its `interrupted` is true.
+
+        Raises:
+            LedgerError: the ledger is damaged, or lacks a line that another file states.
+        """
+        return _table(self.run.ledger_lines())
+
+    @property
+    def texts(self) -> pd.DataFrame:
+        """The synthetic texts, `text` and `label` among the columns where texts have labels.
+
+        Empty before a run has its result, and of methods that write none.
+        """
+        return _table(read_json_lines(self.run.synthetic_jsonl))
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """Texts that users were asked about, with `round` and their noisy votes or scores.
+
+        A round at work may have no votes yet: they are missing there. `survived` of a round that
+        keeps texts is above 0 of those that it kept. No embeddings are in the table.
+        """
+        found = round_texts(self.run)
+        return _table({"round": number, **row} for number, rows in found.items() for row in rows)
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table, missing values where a row lacks a column.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "the tables of a run need pandas, which comes with "
+            "pip install 'flower-privsyn[client]' and by itself with pip install pandas"
+        ) from error
+    return pd.DataFrame([dict(row) for row in rows])

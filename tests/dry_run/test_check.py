@@ -13,7 +13,7 @@ from flower_privsyn.comparison import APP
 from flower_privsyn.data import Chunking
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import PrivsynError
-from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies.catalogue import entries
 from tests.support.checked import Check, stops, users_file

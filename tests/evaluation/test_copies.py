@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.copies import copy_rates
+from flower_privsyn.evaluation.result import STAMP
 
 WORDS = [f"word{i}" for i in range(400)]
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 import scipy.linalg
 
-from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.distribution import (
     divergence_area,
     frechet_distance,
@@ -19,6 +18,7 @@ from flower_privsyn.evaluation.distribution import (
     mean_discrepancy,
     precision_recall,
 )
+from flower_privsyn.evaluation.result import STAMP
 
 
 def normal(n: int, d: int, *, seed: int, shift: float = 0.0) -> npt.NDArray[Any]:
@@ -54,7 +54,6 @@ class TestFrechet:
         extrapolated = np.mean([record.extrapolated for record in found])
         assert plain > 0.04
         assert abs(extrapolated) < plain / 4
-        assert not found[0].rank_deficient
 
 
 class TestPrecisionRecall:
@@ -77,31 +76,13 @@ class TestMeanDiscrepancy:
         x, y = np.array([[0.0], [1.0], [3.0]]), np.array([[0.0], [2.0], [4.0]])
 
         def k(a: float, b: float) -> float:
-            return math.exp(-((a - b) ** 2) / 2.0)
+            return math.exp(-((a - b) ** 2) / (2 * 2.0**2))  # the median distance of y is 2
 
         within_x = (k(0, 1) + k(0, 3) + k(1, 3)) / 3
         within_y = (k(0, 2) + k(0, 4) + k(2, 4)) / 3
         across = sum(k(a, b) for a in (0, 1, 3) for b in (0, 2, 4)) / 9
-        found = mean_discrepancy(x, y, bandwidth=1.0)
+        found = mean_discrepancy(x, y)
         assert found.squared == pytest.approx(within_x + within_y - 2 * across, rel=1e-9)
-
-    def test_the_jackknife_leaves_out_each_text(self) -> None:
-        x, y = normal(7, 2, seed=1, shift=1.0), normal(5, 2, seed=2)
-        without_x = [
-            mean_discrepancy(np.delete(x, i, axis=0), y, bandwidth=1.3).squared for i in range(7)
-        ]
-        without_y = [
-            mean_discrepancy(x, np.delete(y, i, axis=0), bandwidth=1.3).squared for i in range(5)
-        ]
-        variance = 6 * np.var(without_x) + 4 * np.var(without_y)
-        found = mean_discrepancy(x, y, bandwidth=1.3)
-        assert found.standard_error == pytest.approx(np.sqrt(variance), rel=1e-9)
-
-    def test_the_bandwidth_is_that_of_the_private_text(self) -> None:
-        private = normal(50, 3, seed=1)
-        first = mean_discrepancy(normal(50, 3, seed=2), private)
-        second = mean_discrepancy(10 * normal(50, 3, seed=3), private)
-        assert first.bandwidth == second.bandwidth
 
 
 class TestMauve:

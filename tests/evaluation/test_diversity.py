@@ -20,7 +20,6 @@ def test_equal_texts() -> None:
     found = diversity(["The cat.", "The cat.", "A dog."], embeddings=np.eye(3)[[0, 0, 1]])
     assert found.distinct_texts == 2 / 3
     assert found.self_similarity == pytest.approx(1 / 3)
-    assert found.nearest_similarity == pytest.approx(2 / 3)
 
 
 def test_similarities_equal_brute_force() -> None:
@@ -31,7 +30,6 @@ def test_similarities_equal_brute_force() -> None:
     np.fill_diagonal(cosines, np.nan)
     found = diversity(["x"] * 30, embeddings=rows)
     assert found.self_similarity == pytest.approx(np.nanmean(cosines), rel=1e-9)
-    assert found.nearest_similarity == pytest.approx(np.nanmax(cosines, axis=1).mean(), rel=1e-9)
 
 
 def test_corpora_of_different_sizes_are_compared_on_as_many_words() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flower_privsyn.evaluation import STAMP
 from flower_privsyn.evaluation.language_model import (
     _figures,
     evaluate_language_model,
     score_texts,
 )
+from flower_privsyn.evaluation.result import STAMP
 
 
 def by_hand(folder: Path, text: str, window: int) -> tuple[int, int, float]:

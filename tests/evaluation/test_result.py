@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.evaluation import STAMP, NotPrivate
+from flower_privsyn.evaluation.result import STAMP, NotPrivate
 from flower_privsyn.files import append_json_lines
 
 

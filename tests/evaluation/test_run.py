@@ -13,7 +13,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.cli.evaluate import rows
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.evaluation import STAMP
+from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 from flower_privsyn.files import write_json
 from flower_privsyn.run import RunDirectory

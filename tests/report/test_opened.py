@@ -49,19 +49,14 @@ def test_tables_hold_what_the_files_hold(name: str, folders: dict[str, Path]) ->
     metrics = (path / "metrics.jsonl").read_text("utf-8").splitlines()
     assert run.metrics["round"].tolist() == [json.loads(line)["round"] for line in metrics]
     assert len(run.ledger) == len((path / "ledger.jsonl").read_text("utf-8").splitlines())
-    released = run.run.rounds_with_outcome("released")
-    assert set(released) <= set(run.releases["round"])
+    charged = run.ledger[run.ledger["event"] == "release"]
+    assert charged["round"].tolist() == [line["round"] for line in summary.charged]
     synthetic = path / "synthetic.jsonl"
     lines = synthetic.read_text("utf-8").splitlines() if synthetic.exists() else []
     assert len(run.texts) == len(lines)
     if lines:
         assert run.texts["text"].tolist() == [json.loads(line)["text"] for line in lines]
     assert "embedding" not in run.candidates
-    assert set(run.survivors.get("round", ())) <= set(released)
-    for place, folder in run.models.items():
-        assert folder == path / place
-        assert place.startswith(("models/", "rounds/"))
-    assert bool(run.models) == any(path.rglob("*.safetensors"))
 
 
 def begun(tmp_path: Path) -> RunDirectory:
@@ -81,10 +76,8 @@ def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
     assert opened.summary.status == "running"
     assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]
     assert opened.ledger["event"].tolist() == ["opened", "started"]
-    assert opened.survivors.groupby("round").size().empty  # as the page has it, of any method
-    for empty in (opened.texts, opened.releases, opened.candidates, opened.survivors):
+    for empty in (opened.texts, opened.candidates):
         assert len(empty) == 0
-    assert opened.models == {}
     assert opened.summary.figures == {}
     run.unlock()
     (run.path / ".lock").unlink()  # of this process, which is alive

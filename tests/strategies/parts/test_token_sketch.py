@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.report.sketch_file import SKETCH_FILE, telling_items, trust_in
+from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
 from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._sketch_reading import BlockReading, TokenSketch
 
@@ -123,8 +123,8 @@ def hoped(block: BlockReading, more: float) -> BlockReading:
 def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     sketch.save(tmp_path, tokenizer=tokenizer)
-    assert trust_in(tmp_path / SKETCH_FILE) == sketch.trust
-    shown = telling_items(tmp_path / SKETCH_FILE, most=5)
+    trust, shown = read_sketch(tmp_path / SKETCH_FILE, most=5)
+    assert trust == sketch.trust
     assert [row["text"] for row in shown["token"]["more"]] == [tokenizer.decode([40])]
     assert [row["text"] for row in shown["token"]["less"]] == [tokenizer.decode([41])]
     (bigram,) = shown["bigram"]["more"]
@@ -132,6 +132,5 @@ def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
     assert bigram["low"] == pytest.approx(10.0 * np.exp(-0.4), rel=1e-5)
     assert shown["bigram"]["less"] == []
     (tmp_path / SKETCH_FILE).write_bytes(b"PAR1 and no more")
-    for read in (trust_in, lambda file: telling_items(file, most=5)):
-        with pytest.raises(RunDirectoryError, match=r"sketch\.parquet cannot be read"):
-            read(tmp_path / SKETCH_FILE)
+    with pytest.raises(RunDirectoryError, match=r"sketch\.parquet cannot be read"):
+        read_sketch(tmp_path / SKETCH_FILE, most=5)
