@@ -16,14 +16,6 @@ from flower_privsyn.files import expanded, located, read_json, write_json
 #: The file in a model's folder that says so.
 FILE: Final = "not_private.json"
 
-#: Settings that name models.
-_NAMING: Final = frozenset(
-    {
-        *("embedding-model", "generator", "initial-model", "likelihood-model", "model"),
-        *("public-model", "teacher", "training-model", "variation-model"),
-    }
-)
-
 
 def mark(folder: Path, stamp: str) -> None:
     """Say of a model that no epsilon covers it.
@@ -58,7 +50,7 @@ def stamp_of(*names: str) -> str:
 
 
 def refuse_named(values: Mapping[str, object]) -> None:
-    """Refuse the first of the models named in settings that says so of itself.
+    """Refuse the first setting that names a model which says so of itself, whoever declares it.
 
     Args:
         values: of a run, by their keys.
@@ -66,8 +58,9 @@ def refuse_named(values: Mapping[str, object]) -> None:
     Raises:
         ConfigError: one is marked.
     """
-    for setting in sorted(_NAMING & values.keys()):
-        refuse(setting, str(values[setting]))
+    for setting, value in sorted(values.items()):
+        if isinstance(value, str):
+            refuse(setting, value)
 
 
 def refuse(setting: str, name: str) -> None:

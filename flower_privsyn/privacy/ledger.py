@@ -40,8 +40,9 @@ class LedgerFile:
     """JSON objects, one a line, each with the SHA-256 of the line before under ``previous``.
 
     Mode 0600, locked while it is open, and synchronised when `append` returns. What a process
-    that dies inside `append` leaves behind is no line: the call never returned. It is left out
-    here, and the next line is written in its place.
+    that dies inside `append` leaves behind of a line is no line: the call never returned. It is
+    left out here, and the next line is written in its place. A last line that lacks nothing but its
+    newline is one, as where somebody has edited the file.
 
     Use `create`, `open`, or `read` to look only.
 
@@ -64,6 +65,7 @@ class LedgerFile:
         self.digests: list[str] = []
         self._descriptor = descriptor
         self._size = 0
+        self._newline = b""
         *complete, tail = data.split(b"\n")
         for number, raw in enumerate(complete, start=1):
             try:
@@ -75,13 +77,28 @@ class LedgerFile:
                 raise damaged(path, number, "not JSON") from error
             if not isinstance(parsed, dict):
                 raise damaged(path, number, "not a JSON object")
-            if parsed.get("previous") != (self.digests[-1] if self.digests else None):
+            if parsed.get("previous") != self._last:
                 raise damaged(
                     path, number, "the chain is broken: it does not follow the line before"
                 )
             self._take(parsed, raw)
-        if tail and descriptor is not None:
+        if self._follows(tail):
+            self._take(json.loads(tail), tail)
+            self._newline = b"\n"
+        elif tail and descriptor is not None:
             logger.warning("%s ends in a torn line, which the next one replaces", path)
+
+    @property
+    def _last(self) -> str | None:
+        return self.digests[-1] if self.digests else None
+
+    def _follows(self, tail: bytes) -> bool:
+        """Whether what stands after the last newline is a whole line after the others."""
+        try:
+            parsed = json.loads(tail)
+        except ValueError:
+            return False
+        return isinstance(parsed, dict) and parsed.get("previous") == self._last
 
     def _take(self, line: dict[str, Any], raw: bytes) -> None:
         self.lines.append(line)
@@ -184,13 +201,12 @@ class LedgerFile:
         if self._descriptor is None:
             raise LedgerError(f"{self.path} is closed.")
         try:
-            previous = self.digests[-1] if self.digests else None
-            raw = json.dumps({**line, "previous": previous}, allow_nan=False).encode()
+            raw = json.dumps({**line, "previous": self._last}, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
-        data = raw + b"\n"
+        data, size = self._newline + raw + b"\n", self._size - len(self._newline)
         try:
-            os.ftruncate(self._descriptor, self._size)  # of what a torn write left
+            os.ftruncate(self._descriptor, size)  # of what a torn write left
             written = 0
             while written < len(data):
                 written += os.write(self._descriptor, data[written:])
@@ -198,10 +214,11 @@ class LedgerFile:
         except OSError as error:
             # Half a line must not be followed by another one.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
+                os.ftruncate(self._descriptor, size)
             self.close()
             raise unwritable(self.path, error) from error
         parsed: dict[str, Any] = json.loads(raw)
+        self._newline = b""
         self._take(parsed, raw)
         return parsed
 
@@ -237,7 +254,8 @@ def header(
         )
     if first.get("version") != version:
         raise LedgerError(
-            f"{path} has version {first.get('version')!r} where this package reads {version}."
+            f"{path} has version {first.get('version')!r} where this package reads {version}: "
+            "keep it, what it says was spent is spent."
         )
     return first
 

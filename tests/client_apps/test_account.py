@@ -312,13 +312,13 @@ class TestFile:
             ledger.charge(asked(number), ANY)
         whole = ledger.path.read_bytes()
         last = whole[:-1].rfind(b"\n") + 1
-        for cut in range(last + 1, len(whole)):
+        for cut in [*range(last + 1, len(whole), 97), len(whole) - 2, len(whole) - 1]:
             ledger.path.write_bytes(whole[:cut])
-            assert ledger.account().charges == [asked(1), asked(2)]
-            if cut % 97:
-                continue
+            # Where all but its newline is there, so is the charge.
+            left = [asked(1), asked(2), asked(3)][: 3 if cut == len(whole) - 1 else 2]
+            assert ledger.account().charges == left
             ledger.charge(asked(4), ANY)
-            assert ledger.account().charges == [asked(1), asked(2), asked(4)]
+            assert ledger.account().charges == [*left, asked(4)]
         for cut in (1, last // 3, last - 2):  # no crash of ours: refused, not counted as less
             ledger.path.write_bytes(whole[:cut] + b"\n" + whole[last:])
             with pytest.raises(LedgerError):

@@ -38,6 +38,8 @@ def test_only_what_is_marked_is_refused(marked: Path, tmp_path: Path) -> None:
     assert not (other / stamped.FILE).exists()
     for name in (str(other), "privsyn-tiny", "some/model", "http://127.0.0.1:1/v1"):
         stamped.refuse("generator", name)
+    with pytest.raises(ConfigError, match="of-a-method-from-outside = "):
+        stamped.refuse_named({"epsilon": 1.0, "of-a-method-from-outside": str(marked)})
 
 
 def test_what_is_trained_of_it_is_marked_too(marked: Path, tmp_path: Path) -> None:
