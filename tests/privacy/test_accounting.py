@@ -122,8 +122,9 @@ def test_zero_out_and_add_remove_cost_the_same() -> None:
 # Bounds from both sides -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
-@pytest.mark.parametrize("noise_multiplier", [0.7, 1.5, 5.0])
+@pytest.mark.parametrize(
+    ("rate", "noise_multiplier"), [(0.01, 1.5), (0.1, 0.7), (0.1, 5.0), (0.5, 1.5)]
+)
 def test_poisson_lies_between_an_attack_and_the_renyi_bound(
     rate: float, noise_multiplier: float
 ) -> None:
@@ -138,7 +139,7 @@ def test_poisson_lies_between_an_attack_and_the_renyi_bound(
     assert exact <= epsilon(plan(noise_multiplier))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     rate=st.floats(0.01, 0.95),
     noise_multiplier=st.floats(0.8, 30.0),
@@ -159,7 +160,7 @@ def test_more_rounds_more_users_less_noise_cost_more(
     assert here <= epsilon(plan(noise_multiplier, FULL, rounds), name) * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.05, 0.3, 0.4, 0.5, 0.6, 0.95])
+@pytest.mark.parametrize("rate", [0.001, 0.3, 0.5, 0.95])
 def test_renyi_curves_are_what_a_renyi_divergence_can_be(rate: float) -> None:
     """Not negative, not decreasing, and exact where an integral can be computed.
 
@@ -223,8 +224,6 @@ def test_fixed_size_cohorts_cost_what_an_instance_of_them_shows() -> None:
     replaced = plan(1.14, sampling, relation=REPLACE)
     assert epsilon(replaced) == pytest.approx(4.507, abs=1e-3)
     assert bound <= epsilon(replaced) <= epsilon(replaced, "rdp")
-    # What accounting it as Poisson sampling would print.
-    assert epsilon(plan(1.14, PoissonSampling(rate))) == pytest.approx(0.502, abs=1e-3)
 
 
 def test_fixed_size_under_zero_out_covers_its_worst_instances() -> None:
@@ -343,10 +342,13 @@ def look(kind: str, noise_multiplier: float, rate: float, rounds: int, times: fl
     return float(accounting._pld(costs, interval).get_epsilon_for_delta(DELTA))
 
 
-@pytest.mark.parametrize("kind", ["poisson", "poisson-replace"])
 @pytest.mark.parametrize(
-    ("noise_multiplier", "rate", "rounds"),
-    [(1.0, 0.01, 300), (0.3, 0.2, 50), (0.05, 1e-6, 30)],
+    ("kind", "noise_multiplier", "rate", "rounds"),
+    [
+        ("poisson", 1.0, 0.01, 300),
+        ("poisson-replace", 0.3, 0.2, 50),
+        ("poisson", 0.05, 1e-6, 30),
+    ],
 )
 def test_a_coarser_look_gives_no_smaller_epsilon(
     kind: str, noise_multiplier: float, rate: float, rounds: int
@@ -358,7 +360,7 @@ def test_a_coarser_look_gives_no_smaller_epsilon(
 
 
 @pytest.mark.parametrize(("noise_multiplier", "rounds"), [(1.0, 300), (0.05, 30), (0.005, 4)])
-@pytest.mark.parametrize("times", [1, 10, 100])
+@pytest.mark.parametrize("times", [1, 100])
 def test_every_look_gives_an_upper_bound(
     noise_multiplier: float, rounds: int, times: float
 ) -> None:

@@ -126,8 +126,8 @@ LAWS: dict[str, Factorisation] = {
     "blt-momentum": BufferedLinearToeplitz.optimal(**PATTERN, momentum=0.9),
     "two-buffers": BUFFERS,
     # Trees of 2^k - 1, 2^k and 2^k + 1 rounds, alone and with another one after them.
-    **{f"tree-{rounds}": tree(rounds) for rounds in (1, 2, 3, 7, 8, 9, 15, 16, 17)},
-    **{f"restart-{every}": tree(ROUNDS, every) for every in (1, 3, 4, 5, 11, 12)},
+    **{f"tree-{rounds}": tree(rounds) for rounds in (1, 7, 8, 9)},
+    **{f"restart-{every}": tree(ROUNDS, every) for every in (1, 4, 5, 11)},
 }
 
 
@@ -219,10 +219,8 @@ def attack(factorisation: Factorisation, mechanism: GaussianMechanism) -> tuple[
     return weights, float(shift @ weights)
 
 
-@pytest.mark.parametrize("factorisation", [BANDED, BUFFERS], ids=NAMES[:2])
-def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
-    factorisation: Factorisation,
-) -> None:
+def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach() -> None:
+    factorisation = BUFFERS
     multiplier = calibrate_noise_multiplier(
         epsilon=1.0, delta=DELTA, rounds=1, sampling=FullParticipation()
     )

@@ -111,15 +111,15 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
     }
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize(
-    ("sampling", "noise_multiplier"),
+    ("accountant", "sampling", "noise_multiplier"),
     [
-        (FULL, 19.3),
-        (PoissonSampling(0.1, population=10_000), 2.5),
-        (FixedSizeSampling(1000, population=10_000), 5.0),
+        ("pld", FULL, 19.3),
+        ("pld", PoissonSampling(0.1, population=10_000), 2.5),
+        ("pld", FixedSizeSampling(1000, population=10_000), 5.0),
+        ("rdp", FixedSizeSampling(1000, population=10_000), 5.0),
     ],
-    ids=["full", "poisson", "fixed-size"],
+    ids=["full", "poisson", "fixed-size", "rdp"],
 )
 def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
     tmp_path: Path, accountant: str, sampling: Sampling, noise_multiplier: float
@@ -128,12 +128,12 @@ def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
     path = tmp_path / "ledger.jsonl"
     mechanism = GaussianMechanism(noise_multiplier=noise_multiplier, l2_sensitivity=8.0)
     with create(path, accountant=accountant) as ledger:
-        for number in range(1, 5):
+        for number in (1, 2):
             run_round(ledger, number, 900, mechanism=mechanism, sampling=sampling)
 
     release_side, server_side = recomputation(accountant, fixed=sampling.method == "fixed-size")
     charged = releases_of(path)
-    assert len(charged) == 4
+    assert len(charged) == 2
     for line in charged:
         release_side.compose(event_of(line, accountant))
         server_side.compose(dp_accounting.GaussianDpEvent(line["noise_multiplier"]))
@@ -278,36 +278,33 @@ def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "sampling",
-    [FULL, PoissonSampling(0.1, population=1000), FixedSizeSampling(100, population=1000)],
-    ids=["full", "poisson", "fixed-size"],
+    [FULL, PoissonSampling(0.1, population=1000)],
+    ids=["full", "poisson"],
 )
-def test_a_budget_for_five_rounds_allows_five(tmp_path: Path, sampling: Sampling) -> None:
+def test_a_budget_for_three_rounds_allows_three(tmp_path: Path, sampling: Sampling) -> None:
     path = tmp_path / "ledger.jsonl"
-    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=5, sampling=sampling)
+    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=3, sampling=sampling)
     mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=8.0)
     release = Release(noise_multiplier=multiplier, sampling=sampling)
     changes = {"mechanism": mechanism, "sampling": sampling, "planned_users": 100}
     with create(path, epsilon_budget=1.0) as ledger:
-        for number in range(1, 6):
-            if number in (1, 5):
-                left = 6 - number
-                assert ledger.allows({release: left})
-                assert not ledger.allows({release: left + 1})
+        assert ledger.allows({release: 3})
+        assert not ledger.allows({release: 4})
+        for number in (1, 2, 3):
             run_round(ledger, number, 100, **changes)
         assert ledger.epsilon_release is not None
         assert 0.999 < ledger.epsilon_release <= 1.0
         before = path.read_bytes()
         with pytest.raises(
-            BudgetExceededError, match=r"Round 6 .* above the budget of 1 at delta 3e-06"
+            BudgetExceededError, match=r"Round 4 .* above the budget of 1 at delta 3e-06"
         ):
-            begin(ledger, 6, **changes)
+            begin(ledger, 4, **changes)
         assert path.read_bytes() == before
-        assert not ledger.allows({release: 1})
     with (
         PrivacyLedger.open(path, expected={"epsilon_budget": 1.0}) as ledger,
         pytest.raises(BudgetExceededError),
     ):
-        begin(ledger, 6, **changes)
+        begin(ledger, 4, **changes)
 
 
 def test_started_rounds_count_before_they_are_charged(tmp_path: Path) -> None:
