@@ -3,9 +3,8 @@
     python scripts/sample_data/make.py --corpus DIR
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
-evolution), `baselines/pre-text/pre_text/sample/users.jsonl` (600 speakers), copies
-of it in the apps of `SHARING`, and the data of `examples/existing-federation`, `baselines/aug-pe`
-and `baselines/fred`.
+evolution), `flower_privsyn/data/sample/users.jsonl` (600 speakers), and the data of
+`examples/existing-federation`, `baselines/aug-pe` and `baselines/fred`.
 The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is
 the same everywhere.
 """
@@ -17,7 +16,6 @@ import gzip
 import hashlib
 import json
 import re
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,14 +31,6 @@ SHARE_ALIKE = {
     "openedx/edx-documentation",
     "privacyguides/privacyguides.org",
 }
-#: Apps in `baselines/` with the same 600 speakers.
-SHARING = (
-    "ctcl/ctcl_app",
-    "dp-fl/dp_fl",
-    "hybrid/hybrid",
-    "popri/popri",
-    "public-mid-training/public_mid_training",
-)
 THIRD_PARTY = {"openstax/osbooks-writing-guide"}
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z])")
 
@@ -223,7 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.users_file is None:
         write_passages(arguments.corpus, arguments.passages)
-    target = arguments.users_file or ROOT / "baselines/pre-text/pre_text/sample/users.jsonl"
+    target = arguments.users_file or ROOT / "flower_privsyn/data/sample/users.jsonl"
     write_users(
         arguments.corpus,
         arguments.part,
@@ -235,9 +225,6 @@ def main() -> None:
     )
     if arguments.users_file is None:
         write_word_model(target, 100)
-        # An app travels as its own files alone, so it cannot point at another one's.
-        for folder in SHARING:
-            shutil.copyfile(target, ROOT / "baselines" / folder / "sample" / "users.jsonl")
         ranked = ROOT / "baselines/fred/fred_app/sample"
         write_candidates(arguments.corpus, target, ranked, words=120, texts=400)
         labelled = ROOT / "baselines/aug-pe/aug_pe/sample/users.jsonl"

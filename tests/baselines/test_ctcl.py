@@ -85,10 +85,3 @@ def test_what_table_9_costs_and_the_histogram_s_share_of_it(name: str) -> None:
         phases=(training,), delta=plan.delta, relation=plan.relation, accountant="pld"
     ).epsilon()
     assert alone < 0.99 * whole  # without the histogram it would be less
-
-
-def test_the_sample_is_that_of_pre_text() -> None:
-    sample = APP / "ctcl_app" / "sample" / "users.jsonl"
-    other = APP.parents[1] / "baselines" / "pre-text" / "pre_text" / "sample" / "users.jsonl"
-    assert not sample.is_symlink()
-    assert sample.read_bytes() == other.read_bytes()

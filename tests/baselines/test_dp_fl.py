@@ -168,15 +168,6 @@ def test_the_readme_walks_the_whole_grid() -> None:
     }
 
 
-def test_the_sample_is_that_of_pre_text() -> None:
-    # A link would be left out of what Flower sends to its processes.
-    sample = APP / "dp_fl" / "sample" / "users.jsonl"
-    other = APP.parents[1] / "baselines" / "pre-text" / "pre_text" / "sample" / "users.jsonl"
-    assert not sample.is_symlink()
-    assert sample.read_bytes() == other.read_bytes()
-    assert "public domain" in (sample.parent / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

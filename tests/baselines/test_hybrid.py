@@ -38,9 +38,3 @@ def test_a_comparison_has_every_share_as_its_file_is_called(percent: int) -> Non
     assert strategy is Hybrid
     assert isinstance(settings, HybridConfig)
     assert settings.sketch_share == percent / 100
-
-
-def test_the_sample_is_that_of_pre_text() -> None:
-    sample = APP / "hybrid" / "sample" / "users.jsonl"
-    other = APP.parents[1] / "baselines" / "pre-text" / "pre_text" / "sample" / "users.jsonl"
-    assert sample.read_bytes() == other.read_bytes()

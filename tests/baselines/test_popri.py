@@ -91,15 +91,6 @@ def test_every_reported_setting_has_a_file() -> None:
     assert set(NAMES) == wanted | {"cpu", "cpu-gemma"}
 
 
-def test_the_sample_is_that_of_pre_text() -> None:
-    # A link would be left out of what Flower sends to its processes.
-    sample = APP / "popri" / "sample" / "users.jsonl"
-    other = APP.parents[1] / "baselines" / "pre-text" / "pre_text" / "sample" / "users.jsonl"
-    assert not sample.is_symlink()
-    assert sample.read_bytes() == other.read_bytes()
-    assert "public domain" in (sample.parent / "README.md").read_text()
-
-
 def test_bad_settings_stop_before_flower_starts() -> None:
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu", settings=["rejected-rank=7"])

@@ -25,7 +25,7 @@ from flower_privsyn.run.run_format import FORMAT
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
-SAMPLE = Path(__file__).parents[2] / "baselines" / "popri" / "popri" / "sample" / "users.jsonl"
+SAMPLE = Path(__file__).parents[2] / "flower_privsyn" / "data" / "sample" / "users.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,7 @@ def test_the_wheel_from_the_sdist_holds_every_file(built: Built) -> None:
         "examples/existing-federation/word_model/task.py",
         "comparison/app/pyproject.toml",
         "data/passages/passages.jsonl.gz",
+        "data/sample/users.jsonl",
         "generation/prompts/pre-text.json",
         "models/privsyn-lm/model.safetensors",
         "models/privsyn-lm/README.md",
