@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, RunDirectoryError
@@ -60,9 +60,6 @@ _NO_ROOM = re.compile(
 
 #: What a disk with room left can still take.
 _ROOM_BYTES = 2**16
-
-#: What is looked at of a torn line at a time.
-_BLOCK_BYTES = 2**16
 
 
 def default_cache_directory() -> Path:
@@ -128,26 +125,6 @@ def located(name: str) -> str:
     except OSError:
         there = True  # behind a folder that may not be read: whoever opens it says so
     return str(path) if there else name
-
-
-def refuse_other_than_utf8(what: str, text: str | Path) -> None:
-    """Refuse what cannot be handed to another process or written into a file of settings.
-
-    Names of files are bytes; those that are no UTF-8 come into Python as surrogates.
-
-    Args:
-        what: the text is, at the beginning of a sentence.
-        text: a setting, or the name of a file.
-
-    Raises:
-        ConfigError: it holds surrogates.
-    """
-    try:
-        str(text).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{what} is {str(text)!r}, which holds bytes that are no UTF-8: give it another name."
-        ) from None
 
 
 def sha256_of(path: str | Path) -> str:
@@ -264,33 +241,14 @@ def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """
     lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if (whole := _end_of_whole_lines(file, size)) < size:
-            file.truncate(whole)
-        file.seek(0, os.SEEK_END)
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _end_of_whole_lines(file: BinaryIO, size: int) -> int:
-    """Where the last line of a file ends that is whole; looks at no more of it than it must.
-
-    Files grow by a batch at a time: one that is read from its beginning costs the square of it.
-
-    Args:
-        file: open for reading; it is left somewhere.
-        size: of the file, in bytes.
-    """
-    block, end = 1, size  # the last byte alone is nearly always the answer
-    while end:
-        start = max(0, end - block)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        block, end = _BLOCK_BYTES, start
-    return 0
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -299,15 +257,10 @@ def is_disk_full(error: BaseException | None) -> bool:
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if says_disk_full(str(seen)):
+        if _NO_ROOM.search(str(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
-
-
-def says_disk_full(text: str) -> bool:
-    """Whether what a program printed says that a disk has no room left."""
-    return _NO_ROOM.search(text) is not None
 
 
 def try_file(folder: Path, *, size: int = 0) -> None:

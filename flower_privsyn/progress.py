@@ -18,23 +18,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
 
-_WRITES_PER_SECOND = 5
+_SHOWN_PER_SECOND = 5
 _LOG_EVERY_SECONDS = 5.0
-
-
-class ProgressReporter(Protocol):
-    """What code that takes a while needs: named stages with a number of steps."""
-
-    def stage(
-        self, name: str, total: int | None = None
-    ) -> contextlib.AbstractContextManager[Stage]:
-        """Open a stage of `total` steps; None where the number is not known."""
-        ...
 
 
 @dataclass(eq=False)
@@ -44,31 +34,28 @@ class Stage:
     Attributes:
         name: What is being done, a few words.
         total: Number of steps, or None when it is not known.
+        owner: The progress that it is part of.
         done: Steps done so far.
         finished: Whether the stage has ended.
         failed: Whether the stage was left by an exception.
         note: Whether this is no work at all but a sentence to pass on.
-        owner: The progress that it is part of; None where it only counts.
         seconds: How long it took; None while it runs, and never in the file.
         begun: When, by the clock of `flower_privsyn.files`; never in the file.
     """
 
     name: str
     total: int | None
+    owner: Progress
     done: int = 0
     finished: bool = False
     failed: bool = False
     note: bool = False
-    owner: Progress | None = None
     seconds: float | None = None
     begun: float = field(default_factory=files.seconds)
 
     def update(self, steps: int = 1) -> None:
         """Count `steps` more steps as done; safe to call from several threads."""
-        if self.owner is None:
-            self.done += steps
-        else:
-            self.owner._advance(self, steps)
+        self.owner._advance(self, steps)
 
     def reach(self, done: int, total: int) -> None:
         """Say that `done` of `total` steps are done, as a callback for progress is told."""
@@ -87,30 +74,25 @@ class Stage:
 
 
 class Progress:
-    """Stages of a run, kept in one file that is replaced as a whole.
+    """Stages of some work in this process.
 
     Args:
-        path: The file to write, `<run-dir>/progress.json`.
-        log: Write a line to Flower's log every few seconds; None does so exactly when no
-            supervising command reads the file.
+        follow: Given the stages, oldest first, several times a second; None for nobody.
         ended: Told of every stage that has ended; None for nobody.
     """
 
     def __init__(
         self,
-        path: Path,
+        follow: Callable[[Sequence[Mapping[str, Any]]], None] | None = None,
         *,
-        log: bool | None = None,
         ended: Callable[[Stage], None] | None = None,
     ) -> None:
-        self._path = path
+        self._follow = follow
         self._ended = ended
-        self._log = RUN_DIRECTORY not in os.environ if log is None else log
         self._stages: list[Stage] = []
         # Re-entrant: a stage may be updated from a callback that runs inside another update.
         self._lock = threading.RLock()
-        self._written = 0.0
-        self._logged = 0.0
+        self._shown = 0.0
 
     @contextlib.contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
@@ -123,10 +105,10 @@ class Progress:
         Yields:
             The stage; call its `update(steps)` as work is done.
         """
-        stage = Stage(name, total, owner=self)
+        stage = Stage(name, total, self)
         with self._lock:
             self._stages.append(stage)
-            self._write()
+            self._show()
         try:
             yield stage
         except BaseException:
@@ -135,66 +117,63 @@ class Progress:
         finally:
             with self._lock:
                 stage.end()
-                self._write()
-                if self._log:
-                    self._say(stage)
+                self._show()
+                self._log(stage)
                 if self._ended is not None:
                     self._ended(stage)
 
     def note(self, sentence: str) -> None:
         """Pass a sentence, such as a warning, on to whoever follows the run."""
-        stage = Stage(sentence, None, finished=True, note=True)
+        stage = Stage(sentence, None, self, finished=True, note=True)
         with self._lock:
             self._stages.append(stage)
-            self._write()
+            self._show()
 
     def _advance(self, stage: Stage, steps: int) -> None:
         with self._lock:
             stage.done += steps
-            now = files.seconds()
-            if now - self._written >= 1 / _WRITES_PER_SECOND:
-                self._write()
-            if self._log and now - self._logged >= _LOG_EVERY_SECONDS:
-                self._say(stage)
+            if files.seconds() - self._shown >= 1 / _SHOWN_PER_SECOND:
+                self._show()
+            self._log(stage)
 
-    def _write(self) -> None:
-        self._written = files.seconds()
-        text = json.dumps({"stages": [stage.to_dict() for stage in self._stages]})
+    def _show(self) -> None:
+        self._shown = files.seconds()
+        if self._follow is not None:
+            self._follow([stage.to_dict() for stage in self._stages])
+
+    def _log(self, stage: Stage) -> None:
+        """Nobody reads a log of it."""
+
+
+class RunProgress(Progress):
+    """Stages of a run, kept in one file that is replaced as a whole.
+
+    Args:
+        path: The file to write, `<run-dir>/progress.json`.
+        ended: Told of every stage that has ended; None for nobody.
+    """
+
+    def __init__(self, path: Path, *, ended: Callable[[Stage], None] | None = None) -> None:
+        super().__init__(self._write, ended=ended)
+        self._path = path
+        self._logged = 0.0
+
+    def _write(self, stages: Sequence[Mapping[str, Any]]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # Progress is for people: a full disk must stop the run where it matters, not here.
         with contextlib.suppress(OSError):
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(json.dumps({"stages": stages}), encoding="utf-8")
             temporary.replace(self._path)
 
-    def _say(self, stage: Stage) -> None:
-        self._logged = files.seconds()
-        # Flower's own logger, by name: it already has a handler, and no import is needed.
-        logging.getLogger("flwr").info("%s", describe(stage.to_dict(), stage.seconds))
-
-
-class ShownProgress(Progress):
-    """Progress of work in this process, handed to whoever shows it.
-
-    Args:
-        follow: Given the stages, oldest first, several times a second.
-    """
-
-    def __init__(self, follow: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
-        super().__init__(Path(os.devnull), log=False)
-        self._follow = follow
-
-    def _write(self) -> None:
-        self._written = files.seconds()
-        self._follow([stage.to_dict() for stage in self._stages])
-
-
-class NullProgress:
-    """Progress that nobody follows."""
-
-    @contextlib.contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
-        """Open a stage that only counts."""
-        yield Stage(name, total)
+    def _log(self, stage: Stage) -> None:
+        """A line every few seconds, where no command reads the file."""
+        now = files.seconds()
+        if RUN_DIRECTORY not in os.environ and (
+            stage.finished or now - self._logged >= _LOG_EVERY_SECONDS
+        ):
+            self._logged = now
+            # Flower's own logger, by name: it already has a handler, and no import is needed.
+            logging.getLogger(_FLOWER).info("%s", describe(stage.to_dict(), stage.seconds))
 
 
 def read_progress(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ runs a whole method in one process: no Ray, no server, no model. `check_batch_in
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,11 @@ __all__ = [
     "HashEmbedder",
     "LoopbackGrid",
     "ShuffleWords",
-    "WordGenerator",
     "check_batch_invariance",
     "check_query",
     "flower_identity",
     "hash_embedder",
     "random_cohort",
-    "train_words",
 ]
 
 RUN_ID = 1
@@ -232,98 +229,6 @@ class EchoGenerator:
             if progress is not None:
                 progress(num_samples)
         return outputs
-
-
-class WordGenerator:
-    """A generator whose continuations are words of a vocabulary, drawn by seed.
-
-    Its adapters are what `train_words` writes: weights of words. So a method that trains a
-    generator can be run whole, and seen to work, without any model.
-
-    Args:
-        words: the vocabulary.
-        length: words per continuation, >= 1.
-    """
-
-    name = "words"
-
-    def __init__(self, words: Sequence[str], *, length: int = 8) -> None:
-        self._words = list(dict.fromkeys(words))
-        self._length = length
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_samples: int = 1,
-        sampling: Any,
-        adapter: Path | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[list[str]]:
-        """`num_samples` continuations of each prompt; each depends on its prompt and number."""
-        weights = _word_weights(adapter)
-        logits = np.array([weights.get(word, 0.0) for word in self._words])
-        chances = np.exp(logits - logits.max())
-        outputs = []
-        for prompt in prompts:
-            key = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest())
-            row = []
-            for sample in range(num_samples):
-                chooser = np.random.default_rng([sampling.seed % 2**63, key, sample])
-                drawn = chooser.choice(
-                    self._words, size=self._length, p=chances / chances.sum(), replace=True
-                )
-                row.append(" ".join(drawn))
-            outputs.append(row)
-            if progress is not None:
-                progress(num_samples)
-        return outputs
-
-
-def train_words(
-    model: str | Path,
-    pairs: Sequence[Any],
-    *,
-    adapter: Path | None,
-    output: Path,
-    settings: Any,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
-) -> Any:
-    """Stands for `flower_privsyn.training.train_preferences`, for `WordGenerator`.
-
-    Words of chosen texts gain weight, those of rejected ones lose it.
-    """
-    from flower_privsyn.training import TrainingReport
-
-    weights = _word_weights(adapter)
-    for pair in pairs:
-        for text, step in ((pair.chosen, 1.0), (pair.rejected, -1.0)):
-            for word in text.split():
-                weights[word] = weights.get(word, 0.0) + step / len(pairs)
-    if progress is not None:
-        progress(settings.training_epochs * len(pairs))
-    partial = output.with_name(output.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        (partial / name).write_text(json.dumps(weights, sort_keys=True))
-    partial.rename(output)
-    return TrainingReport(
-        steps=1,
-        loss=0.0,
-        margin=None,
-        accuracy=None,
-        pairs=len(pairs),
-        too_long=(),
-        losses=(0.0,),
-    )
-
-
-def _word_weights(adapter: Path | None) -> dict[str, float]:
-    if adapter is None:
-        return {}
-    weights: dict[str, float] = json.loads((adapter / "adapter_config.json").read_text())
-    return weights
 
 
 #: Words of random texts: short and long ones, and what is not ASCII.

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn import files
-from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.files import append_json_lines
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 4096])
 @pytest.mark.parametrize(
     ("before", "kept"),
     [
@@ -26,33 +24,20 @@ from flower_privsyn.files import append_json_lines, read_json_lines
         (b"{", b""),
     ],
 )
-def test_a_torn_last_line_is_cut_off(
-    before: bytes, kept: bytes, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_BLOCK_BYTES", block)
+def test_a_torn_last_line_is_cut_off(before: bytes, kept: bytes, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(before)
     append_json_lines(path, [{"c": 3}, {"d": "é"}])
     assert path.read_bytes() == kept + '{"c": 3}\n{"d": "é"}\n'.encode()
 
 
-def test_a_line_longer_than_what_is_looked_at_at_a_time_is_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    append_json_lines(path, [{"text": "first"}])
-    with path.open("ab") as file:
-        file.write(b'{"text": "' + b"x" * 300_000)
-    append_json_lines(path, [{"text": "second"}])
-    assert [line["text"] for line in read_json_lines(path)] == ["first", "second"]
-
-
-@pytest.mark.parametrize("torn", [b"", b'{"torn'])
-def test_what_stands_in_a_file_is_not_read_again(torn: bytes, tmp_path: Path) -> None:
+def test_what_stands_in_a_file_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     size = 64 * 2**20
     with path.open("wb") as file:
         os.truncate(file.fileno(), size)  # nothing of it takes room on the disk
         file.seek(size)
-        file.write(b"\n" + torn)
+        file.write(b"\n")
     tracemalloc.start()
     try:
         append_json_lines(path, [{"a": 1}])

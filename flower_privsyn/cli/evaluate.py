@@ -55,7 +55,7 @@ def evaluate(
     """
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.evaluation.run import evaluate_run
-    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.progress import Progress
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.training.causal import CausalTraining
@@ -75,7 +75,7 @@ def evaluate(
             work=folder,
             encoder=encoder,
             seed=seed,
-            progress=ShownProgress(follow),
+            progress=Progress(follow),
         )
     record.write(folder / "evaluation.json")
     write_run_page(run, folder / "report.html", quality=rows(record))

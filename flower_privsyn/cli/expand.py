@@ -70,7 +70,7 @@ def _more(
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.files import expanded
     from flower_privsyn.models import stamped
-    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
@@ -89,7 +89,7 @@ def _more(
             num_samples=wanted,
             seed=seed or 0,
             output=None if output is None else expanded(output).absolute(),
-            progress=ShownProgress(follow),
+            progress=Progress(follow),
         )
     return _said(run, settings, written, wanted)
 

@@ -118,7 +118,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
-    from flower_privsyn.progress import ShownProgress
+    from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies._moments import WARN_ABOVE, MomentSketch
     from flower_privsyn.strategies.fred import candidate_names, rank_sets, read_sets
@@ -139,7 +139,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
             most=int(run.config.get("candidate-texts", 2000)),
             seed=0,
         )
-        progress = ShownProgress(follow)
+        progress = Progress(follow)
         found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
     ranking = [asdict(one) for one in found]
     if as_json:

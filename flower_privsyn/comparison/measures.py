@@ -33,7 +33,7 @@ from flower_privsyn.evaluation.run import (
     tuned,
 )
 from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.progress import ShownProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 
@@ -76,7 +76,7 @@ class Job:
     cell: Cell
     values: Mapping[str, Any]
     folder: Path
-    progress: ShownProgress
+    progress: Progress
 
 
 class Measures:

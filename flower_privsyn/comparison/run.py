@@ -50,7 +50,7 @@ from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import Follower, resume_run, run_app
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.progress import ShownProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.report import write_comparison_page
 from flower_privsyn.report.comparison import markdown
 from flower_privsyn.run import RunDirectory
@@ -285,7 +285,7 @@ class Comparison:
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
-            job = Job(cell=cell, values=values, folder=folder, progress=ShownProgress(follow))
+            job = Job(cell=cell, values=values, folder=folder, progress=Progress(follow))
             if run is None:
                 return REFERENCES[cell.method](job, self.plan, self._measures)
             return self._released(job, run)

@@ -152,7 +152,7 @@ def check_setup(
             Path(folder) / "run", config={**settings.to_dict(), **dict(settings.node_settings)}
         )
         try:
-            progress = Progress(run.path / "progress.json", log=False)
+            progress = Progress()
             sources = set_up(method, settings, run, progress=progress)
             report.say("setup", "models and public text are loaded, and can be used")
             _noise_alone(method, settings, plan, people, report)

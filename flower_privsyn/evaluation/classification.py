@@ -26,7 +26,7 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import context_of, model_folder
-from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
 
@@ -110,7 +110,7 @@ def classify_run(
     embedder: Embedder,
     encoder: str | Path | None,
     seed: int,
-    progress: ProgressReporter,
+    progress: Progress,
 ) -> tuple[Classification, ...]:
     """Train classifiers on a run's labelled text and test them on held-out text.
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.progress import NullProgress, ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
 
 Float64Array = npt.NDArray[np.float64]
@@ -117,7 +117,7 @@ def evaluate_language_model(
     precision: str = "float32",
     resamples: int = 2000,
     seed: int = 0,
-    progress: ProgressReporter | None = None,
+    progress: Progress | None = None,
 ) -> LanguageModelEvaluation:
     """Measure next-token prediction on held-out private text.
 
@@ -155,7 +155,7 @@ def evaluate_language_model(
 
     network, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=device)
     window = text_window(network, max_tokens)
-    shown: ProgressReporter = progress or NullProgress()
+    shown: Progress = progress or Progress()
     with shown.stage(f"Held-out text under {Path(model).name}", len(texts)) as stage:
         scores = score_texts(
             network,

@@ -42,7 +42,7 @@ from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import expanded, located, read_json_lines
 from flower_privsyn.models import has_model
 from flower_privsyn.models.pretrained import holds_encoder_decoder
-from flower_privsyn.progress import NullProgress, ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
 from flower_privsyn.training.causal import CausalTraining, fine_tune
@@ -146,7 +146,7 @@ def evaluate_run(
     encoder: str | Path | None = None,
     embedder: Embedder | None = None,
     seed: int = 0,
-    progress: ProgressReporter | None = None,
+    progress: Progress | None = None,
 ) -> RunEvaluation:
     """Evaluate a finished run on users it has never asked.
 
@@ -171,7 +171,7 @@ def evaluate_run(
         MissingExtraError: A library is not installed.
     """
     _check(run, held_out, private=private, downstream=downstream, work=work)
-    shown: ProgressReporter = progress or NullProgress()
+    shown: Progress = progress or Progress()
     embedder = RememberingEmbedder(embedder or run_embedder(run))
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
     synthetic = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
@@ -243,7 +243,7 @@ def _learned(
     settings: CausalTraining,
     work: Path | None,
     seed: int,
-    shown: ProgressReporter,
+    shown: Progress,
 ) -> Learned | None:
     """A model before a run, after as many steps on random public text, and with the release."""
     made = run.path / TRAINED_MODEL
@@ -303,7 +303,7 @@ def tuned(
     settings: CausalTraining,
     output: Path,
     seed: int,
-    progress: ProgressReporter,
+    progress: Progress,
     distillation: Distillation | None = None,
     stamp: str = "",
 ) -> Path:
@@ -355,7 +355,7 @@ def compare_texts(
     private: Sequence[str] | None = None,
     max_texts: int = 5000,
     seed: int = 0,
-    progress: ProgressReporter | None = None,
+    progress: Progress | None = None,
 ) -> TextComparison:
     """Measure synthetic text beside held-out private text.
 
@@ -375,7 +375,7 @@ def compare_texts(
         DataError: There are fewer than 10 texts on a side.
     """
     check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
-    shown: ProgressReporter = progress or NullProgress()
+    shown: Progress = progress or Progress()
     for name, texts in (("synthetic", synthetic), ("held-out", held_out)):
         if len(texts) < LEAST_TEXTS:
             raise DataError(f"{len(texts)} {name} texts are too few, {LEAST_TEXTS} are needed")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.files import expanded, read_toml, refuse_other_than_utf8
+from flower_privsyn.files import expanded, read_toml
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
@@ -61,12 +61,11 @@ def load_app(path: str | Path) -> App:
     """Read a Flower app's `pyproject.toml`.
 
     Raises:
-        ConfigError: There is no such folder, it holds no Flower app, or its name is no UTF-8.
+        ConfigError: There is no such folder, or it holds no Flower app.
     """
     folder = expanded(path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"There is no app folder {path}.")
-    refuse_other_than_utf8("The app's folder", folder)
     file = folder / "pyproject.toml"
     if not file.is_file():
         raise ConfigError(f"{path} is not a Flower app: it holds no pyproject.toml.")
@@ -252,8 +251,7 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
         source: What an error message begins with: where the value comes from, or "".
 
     Raises:
-        ConfigError: The app declares no such setting, or one of another type; or the value is a
-            text that is no UTF-8.
+        ConfigError: The app declares no such setting, or one of another type.
     """
     if key not in app.defaults:
         near = difflib.get_close_matches(key, app.defaults, n=1, cutoff=0.5)
@@ -273,8 +271,6 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
             f"{source}The setting {key} is {value!r}; it must be {kinds[type(default)]}, "
             f"such as {json.dumps(default)}."
         )
-    if isinstance(value, str):
-        refuse_other_than_utf8(f"{source}The setting {key}", value)
     return value
 
 

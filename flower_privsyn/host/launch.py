@@ -7,7 +7,6 @@ module runs the app in processes of this machine, follows it to its end and judg
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.util
 import json
 import os
@@ -37,7 +36,6 @@ from flower_privsyn.files import (
     full_disk,
     is_disk_full,
     quoted,
-    refuse_other_than_utf8,
     user_path,
 )
 from flower_privsyn.host.app import (
@@ -135,7 +133,7 @@ def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -
 
     Raises:
         ConfigError: they name two folders, or one inside the app; the settings ask to continue a
-            run, which a new one would charge the same people for again; or a name is no UTF-8.
+            run, which a new one would charge the same people for again.
         RunDirectoryError: no run can begin there.
     """
     set_to = str(values.get("run-dir", ""))
@@ -160,8 +158,6 @@ def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -
         path = default_run_directory(app.name)
     else:
         path = new_run_path(Path("runs"), app.name)
-    refuse_other_than_utf8("The run directory", path)
-    refuse_other_than_utf8("The folder that the command was typed in", Path.cwd())
     RunDirectory(path).refuse_existing()
     return path
 
@@ -284,32 +280,25 @@ def _launch(
     require_simulation(ray=bool(launch.get("ray")))
     num_nodes(launch["run-config"])
     owner = OwnerFolder(run_path)
+    wait = _RESUME_WAIT_SECONDS if resume else 0.0
     try:
         run_path.mkdir(parents=True, exist_ok=True)
         owner.make()
+        with supervisor_lock(run_path, wait_seconds=wait):
+            try:
+                outcome = _follow(app, run_path, launch, follow, resume=resume)
+                begun = (run_path / "config.json").exists()
+                if outcome.error is not None and not outcome.unexpected and not begun:
+                    shutil.rmtree(owner.path, ignore_errors=True)
+                return outcome
+            finally:
+                _forget_start(run_path)
     except OSError as error:
-        raise RunDirectoryError(
-            f"The run directory {run_path}, or the folder {owner.path} for its log beside it, "
-            f"cannot be written: {error.strerror or error}."
-        ) from error
-    wait = _RESUME_WAIT_SECONDS if resume else 0.0
-    with supervisor_lock(run_path, wait_seconds=wait):
-        try:
-            outcome = _follow(app, run_path, launch, follow, resume=resume)
-            begun = (run_path / "config.json").exists()
-            if outcome.error is not None and not outcome.unexpected and not begun:
-                shutil.rmtree(owner.path, ignore_errors=True)
-            return outcome
-        except OSError as error:
-            if is_disk_full(error):
-                where = full_disk([run_path, owner.path])
-                raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
-            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-                place = error.filename or run_path
-                raise RunDirectoryError(f"{place} cannot be written: {error.strerror}.") from error
-            raise
-        finally:
-            _forget_start(run_path)
+        if is_disk_full(error):
+            where = full_disk([run_path.parent])
+            raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
+        place = error.filename or run_path
+        raise RunDirectoryError(f"{place} cannot be used: {error.strerror or error}.") from error
 
 
 def _follow(

@@ -68,7 +68,7 @@ from flower_privsyn.files import (
 )
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
-from flower_privsyn.progress import Progress, Stage, warnings_to
+from flower_privsyn.progress import RunProgress, Stage, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
@@ -352,7 +352,7 @@ class RunDirectory:
         self._ledger_digest: Callable[[], str] | None = None
         self._failure_told: Callable[[], None] | None = None
         self._lock_file: IO[str] | None = None
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
 
     # ---------------------------------------------------------------- making and opening
 
@@ -521,10 +521,10 @@ class RunDirectory:
             raise RunDirectoryError(f'{self.config_file} holds no "config" object.')
         return config
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """The reporter that writes this run's `progress.json`; always the same one."""
         if self._progress is None:
-            self._progress = Progress(self.progress_file, ended=self._time_stage)
+            self._progress = RunProgress(self.progress_file, ended=self._time_stage)
         return self._progress
 
     def _time_stage(self, stage: Stage) -> None:

@@ -43,7 +43,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.calibrated import CalibratedPlan
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
-from flower_privsyn.progress import FOR_THE_OWNER, ShownProgress
+from flower_privsyn.progress import FOR_THE_OWNER, Progress
 from flower_privsyn.queries import Query
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
@@ -584,7 +584,7 @@ class PrivateSumStrategy(Strategy):
             result = Result()
             kept = last_state(run)
             if type(self.method).arrays is not Method.arrays and kept is not None:
-                unseen = ShownProgress(lambda _: None)  # the run's own file stays as it is
+                unseen = Progress()  # the run's own file stays as it is
                 self.method.setup(RunContext(run=run, progress=unseen, released=Releases(run).of))
                 result.arrays = self._learnt(kept[1]) or result.arrays
             for line in run.metrics():

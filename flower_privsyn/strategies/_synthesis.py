@@ -16,7 +16,7 @@ from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.expand import Earlier
 from flower_privsyn.generation.generators import ExpandingSettings
-from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
 
@@ -97,7 +97,7 @@ def expand_resumably(
     round_number: int,
     source: str,
     stage: str,
-    progress: ProgressReporter,
+    progress: Progress,
     adapter: Path | None = None,
     label: str | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:

@@ -34,7 +34,7 @@ from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.privacy import Phase, Sampling
-from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
 from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
@@ -132,7 +132,7 @@ class TopicWriter:
         num_samples: int,
         *,
         kept: Path,
-        progress: ProgressReporter,
+        progress: Progress,
     ) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Write until every topic has its texts; what an earlier attempt kept counts.
 

@@ -19,7 +19,7 @@ from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
-from flower_privsyn.progress import ProgressReporter
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
 from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
@@ -197,7 +197,7 @@ def write_more(
     num_samples: int,
     seed: int,
     output: Path | None,
-    progress: ProgressReporter,
+    progress: Progress,
     generator: TextGenerator | None = None,
 ) -> Written:
     """Write texts after those of a finished run, into a file of their own.
@@ -277,7 +277,7 @@ def _expanded(
     seed: int,
     kept: Path,
     round_number: int,
-    progress: ProgressReporter,
+    progress: Progress,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Write what is missing, class after class.
 

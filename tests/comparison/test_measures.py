@@ -14,7 +14,7 @@ from flower_privsyn.data import Users, load_users
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.run import evaluate_run, split_users
 from flower_privsyn.host.app import load_app
-from flower_privsyn.progress import ShownProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
@@ -48,7 +48,7 @@ def job_in(folder: Path) -> Job:
         cell=Cell(method="pre-text", epsilon=1.0, seed=0),
         values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
         folder=folder,
-        progress=ShownProgress(lambda stages: None),
+        progress=Progress(),
     )
 
 
@@ -115,7 +115,7 @@ def test_labels_are_worth_what_a_classifier_learns_of_them(
         cell=Cell(method="aug-pe", epsilon=1.0, seed=0),
         values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
         folder=tmp_path,
-        progress=ShownProgress(lambda stages: None),
+        progress=Progress(),
     )
     found = Measures(plan).labels(job, run)
     (record,) = evaluate_run(run, held_out, private=private, embedder=HashEmbedder()).classification

@@ -36,13 +36,12 @@ from flower_privsyn.testing import (
     HashEmbedder,
     LoopbackGrid,
     ShuffleWords,
-    WordGenerator,
     hash_embedder,
-    train_words,
 )
 from tests.support.federation import WORDS, make_users
 from tests.support.repeating import CREATED, CREATED_SECONDS, Repeating, stop
 from tests.support.run_files import contents, times_in
+from tests.support.words import WordGenerator, train_words
 
 HEAVY = "user-3"
 METHODS = (

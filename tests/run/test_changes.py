@@ -19,12 +19,13 @@ from flower_privsyn.errors import (
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.run import changes, directory
 from flower_privsyn.strategies import POPri, POPriConfig
-from flower_privsyn.testing import EchoGenerator, HashEmbedder, WordGenerator, train_words
+from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
 from tests.support.generation_server import Server
 from tests.support.probe import Killed, Probe
 from tests.support.questions import asked_round
 from tests.support.run_files import lines
+from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
 

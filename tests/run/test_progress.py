@@ -1,4 +1,4 @@
-"""Progress reaches whoever follows a run, through a file that is always whole."""
+"""RunProgress reaches whoever follows a run, through a file that is always whole."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.progress import Progress, read_progress
+from flower_privsyn.progress import RunProgress, read_progress
 
 
 def test_stages_are_written_as_they_open_and_close(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
-    progress = Progress(path)
+    progress = RunProgress(path)
     with progress.stage("embed candidates", 10) as stage:
         assert read_progress(path)[0]["done"] == 0
         stage.update(4)
@@ -27,6 +27,6 @@ def test_stages_are_written_as_they_open_and_close(tmp_path: Path) -> None:
 
 
 def test_a_full_or_missing_disk_does_not_stop_the_work(tmp_path: Path) -> None:
-    with Progress(tmp_path / "gone" / "progress.json").stage("embed", 1) as stage:
+    with RunProgress(tmp_path / "gone" / "progress.json").stage("embed", 1) as stage:
         stage.update()
     assert stage.done == 1

@@ -17,10 +17,11 @@ from flower_privsyn.privacy import CyclicSampling, FullParticipation
 from flower_privsyn.run import how_to_resume
 from flower_privsyn.run.settings import default_least_users
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
-from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
+from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import WORDS, make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Probe
 from tests.support.run_files import lines, releases
+from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
 

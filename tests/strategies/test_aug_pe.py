@@ -18,7 +18,7 @@ from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError, GenerationError
 from flower_privsyn.messages import wire
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import AugPE, AugPEConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
@@ -159,7 +159,7 @@ class TestLabels:
             num_samples=10,
             seed=0,
             output=None,
-            progress=NullProgress(),
+            progress=Progress(),
             generator=EchoGenerator(),
         )
         wanted = round(10 * counts["law"] / counts.total())

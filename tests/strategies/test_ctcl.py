@@ -23,7 +23,7 @@ from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.privacy.mechanisms import GRID
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import CTCL, CTCLConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
@@ -305,7 +305,7 @@ class TestAfterwards:
                 num_samples=count,
                 seed=1,
                 output=tmp_path / "more.jsonl",
-                progress=NullProgress(),
+                progress=Progress(),
             )
             assert (written.kind, written.texts) == ("topics", count)
             return lines(written.path)

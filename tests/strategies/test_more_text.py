@@ -12,7 +12,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.strategies._population import Population, survivors
@@ -38,7 +38,7 @@ def write(run: RunDirectory, num_samples: int = 20, **changes: Any) -> Written:
         run,
         MoreText.of(run, {"generator": "privsyn-lm", **changes}),
         num_samples=num_samples,
-        progress=NullProgress(),
+        progress=Progress(),
         seed=arguments["seed"],
         output=arguments["output"],
         generator=arguments["writer"],

@@ -17,11 +17,12 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.run.method import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
-from flower_privsyn.testing import HashEmbedder, train_words
+from flower_privsyn.testing import HashEmbedder
 from tests.support.answering import read_answer
 from tests.support.federation import make_users
 from tests.support.popri import popri, small_popri, stored, table
 from tests.support.run_files import lines, release, releases
+from tests.support.words import train_words
 
 Builder = Callable[..., Any]
 

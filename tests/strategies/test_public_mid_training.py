@@ -164,7 +164,7 @@ class TestPublicText:
         for number in range(2):
             run = tmp_path / f"run-{number}"
             settings = config(teacher="")
-            step = public_step.PublicStep(settings, run=run, progress=Progress(tmp_path / "shown"))
+            step = public_step.PublicStep(settings, run=run, progress=Progress())
             step.check()
             step.take(LocalModel(settings.trained_model()).parameters)
             chosen.append(json.loads((run / "public_step.json").read_text()))

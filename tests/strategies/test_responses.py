@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import RunContext, State
 from flower_privsyn.strategies import POPriConfig
 from flower_privsyn.strategies._responses import Responses, rank_pairs
 from flower_privsyn.strategies.popri import PreferencesByScores
-from flower_privsyn.testing import HashEmbedder, train_words
+from flower_privsyn.testing import HashEmbedder
 from tests.support.generation_server import Server
+from tests.support.words import train_words
 
 END = "\nOriginal Text Sample 5"
 
@@ -111,7 +112,7 @@ def rounds(root: Path, writer: Any, **changes: Any) -> PreferencesByScores:
     run.unlock()
     config, embedder = POPriConfig(**values), HashEmbedder()
     made = PreferencesByScores(config, embedder=embedder, trainer=train_words)
-    made.place = RunContext(run=run, progress=NullProgress(), released=lambda _: None)  # type: ignore[arg-type]
+    made.place = RunContext(run=run, progress=Progress(), released=lambda _: None)  # type: ignore[arg-type]
     made._responses = Responses(
         config=config,
         generator=writer,
@@ -205,7 +206,7 @@ class TestCandidates:
 
 class TestResponsesOfAnInterruptedRound:
     def test_are_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flower_privsyn.testing import WordGenerator
+        from tests.support.words import WordGenerator
 
         monkeypatch.setattr(WordGenerator, "at_once", 12, raising=False)
 

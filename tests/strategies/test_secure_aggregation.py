@@ -38,15 +38,14 @@ from flower_privsyn.testing import (
     HashEmbedder,
     LoopbackGrid,
     ShuffleWords,
-    WordGenerator,
     hash_embedder,
-    train_words,
 )
 from tests.support.federation import WORDS, make_users
 from tests.support.ladder import ladder
 from tests.support.run_files import release, releases
 from tests.support.runs import small
 from tests.support.topics import write_topics
+from tests.support.words import WordGenerator, train_words
 
 NODES, NOISE = 4, 1e-3
 

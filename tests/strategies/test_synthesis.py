@@ -9,7 +9,7 @@ import pytest
 
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.strategies._synthesis import expand_resumably
 
 EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]
@@ -52,7 +52,7 @@ def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
             round_number=1,
             source="written",
             stage="Write",
-            progress=NullProgress(),
+            progress=Progress(),
         )
         return records
 

@@ -64,12 +64,11 @@ from flower_privsyn.testing import (
     HashEmbedder,
     LoopbackGrid,
     ShuffleWords,
-    WordGenerator,
     flower_identity,
     hash_embedder,
-    train_words,
 )
 from tests.support.topics import write_topics
+from tests.support.words import WordGenerator, train_words
 
 STORED = Path(__file__).parents[1] / "golden" / "runs.json"
 

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from flower_privsyn.strategies import POPri, POPriConfig
-from flower_privsyn.testing import HashEmbedder, WordGenerator, train_words
+from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import WORDS
+from tests.support.words import WordGenerator, train_words
 
 
 def table(run: Path, number: int) -> list[dict[str, Any]]:

@@ -17,13 +17,9 @@ from flower_privsyn.strategies import (
     POPri,
     POPriConfig,
 )
-from flower_privsyn.testing import (
-    HashEmbedder,
-    LoopbackGrid,
-    WordGenerator,
-    train_words,
-)
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 from tests.support.federation import WORDS, make_users
+from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
 

@@ -41,7 +41,7 @@ from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.generators import load_trained_generator
 from flower_privsyn.generation.streams import derive_seed, stream
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -309,7 +309,7 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
             np.ones(len(conditions)) if share is None else share,
             asked.samples * (2 if again else 1),  # twice as many to draw from
             kept=asked.output / "written.jsonl",
-            progress=NullProgress(),
+            progress=Progress(),
         )
         texts = [str(one["text"]) for one in written]
         if again and topics is not None and embedder is not None:

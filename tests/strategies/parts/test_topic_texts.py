@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.progress import NullProgress
+from flower_privsyn.progress import Progress
 from flower_privsyn.strategies.ctcl import TopicWriter
 
 
@@ -32,7 +32,7 @@ def written(texts: Sequence[str], kept: Path) -> Any:
     writer = TopicWriter(
         generator=Scripted(texts), conditions=["a", "b"], sampling=SamplingParameters(seed=1)
     )
-    records, dropped = writer.write([1.0, 1.0], 2, kept=kept, progress=NullProgress())
+    records, dropped = writer.write([1.0, 1.0], 2, kept=kept, progress=Progress())
     return [(record["text"], *record["parent"]) for record in records], dropped
 
 
