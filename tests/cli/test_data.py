@@ -70,5 +70,3 @@ def test_bad_numbers_and_models_are_named(
     assert json.loads(capsys.readouterr().out)["characters_per_user"]["most"] == len("a\n\nb")
     assert main([*describe, "--embedding-model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
-    assert main(["data"]) == 2
-    assert "Missing argument" in capsys.readouterr().err

@@ -72,8 +72,6 @@ def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[s
     assert main([*words, "--deployment", "--set", "epsilon=0.05"]) == 2
     shown = " ".join(capsys.readouterr().out.split())
     assert "the result is noise whatever they wrote" in shown
-    assert main([*words, "--deployment"]) == 0
-    assert "privsyn run" not in capsys.readouterr().out
 
 
 def test_more_users_in_a_round_than_there_are(check: Check) -> None:
@@ -101,35 +99,6 @@ def test_all_that_stops_a_run_without_a_model_is_named_at_once(check: Check) -> 
     report = check("data=", *settings, "embedding-model=./no", loads=True)
     assert list(stops(report)) == ["data", "privacy"]
     assert report.verdict == "Not ready: 2 things stop the run"
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "step", "level", "found_step"),
-    [
-        ("1", 1, "stops", "1"),
-        ("0.3", -1, "warning", "0.0"),
-    ],
-)
-def test_noise_is_tried_on_the_model(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    epsilon: str,
-    step: int,
-    level: str,
-    found_step: str,
-) -> None:
-    """The refusal of a run, or its step, before there is a federation."""
-    data = users_file(tmp_path, users=400)
-    asked = ["check", str(ROOT / "baselines" / "dp-fl"), "--config", "cpu", "--json"]
-    settings = (f"data={data}", "held-out-fraction=0.0", f"epsilon={epsilon}")
-    settings += (f"server-learning-rate={step}",)
-    asked += [word for setting in settings for word in ("--set", setting)]
-    assert main(asked) == (2 if level == "stops" else 0)
-    found = json.loads(capsys.readouterr().out)["diagnostics"]
-    (said,) = (one for one in found if "noise alone" in one["sentence"])
-    assert said["topic"] == "noise"
-    assert said["level"] == level
-    assert f"server-learning-rate = {found_step}" in said["sentence"]
 
 
 @pytest.mark.parametrize("app", [OWN_DATA, JOINT_SKETCH])
