@@ -125,7 +125,7 @@ def settings(tmp_path: Path, public_file: Path) -> Callable[..., PrivateEvolutio
             "num_candidates": 16,
             "lookahead": 1,
             "public_text": str(public_file),
-            "expand_samples": 12,
+            "synthetic_samples": 12,
             "run_dir": str(tmp_path / "run"),
             "node_timeout": 0.2,
             "accept_noise": True,

@@ -52,7 +52,6 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         ("correlation", '"banded"', '"cyclic"'),
     ),
     ("dp-fedavg", {"trainable": "some"}, ("trainable", "'some'", '"lora"')),
-    ("dp-fedavg", {"lora-rank": 0}, ("lora-rank", "got 0", "between 1 and 1024")),
     ("dp-ftrl", {"correlation": "wave"}, ("correlation", "'wave'", '"banded"')),
     ("dp-ftrl", {"min-separation": 0}, ("min-separation", "got 0", COUNT)),
     ("dp-ftrl", {"clip-norm": 0}, ("clip-norm", "got 0", "between")),

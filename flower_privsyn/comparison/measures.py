@@ -399,7 +399,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
 
     The epsilon is pure, local and of one sample of text, and follows from the `temperature`:
     `flower_privsyn.comparison.paraphrase`. As many samples are told as other methods write texts
-    (`expand-samples`), drawn among all users' by the seed.
+    (`synthetic-samples`), drawn among all users' by the seed.
 
     Raises:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
@@ -412,7 +412,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     values = job.values
     samples = measures.samples(plan.people.private, max_tokens=int(values["max-tokens"]))
     random = np.random.default_rng([job.cell.seed, 4])
-    wanted = min(int(values["expand-samples"]), len(samples))
+    wanted = min(int(values["synthetic-samples"]), len(samples))
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
     begun = time.process_time()
     paraphraser = Paraphraser(
@@ -503,7 +503,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         expand,
         seeds,
         ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
-        num_samples=int(values["expand-samples"]),
+        num_samples=int(values["synthetic-samples"]),
         kept=kept,
         seed=seed_of(1),
         round_number=0,

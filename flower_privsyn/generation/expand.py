@@ -106,7 +106,6 @@ class Expand:
         sampling: SamplingParameters | None = None,
         opening_words: int = 0,
         whole_sentences: bool = False,
-        refuse_repetition: bool = False,
     ) -> None:
         """Choose how to expand.
 
@@ -119,8 +118,8 @@ class Expand:
             opening_words: Words of one more seed that the new text begins with, >= 0. A small
                 model begins in the middle of a sentence unless it is shown a beginning.
             whole_sentences: Cut every text at the end of its last sentence, and drop what has
-                none, or fewer than eight words besides the opening ones.
-            refuse_repetition: Drop a text that says the same three words twice.
+                none, has fewer than eight words besides the opening ones, or says the same three
+                words twice.
 
         Raises:
             ConfigError: The prompt cannot be read.
@@ -132,7 +131,6 @@ class Expand:
         self.num_examples = 0 if prompt is None else NUM_EXAMPLES
         self._opening_words = opening_words
         self._least_words = opening_words + LEAST_WORDS if whole_sentences else 0
-        self._refuse_repetition = refuse_repetition
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         stop = dict.fromkeys((*sampling.stop, *(() if prompt is None else (prompt.stop,))))
         self._sampling = replace(sampling, stop=tuple(stop))
@@ -189,7 +187,6 @@ class Expand:
         kept = _Kept(
             max(0, num_samples - earlier.kept),
             least_words=self._least_words,
-            refuse_repetition=self._refuse_repetition,
             known=earlier.known,
         )
         attempts = earlier.attempts
@@ -252,23 +249,18 @@ class _Kept:
 
     Args:
         wanted: how many texts are wanted.
-        least_words: a text is cut to whole sentences, and dropped below so many words of them; 0
-            keeps every text, whole or not.
-        refuse_repetition: drop a text that says the same three words twice.
+        least_words: a text is cut to whole sentences, and dropped below so many words of them, or
+            where it says the same three words twice; 0 keeps every text.
         known: texts that are not to be kept again.
     """
 
-    def __init__(
-        self, wanted: int, *, least_words: int, refuse_repetition: bool, known: Sequence[str]
-    ) -> None:
+    def __init__(self, wanted: int, *, least_words: int, known: Sequence[str]) -> None:
         self._wanted = wanted
         self._least_words = least_words
-        self._refuse_repetition = refuse_repetition
         self._known = set(map(_normalise, known))
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
-        reasons = [*DROP_REASONS, *["no-sentence"] * bool(least_words)]
-        reasons += ["repetition"] * refuse_repetition
+        reasons = [*DROP_REASONS, *["no-sentence", "repetition"] * bool(least_words)]
         self.dropped: Counter[str] = Counter(dict.fromkeys(reasons, 0))
 
     @property
@@ -304,7 +296,7 @@ class _Kept:
             "duplicate": normalised in self._known,
             "no-sentence": self._least_words
             and (len(words) < self._least_words or not is_whole(cut)),
-            "repetition": self._refuse_repetition and len(set(triples)) < len(triples),
+            "repetition": self._least_words and len(set(triples)) < len(triples),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 

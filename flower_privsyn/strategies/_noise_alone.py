@@ -144,8 +144,8 @@ class NoiseAlone:
         if not (lost <= MOST_LOST or self.accepted):  # so where it is no number
             raise ConfigError(
                 f"{said}, and no model that lost more than {MOST_LOST:g} was seen to recover: take "
-                "more users, a larger epsilon or fewer rounds, train fewer parameters (trainable, "
-                "lora-rank), lower clip-norm, leave the step to the noise (server-learning-rate = "
+                "more users, a larger epsilon or fewer rounds, train fewer parameters "
+                "(trainable), lower clip-norm, leave the step to the noise (server-learning-rate = "
                 "-1 in a run configuration, None in Python), or set accept-noise = true to run all "
                 f"the same; {spent}"
             )

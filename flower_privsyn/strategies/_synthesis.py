@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Gt, Le
 
-from flower_privsyn.checks import NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import PositiveFloat, PositiveInt
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
@@ -29,8 +29,12 @@ logger = logging.getLogger("flwr.privsyn")
 #: Keys of how a corpus is written of the last survivors.
 AFTER_SURVIVORS: Final = frozenset({
     "generator", "generator-interface", "generator-parameters", "prompt", "max-new-tokens",
-    "opening-words", "refuse-repetition", "temperature", "top-p",
+    "temperature", "top-p",
 })  # fmt: skip
+
+
+#: By itself a small model begins in the middle of a sentence.
+_OPENING_WORDS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +53,9 @@ class ExpansionSettings(ExpandingSettings):
     """Of sampling."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """The nucleus."""
-    opening_words: NonNegativeInt = 0
-    """Words of a survivor that an expanded text begins with: a small model begins in the middle of
-    a sentence by itself. 0 in PrE-Text.
-    """
     whole_sentences: bool = False
-    """End texts with a sentence."""
-    refuse_repetition: bool = False
-    """Drop an expanded text that says the same three words twice, as small models do; PrE-Text
-    keeps it.
+    """For small models: begin a text with five words of one that is shown, end it with a sentence,
+    and drop what has none or says the same three words twice.
     """
 
     def expansion(self, generator: TextGenerator | None = None) -> Expand:
@@ -74,9 +72,8 @@ class ExpansionSettings(ExpandingSettings):
         return Expand(
             self.writer(prompt, generator),
             prompt=prompt,
-            opening_words=self.opening_words,
+            opening_words=_OPENING_WORDS if self.whole_sentences else 0,
             whole_sentences=self.whole_sentences,
-            refuse_repetition=self.refuse_repetition,
             sampling=SamplingParameters(
                 seed=0,
                 max_new_tokens=self.max_new_tokens,

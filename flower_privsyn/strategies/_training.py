@@ -81,7 +81,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
     """
     trainable_layers: str = ""
     """Patterns of parameter names separated by commas, for "layers"."""
-    lora_rank: LoraRank = 4
+    lora_rank: Annotated[LoraRank, IN_PYTHON] = 4
     """Rank of the adapters."""
     local_learning_rate: LearningRate = 0.1
     """Of a user's stochastic gradient descent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import IN_PYTHON, PositiveFloat, PositiveInt
+from flower_privsyn.checks import IN_PYTHON, PositiveFloat
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings
@@ -40,17 +40,15 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     """
     variation_model: str = "privsyn-mlm"
     """Masked language model that varies texts."""
-    mask_fraction: Annotated[float, Gt(0), Le(1)] = 0.3
-    """Share of a text's tokens masked in one step; 0.3 in PrE-Text."""
-    mask_steps: PositiveInt = 2
-    """How often a text is masked and filled; 2 in PrE-Text."""
     mask_unit: MaskUnit = "token"
-    """Either "token", as in PrE-Text; or "word": only words that are one token are masked and
-    drawn, so that no word is torn and punctuation stays.
+    """Either "token", 30 % of them, twice, as in PrE-Text; or "word", for small models: 15 %, once,
+    and only words that are one token are masked and drawn, so that no word is torn and punctuation
+    stays.
     """
     whole_sentences: bool = False
-    """Cut public text only where a sentence ends, keep variations of whole sentences whole, and end
-    what is expanded with a sentence; PrE-Text does none of it.
+    """For small models: cut public text only where a sentence ends, and keep variations of whole
+    sentences whole; an expanded text begins with five words of a survivor, ends with a sentence and
+    says no three words twice, or is dropped. PrE-Text does none of it.
     """
     likelihood_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
     """A variation is kept only if its log-likelihood per token under `likelihood_model` is at least
@@ -65,6 +63,13 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     """Nucleus of variation and expansion."""
 
 
+#: What is masked in one step, and how often, by unit.
+_SHARE_AND_STEPS: Final[Mapping[MaskUnit, tuple[float, int]]] = {
+    "token": (0.3, 2),
+    "word": (0.15, 1),
+}
+
+
 def mask_filling(config: VariationSettings) -> Variation:
     """Mask-filling as the settings have it.
 
@@ -76,10 +81,11 @@ def mask_filling(config: VariationSettings) -> Variation:
     """
     from flower_privsyn.generation import MaskFill
 
+    share, steps = _SHARE_AND_STEPS[config.mask_unit]
     return MaskFill(
         located(config.variation_model),
-        mask_fraction=config.mask_fraction,
-        num_steps=config.mask_steps,
+        mask_fraction=share,
+        num_steps=steps,
         unit=config.mask_unit,
         temperature=config.temperature,
         top_p=config.top_p,

@@ -70,12 +70,10 @@ class AugPEConfig(EvolutionConfig):
     """Who survives: "rank", those with most votes, each once; or "resample", drawn with replacement
     in proportion to the votes, which the paper compares it with.
     """
-    variation: Literal["mask-fill", "prompt"] = "prompt"
-    """How texts are varied: "mask-fill", by `variation_model` (PrE-Text); "prompt", by `generator`,
-    which is asked for it (Aug-PE).
+    variation: str = "style"
+    """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
+    "fill-blanks", or a JSON file (Aug-PE); or "mask-fill", by `variation_model` (PrE-Text).
     """
-    variation_prompt: str = "style"
-    """What it is asked, for "prompt": "paraphrase", "style", "fill-blanks", or a JSON file."""
     domain: str = "text"
     """What the texts are, in public words, for prompts that ask for them: "reviews of restaurants".
     """
@@ -143,7 +141,7 @@ class EvolutionByClass(Evolution):
     @property
     def asked_generator(self) -> str:
         """The generator, where it writes the first texts or varies them."""
-        prompts = self.config.variation == "prompt" and self._given_variation is None
+        prompts = self.config.variation != "mask-fill" and self._given_variation is None
         return self.config.generator if self._writes or prompts else ""
 
     @property
@@ -155,7 +153,7 @@ class EvolutionByClass(Evolution):
     def _load_variation(self) -> Variation:
         if self.config.variation == "mask-fill":
             return super()._load_variation()
-        return self._asked(self.config.variation_prompt, "variation")
+        return self._asked(self.config.variation, "variation")
 
     def _asked(self, prompt: str, purpose: Literal["variation", "beginning"]) -> ByInstruction:
         """The generator, asked as the settings have it.

@@ -320,7 +320,6 @@ class AskedOnce(Method):
             generator if prompt is None else config.writer(prompt, generator),
             prompt=prompt,
             whole_sentences=prompt is None,
-            refuse_repetition=prompt is None,
             sampling=SamplingParameters(
                 seed=config.seed,
                 max_new_tokens=config.max_new_tokens,

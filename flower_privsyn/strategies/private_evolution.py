@@ -53,17 +53,15 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
 
-    afterwards = AFTER_SURVIVORS | {"expand-samples", "survivor-weights"}
+    afterwards = AFTER_SURVIVORS | {"synthetic-samples", "survivor-weights"}
 
     num_rounds: int = 11
     delta: float = 3e-6
     threshold: NonNegativeFloat = 1.0
-    """H, subtracted from the noisy votes; those above it are drawn from."""
-    threshold_unit: Literal["noise-std", "votes"] = "noise-std"
-    """What `threshold` counts: "noise-std": H is `threshold` standard deviations of the noise;
-    "votes": H is `threshold` votes, as in PrE-Text.
+    """H, subtracted from the noisy votes, in standard deviations of their noise; those above it are
+    drawn from.
     """
-    expand_samples: NonNegativeInt = 2000
+    synthetic_samples: NonNegativeInt = 2000
     """Synthetic texts to write; 0: the survivors are the result."""
     survivor_weights: Annotated[Literal["distinct", "counted"], IN_PYTHON] = "distinct"
     """What a seed is: "distinct": a text that survived in several rounds is one seed; "counted": it
@@ -79,7 +77,7 @@ class EvolutionByVotes(Evolution):
     @property
     def asked_generator(self) -> str:
         """The generator, where anything is expanded."""
-        return self.config.generator if self.config.expand_samples else ""
+        return self.config.generator if self.config.synthetic_samples else ""
 
     def _rehearse(self) -> None:
         self.config.expansion(need(self._generator)).rehearse(self._seeds)
@@ -102,9 +100,8 @@ class EvolutionByVotes(Evolution):
         is, and the round counts.
         """
         config, number, m = self.config, release.round_number, len(release.values)
-        unit = release.noise_std if config.threshold_unit == "noise-std" else 1.0
         chooser = np.random.default_rng([config.seed, 2, number])
-        above = release.values - config.threshold * unit
+        above = release.values - config.threshold * release.noise_std
         counts = resampled(above, keep=m, chooser=chooser)
         if counts is None:
             logger.warning(
@@ -127,13 +124,13 @@ class EvolutionByVotes(Evolution):
         config = self.config
         seeds = survivors(self.run, counted=config.survivor_weights == "counted")
         figures: dict[str, Any] = {"survivors": len(set(seeds.texts))}
-        if config.expand_samples == 0:
+        if config.synthetic_samples == 0:
             return {**figures, "synthetic_texts": self.run.write_synthetic(survivor_records(seeds))}
         return figures | write_corpus(
             config.expansion(need(self._generator)),
             seeds.texts,
             ids=seeds.ids,
-            num_samples=config.expand_samples,
+            num_samples=config.synthetic_samples,
             seed=self._seed_of(0, 2),
             round_number=config.num_rounds,
             source="expanded",

@@ -49,7 +49,7 @@ class PreferenceSettings(Settings):
     """
     beta: Annotated[PositiveFloat, IN_PYTHON] = 0.1
     """DPO's beta and IPO's tau (the paper's tau); 0.01 in the code."""
-    lora_rank: PositiveInt = 4
+    lora_rank: Annotated[PositiveInt, IN_PYTHON] = 4
     """Rank of the adapter on all linear layers but the output; 16 in the code."""
     lora_alpha: Annotated[PositiveInt, IN_PYTHON] = 8
     """The adapter's scale is `lora_alpha / lora_rank`; 16 in the code."""

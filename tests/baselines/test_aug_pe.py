@@ -36,7 +36,7 @@ def test_settings_are_complete_and_accepted() -> None:
     assert set(values) - CLIENT_KEYS == AugPEConfig.keys()
     found = settings()
     assert (found.num_rounds, found.num_variations, found.lookahead) == (10, 7, 0)
-    assert (found.selection, found.variation, found.max_samples) == ("rank", "prompt", 1)
+    assert (found.selection, found.variation, found.max_samples) == ("rank", "style", 1)
 
 
 def test_every_row_has_a_file() -> None:
@@ -60,7 +60,7 @@ def test_rows_of_open_models_cost_what_is_printed(data: Any, epsilon: Any) -> No
 def test_rows_of_gpt_fill_blanks_by_messages(data: str) -> None:
     found, base = settings(f"{data}-gpt-3.5-eps-2"), settings(f"{data}-eps-2")
     assert (found.num_candidates // 4, found.num_variations) == (base.num_candidates // 7, 4)
-    assert (found.variation_prompt, found.generator_interface) == ("fill-blanks", "chat")
+    assert (found.variation, found.generator_interface) == ("fill-blanks", "chat")
     assert found.noise_multiplier == base.noise_multiplier
     # Their code draws the words about those of the text by the share of blanks times a scale.
     scale = {"yelp": 40, "openreview": 60, "pubmed": 60}[data]

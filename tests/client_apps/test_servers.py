@@ -189,7 +189,7 @@ app = create_client_app(
 )
 config = PrivateEvolutionConfig(
     num_rounds=4, num_nodes=1, num_candidates=16, lookahead=1, public_text=public,
-    expand_samples=12, run_dir=folder + "/run", node_timeout=0.2, noise_multiplier=4.0,
+    synthetic_samples=12, run_dir=folder + "/run", node_timeout=0.2, noise_multiplier=4.0,
     accept_noise=True,
 )
 with flower_identity():

@@ -57,9 +57,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
         *("--methods", "public-only", "expand-only", "distill-public", "dp-prompt", "pre-text"),
         "--distil",
         *("--set", f"expand-only.prompt={folder / 'gone.txt'}"),
-        *("--set", "dp-prompt.expand-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
+        *("--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
-        *("--set", "pre-text.expand-samples=12", "--set", "pre-text.max-new-tokens=24"),
+        *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
         *("--set", "pre-text.embedding-precision=float32"),
     ]

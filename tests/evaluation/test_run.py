@@ -29,7 +29,7 @@ COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])
 def finished(federation: Builder, settings: Builder, evolution: Builder) -> RunDirectory:
     """A run that held a third of 90 users out and wrote 40 texts."""
     strategy = evolution(
-        settings(num_rounds=2, epsilon=20.0, held_out_fraction=0.3, expand_samples=40)
+        settings(num_rounds=2, epsilon=20.0, held_out_fraction=0.3, synthetic_samples=40)
     )
     strategy.start(federation(make_users(90)))
     return RunDirectory.open(strategy.run.path)

@@ -62,8 +62,7 @@ def test_named_settings_are_accepted(app: Path, name: str) -> None:
         assert (config.accountant, config.broadcast_precision) == ("rdp", "float32")
         # Their experiments subtract 8 samples x 1.541 x sqrt(2) votes, 5.9 times that at 1.29.
         votes = 8 * 1.541 * math.sqrt(2) * (5.9 if strong else 1.0)
-        assert config.threshold_unit == "votes"
-        assert config.threshold == pytest.approx(votes, rel=1e-7)
+        assert config.threshold * noise * config.max_samples == pytest.approx(votes, rel=1e-7)
         assert (config.lookahead, config.num_rounds, config.delta) == (4, 11, 3e-6)
 
 

@@ -66,7 +66,7 @@ def test_the_apps_own_sample(client: ModuleType) -> None:
 @pytest.mark.timeout(900)
 def test_the_app_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    short = ["--set", "num-rounds=2", "--set", "num-candidates=16", "--set", "expand-samples=4"]
+    short = ["--set", "num-rounds=2", "--set", "num-candidates=16", "--set", "synthetic-samples=4"]
     words = ["run", str(APP.parent), "--run-dir", str(tmp_path / "run"), *short]
     assert main(words) == 0
     run = RunDirectory.open(tmp_path / "run")

@@ -193,7 +193,7 @@ def in_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stop = source.index("    return PrivateEvolution(config")
     in_code = f"""    config = PrivateEvolutionConfig(
         noise_multiplier=0.5, num_users=6, num_nodes=2, num_rounds={len(ROUNDS)}, num_candidates=24,
-        lookahead=1, clip="l2", accept_noise=True, expand_samples=0,
+        lookahead=1, clip="l2", accept_noise=True, synthetic_samples=0,
         node_timeout=120.0, public_text={public.partition(" = ")[2]},
     )
 """

@@ -112,7 +112,7 @@ class Federation:
                     accountant="rdp",
                     num_candidates=8,
                     lookahead=1,
-                    expand_samples=4,
+                    synthetic_samples=4,
                 ),
                 embedder=HashEmbedder(),
                 variation=ShuffleWords(),

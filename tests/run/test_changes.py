@@ -153,7 +153,7 @@ class TestTriedBeforeTheFirstRound:
     def test_nothing_is_tried_that_the_run_does_not_use(
         self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
     ) -> None:
-        strategy = evolution(settings(expand_samples=0), generator=remote(nowhere))
+        strategy = evolution(settings(synthetic_samples=0), generator=remote(nowhere))
         strategy.start(federation())
         assert strategy.run.status == "finished"
 
@@ -175,13 +175,13 @@ class TestChanges:
         with pytest.raises(GenerationError, match="has gone"):
             first.start(federation())
         ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        new = {"generator": "privsyn-lm", "temperature": 0.7, "expand_samples": 5}
+        new = {"generator": "privsyn-lm", "temperature": 0.7, "synthetic_samples": 5}
         again = evolution(settings(**new, resume=True))
         again.start(federation())
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
         assert len(lines(again.run.synthetic_jsonl)) == 5
         changes = {
-            "expand-samples": {"from": 12, "to": 5},
+            "synthetic-samples": {"from": 12, "to": 5},
             "generator": {"from": "http://a:1/v1#one", "to": "privsyn-lm"},
             "temperature": {"from": 1.0, "to": 0.7},
         }

@@ -42,7 +42,7 @@ def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
         record_writer(run, method)
         assert object_of_the_app(run) == "mine"
         (run.path / "config.json").write_text("{}")
-    record_writer(run, EvolutionByVotes(settings(expand_samples=0), generator=Mine()))
+    record_writer(run, EvolutionByVotes(settings(synthetic_samples=0), generator=Mine()))
     assert object_of_the_app(run) is None
     run.unlock()
 
@@ -63,12 +63,12 @@ def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
             return super().generate(prompts, **kwargs)
 
     with pytest.raises(GenerationError, match="it has gone"):
-        go(settings(expand_samples=2), Failing())
+        go(settings(synthetic_samples=2), Failing())
     said = (
         "begun with an object of its app as generator, \"mine\", .* generator = 'privsyn-lm' would"
     )
     with pytest.raises(ConfigError, match=said):
-        go(settings(expand_samples=2, resume=True), None)
-    again = go(settings(expand_samples=2, generator="privsyn-tiny", resume=True), None)
+        go(settings(synthetic_samples=2, resume=True), None)
+    again = go(settings(synthetic_samples=2, generator="privsyn-tiny", resume=True), None)
     assert again.run.status == "finished"
     assert object_of_the_app(again.run) is None

@@ -126,7 +126,7 @@ class TestCarefulText:
             likelihood_quantile=0.3,
             likelihood_model="privsyn-tiny",
             num_rounds=2,
-            expand_samples=0,
+            synthetic_samples=0,
         )
         strategy = evolution(config)
         strategy.start(federation())
@@ -166,7 +166,7 @@ class TestExpansionThatFails:
                 spoken, self.speaks = self.speaks, False
                 return [row if spoken and not place else [" "] for place, row in enumerate(written)]
 
-        values = {"expand_samples": 10, "num_rounds": 1}
+        values = {"synthetic_samples": 10, "num_rounds": 1}
         strategy = evolution(settings(**values), generator=Silent())
         said = r"the generator echo was asked for 10 texts and wrote none .*\(dropped: 40 empty\)"
         with pytest.raises(GenerationError, match=said):
@@ -219,7 +219,7 @@ class TestSurvivors:
 def test_the_papers_settings() -> None:
     ours = PrivateEvolution.pre_text(epsilon=1.29).config
     assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
-    assert (ours.mask_fraction, ours.mask_steps, ours.max_new_tokens) == (0.3, 2, 85)
+    assert (ours.mask_unit, ours.max_new_tokens) == ("token", 85)
     assert (ours.num_candidates, ours.lookahead) == (2048, 4)
 
 

@@ -52,7 +52,7 @@ NODES, NOISE = 4, 1e-3
 
 def private_evolution(values: dict[str, Any]) -> Any:
     config = PrivateEvolutionConfig(num_rounds=2, num_candidates=16, lookahead=1,
-                                    expand_samples=0, **values)  # fmt: skip
+                                    synthetic_samples=0, **values)  # fmt: skip
     return PrivateEvolution(
         config, embedder=HashEmbedder(), variation=ShuffleWords(), generator=EchoGenerator()
     )
@@ -246,7 +246,7 @@ def test_a_servers_candidates_move_a_nodes_sum_by_one_clip_norm_at_most(
         config = PrivateEvolutionConfig(
             **values, num_rounds=1, num_candidates=50, lookahead=1, max_samples=1, num_nodes=nodes,
             noise_multiplier=1.0, secure_aggregation=True, broadcast_precision="float32",
-            expand_samples=0, run_dir=str(tmp_path / str(users)),
+            synthetic_samples=0, run_dir=str(tmp_path / str(users)),
         )  # fmt: skip
         strategy = PrivateEvolution(
             config, embedder=_Hostile(384), variation=ShuffleWords(), generator=EchoGenerator()

@@ -39,7 +39,6 @@ def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
         expand = Expand(
             generator,
             prompt=prompt,
-            refuse_repetition=True,
             sampling=SamplingParameters(seed=0, max_new_tokens=12),
         )
         records, _ = expand_resumably(

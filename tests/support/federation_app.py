@@ -59,7 +59,7 @@ app = ServerApp()
 def asking(context: Context, **others) -> PrivateEvolution:
     given = {**context.run_config, **others}
     config = PrivateEvolutionConfig.from_run_config(given, other_keys=["behaviour", "app-does"])
-    config = replace(config, expand_samples=0)
+    config = replace(config, synthetic_samples=0)
     return PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
 
 

@@ -268,7 +268,7 @@ def _common(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def evolution(folder: Path, **changes: Any) -> PrivateEvolution:
     """Private evolution of shuffled words."""
-    values = {"num_candidates": 24, "lookahead": 1, "expand_samples": 6, **changes}
+    values = {"num_candidates": 24, "lookahead": 1, "synthetic_samples": 6, **changes}
     return PrivateEvolution(
         PrivateEvolutionConfig(**_common(folder, public_text=str(_public(folder)), **values)),
         embedder=HashEmbedder(),

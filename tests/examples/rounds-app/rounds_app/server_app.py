@@ -51,7 +51,7 @@ def ask(grid: Grid, run_config: Mapping[str, Any]) -> None:
     ]
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = PrivateEvolutionConfig.from_run_config({**run_config, "public-text": str(public)})
-    config = replace(config, expand_samples=0)
+    config = replace(config, synthetic_samples=0)
     seen = watch(grid)
     method = PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
     try:
