@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks import Ratio, compared, shown
+from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.queries import Cohort, JointSketch, frequent_bigrams
 from flower_privsyn.training.selection import LogRatioScorer, select
 
@@ -51,7 +52,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
             repeats=arguments.repeats,
         )
     flat = generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law)
-    rows, ratios = list(flat), generator.normal(size=VOCABULARY)
+    rows, ratios = TokenRows.of(flat), generator.normal(size=VOCABULARY)
     by_tokens = LogRatioScorer(tokens=ratios)
     by_bigrams = LogRatioScorer(
         tokens=ratios, bigram_keys=keys, bigrams=generator.normal(size=len(keys))

@@ -83,8 +83,9 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     if np.abs(ours - direct).max() > 5e-3 * np.abs(direct).max():
         raise SystemExit("the matrix of scores has other sums")
     answer = MeanSimilarity(answer_space="span").answer(few, asked["span"])
+    candidates.flags.writeable = prompt.flags.writeable = False  # as those of a run's state
     for part, work in (
-        ("the root of candidates", lambda: query.broadcast(candidates, prompt=prompt)),
+        ("the root of candidates", lambda: query.broadcast(candidates.copy(), prompt=prompt)),
         ("scores from their span", lambda: expand_scores(answer, candidates, prompt=prompt)),
     ):
         product = {("2 m d^2", "floor"): 2.0 * m * d**2 / operations_per_second()}

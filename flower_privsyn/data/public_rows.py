@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,6 +25,36 @@ IntArray = npt.NDArray[np.int64]
 
 #: Documents that are cut together.
 _DOCUMENTS: Final = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Rows of token ids, one after another in one array, as Arrow holds them.
+
+    Attributes:
+        tokens: (t,) of all rows.
+        lengths: (n,) how many of them each row has.
+    """
+
+    tokens: IntArray
+    lengths: IntArray
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int] | IntArray]) -> Self:
+        """Rows that are there one by one."""
+        found = [np.asarray(row, dtype=np.int64) for row in rows]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        return cls(np.concatenate([np.zeros(0, dtype=np.int64), *found]), lengths)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> IntArray:
+        """(n,) where each row begins."""
+        begins: IntArray = np.cumsum(self.lengths) - self.lengths
+        return begins
 
 
 class PublicRows:
@@ -148,10 +179,11 @@ class PublicRows:
         places = random.choice(len(self), min(count, len(self)), replace=False)
         return [self.text_of(int(place)) for place in places]
 
-    def chunks(self, size: int = 2**14) -> Iterator[list[IntArray]]:
+    def chunks(self, size: int = 2**14) -> Iterator[TokenRows]:
         """The tokens of all rows, `size` rows at a time."""
         for first in range(0, len(self), size):
-            yield [self[index] for index in range(first, min(first + size, len(self)))]
+            tokens = self._tokens.slice(first, size).combine_chunks().flatten().to_numpy()
+            yield TokenRows(tokens.astype(np.int64), self.lengths[first : first + size])
 
     def documents(self, *, most_tokens: int) -> Iterator[IntArray]:
         """The tokens of documents: all of them, or every so manieth of a larger corpus.

@@ -167,7 +167,7 @@ class MeanSimilarity(Query):
         about = _checked(candidates, prompt, self.centre)
         if self.answer_space == "candidates":
             return about
-        root, _ = _factorise(_centred(candidates, prompt, self.centre))
+        root, _ = _factorised(candidates, prompt, self.centre)
         if self.scale == "unit":
             # Rows of norm 1 do not feel it, and a node sees the root mean square of the cosines.
             root = root / np.sqrt(len(candidates))
@@ -276,7 +276,8 @@ def expand_scores(
 ) -> Float64Array:
     """Scores of all candidates from a release with `answer_space="span"`.
 
-    The candidates must be those that the root was made of (`MeanSimilarity.broadcast`).
+    The candidates must be those that the root was made of (`MeanSimilarity.broadcast`); where the
+    same arrays are given, not writeable, they are factorised once for both.
 
     At zero noise the result is the sum of the users' clipped scores. With noise N(0, sigma^2 I) in
     the release it is that sum plus noise of covariance sigma^2 P, P the orthogonal projection onto
@@ -307,8 +308,8 @@ def expand_scores(
         raise ValueError(
             f"the release must be ({candidates.shape[1]},) and finite, got {release.shape}"
         )
-    centred = _centred(candidates, prompt, centre)
-    scores: Float64Array = centred @ (_factorise(centred)[1] @ release)
+    inverse = _factorised(candidates, prompt, centre)[1]
+    scores: Float64Array = _centred(candidates, prompt, centre) @ (inverse @ release)
     return scores
 
 
@@ -366,6 +367,14 @@ def _expansion(
     longest = _STEP * math.sqrt(float(np.linalg.eigvalsh(scores.T @ scores)[-1]))
     scores *= _STEP
     return _Expansion(RightFactor.of(root), scores, max(1.0, longest) * (1 + 2.0**-20))
+
+
+@once_per_array
+def _factorised(
+    candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
+) -> tuple[Float64Array, Float64Array]:
+    """What the server asks with, and what it reads the release with: once, where it may be kept."""
+    return _factorise(_centred(candidates, prompt, centre))
 
 
 def _factorise(centred: Float64Array) -> tuple[Float64Array, Float64Array]:

@@ -26,7 +26,7 @@ from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.data.public_rows import PublicRows, TokenRows
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.run.method import SumOfUsers
     from flower_privsyn.training.causal import FineTuning
@@ -120,9 +120,8 @@ class SketchedStudentConfig(StudentConfig):
         """
         scorer = sketch.scorer()
 
-        def score(rows: Sequence[IntArray]) -> npt.NDArray[np.float64]:
-            short = np.array([len(row) < self.least_row_tokens for row in rows])
-            return np.where(short, -np.inf, scorer(rows))
+        def score(rows: TokenRows) -> Float64Array:
+            return np.where(rows.lengths < self.least_row_tokens, -np.inf, scorer(rows))
 
         return score
 
@@ -228,7 +227,7 @@ class SketchedText:
         config, public = self._config, self.public
         count = max(1, round(config.select_share * len(public)), config.least_selected)
 
-        def chunks(report: Any) -> Iterator[list[IntArray]]:
+        def chunks(report: Any) -> Iterator[TokenRows]:
             for chunk in public.chunks():
                 yield chunk
                 report.update(len(chunk))

@@ -216,6 +216,7 @@ class AskedOnce(Method):
     def _written(self, student: SketchedStudent) -> dict[str, Any]:
         """Write more texts than are wanted after what was chosen, and keep the best."""
         from flower_privsyn.data.chunking import token_ids
+        from flower_privsyn.data.public_rows import TokenRows
         from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
 
         config = self.config
@@ -237,7 +238,7 @@ class AskedOnce(Method):
         refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
         rows = token_ids(self._need_text().tokenizer, [str(record["text"]) for record in records])
         scorer = config.scorer_of_long_rows(student.sketch)
-        scores = scorer([np.array(row, dtype=np.int64) for row in rows])
+        scores = scorer(TokenRows.of(rows))
         best = np.sort(np.argsort(-scores, kind="stable")[: config.synthetic_samples])
         written = self.run.write_synthetic([records[index] for index in best.tolist()])
         return {"synthetic": written, "dropped": dropped}

@@ -321,6 +321,8 @@ class PreferencesByScores(Method):
             embeddings = need(self._embedder).embed(texts, progress=stage.update)
         # As they travel, where they do: scores are of the very numbers that nodes have seen.
         embeddings = embeddings.astype(self.config.broadcast_precision).astype(np.float32)
+        for fixed in (embeddings, written["group"]):
+            fixed.flags.writeable = False  # question and release are of one factorisation
         if self._judges and (self.run.path / "moments.json").exists():
             distance = MomentSketch.load(self.run.path).frechet(embeddings)
             distances = {**distances, str(number): [distance, by]}

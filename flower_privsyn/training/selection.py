@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.files import read_json, write_json
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: How much each of n rows of token ids is wanted: (n,), the higher the more; not finite for a row
+#: How much each of n rows is wanted: (n,), the higher the more; not finite for a row
 #: that cannot be chosen.
-Scorer = Callable[[Sequence[IntArray]], Float64Array]
+Scorer = Callable[[TokenRows], Float64Array]
 
 #: Tokens of an n-gram; a shorter row is one n-gram.
 NGRAM: Final = 8
@@ -82,18 +83,16 @@ class LogRatioScorer:
     bigrams: Float64Array | None = None
     weights: Float64Array | None = None
 
-    def __call__(self, rows: Sequence[IntArray]) -> Float64Array:
+    def __call__(self, rows: TokenRows) -> Float64Array:
         """Score rows; one without tokens has no score (minus infinity)."""
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        flat, starts, filled = rows.tokens, rows.starts, rows.lengths > 0
         scores = np.full(len(rows), -np.inf)
-        if not lengths.any():
+        if not len(flat):
             return scores
-        flat = np.concatenate(list(rows)).astype(np.int64, copy=False)
         values = self.tokens[flat]
         if self.bigram_keys is not None and self.bigrams is not None:
             second = np.arange(1, len(flat))
-            begins = np.cumsum(lengths)[:-1]
-            second = np.delete(second, begins[(begins > 0) & (begins < len(flat))] - 1)
+            second = np.delete(second, starts[(starts > 0) & (starts < len(flat))] - 1)
             keys = flat[second - 1] * len(self.tokens) + flat[second]
             places, known = find_bigrams(self.bigram_keys, keys)
             second, places = second[known], places[known]
@@ -104,9 +103,7 @@ class LogRatioScorer:
             values[second] += after - alone
         if self.weights is not None:
             values *= self.weights[flat]
-        filled = lengths > 0
-        starts = (np.cumsum(lengths) - lengths)[filled]
-        scores[filled] = np.add.reduceat(values, starts) / lengths[filled]
+        scores[filled] = np.add.reduceat(values, starts[filled]) / rows.lengths[filled]
         return scores
 
 
@@ -147,7 +144,7 @@ class Selection:
 
 
 def select(
-    chunks: Iterable[Sequence[IntArray]],
+    chunks: Iterable[TokenRows],
     scorer: Scorer,
     *,
     count: int,
@@ -165,7 +162,7 @@ def select(
     times `SPARE`.
 
     Args:
-        chunks: public rows of token ids, in order.
+        chunks: public rows, in order.
         scorer: how much each is wanted.
         count: how many are chosen; fewer where there are not as many to choose from.
         most_overlap: in (0, 1]; a row is left out of whose n-grams more than this share are in rows
@@ -190,7 +187,8 @@ def select(
         scores = np.concatenate((scores, found[rows]))
         indices = np.concatenate((indices, rows + num_rows))
         # Copies: a view would keep its whole chunk in memory.
-        tokens.extend(np.array(chunk[row], dtype=np.int64) for row in rows.tolist())
+        places = zip(chunk.starts[rows].tolist(), chunk.lengths[rows].tolist(), strict=True)
+        tokens.extend(chunk.tokens[start : start + length].copy() for start, length in places)
         num_rows += len(chunk)
         best()
     chosen: list[int] = []

@@ -50,7 +50,12 @@ def test_are_the_pieces_that_users_text_is_cut_into(
     expected = [row[:8] for row in token_ids(tokenizer, texts)]
     assert [rows[index].tolist() for index in range(len(rows))] == expected
     assert [row.tolist() for row in rows] == expected
-    assert [row.tolist() for chunk in rows.chunks(2) for row in chunk] == expected
+    chunks = list(rows.chunks(2))
+    lengths = [count for chunk in chunks for count in chunk.lengths.tolist()]
+    tokens = [token for chunk in chunks for token in chunk.tokens.tolist()]
+    assert max(map(len, chunks)) == 2
+    assert lengths == [len(row) for row in expected]
+    assert tokens == [token for row in expected for token in row]
     found = [document.tolist() for document in rows.documents(most_tokens=10**6)]
     assert len(found) == 3  # an empty document has no row
     assert np.concatenate(found).tolist() == [token for row in expected for token in row]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.training import selection as module
 from flower_privsyn.training.selection import (
     NGRAM,
@@ -32,9 +33,9 @@ def corpus(n: int, seed: int = 0) -> Rows:
     return [generator.integers(0, V, size=size) for size in generator.integers(0, 30, size=n)]
 
 
-def chunks(rows: Rows, size: int) -> Iterator[Rows]:
+def chunks(rows: Rows, size: int) -> Iterator[TokenRows]:
     for start in range(0, len(rows), size):
-        yield rows[start : start + size]
+        yield TokenRows.of(rows[start : start + size])
 
 
 def ngrams(row: np.ndarray, length: int) -> set[tuple[int, ...]]:
@@ -65,7 +66,7 @@ class TestScores:
     ratios = np.random.default_rng(2).normal(size=V)
 
     def test_by_tokens(self) -> None:
-        mean = LogRatioScorer(tokens=self.ratios)(self.rows)
+        mean = LogRatioScorer(tokens=self.ratios)(TokenRows.of(self.rows))
         assert any(len(row) == 0 for row in self.rows)
         for row, tokens in enumerate(self.rows):
             if not len(tokens):
@@ -80,7 +81,7 @@ class TestScores:
         trust = surprisal_weights(counts)
         scorer = LogRatioScorer(tokens=self.ratios, bigram_keys=keys, bigrams=own, weights=trust)
         known = dict(zip(keys.tolist(), own.tolist(), strict=True))
-        scores = scorer(self.rows)
+        scores = scorer(TokenRows.of(self.rows))
         for row, tokens in enumerate(self.rows):
             if not len(tokens):
                 assert scores[row] == -np.inf
@@ -100,7 +101,7 @@ class TestScores:
         keys = np.array([0 * V + 1, 2 * V + 3])
         pairs = np.array([-2.0, 1.5])  # of what is rare less is known
         scorer = LogRatioScorer(tokens=ratios, bigram_keys=keys, bigrams=pairs)
-        absent, present = scorer([np.array([0, 1]), np.array([2, 3])])
+        absent, present = scorer(TokenRows.of([[0, 1], [2, 3]]))
         assert absent == pytest.approx((-4.0 - 2.0) / 2)
         assert present == pytest.approx((1.0 + 0.5) / 2)
 
@@ -134,7 +135,7 @@ class TestSelect:
     @pytest.mark.parametrize("name", RULES)
     def test_follows_the_definition_in_any_chunks(self, name: str) -> None:
         rule = RULES[name]
-        scores = self.scorer(self.corpus)
+        scores = self.scorer(TokenRows.of(self.corpus))
         expected = by_definition(self.corpus, scores, **rule)
         for size in (1, 33, 400):
             selection = select(chunks(self.corpus, size), self.scorer, **rule)
@@ -158,15 +159,15 @@ class TestSelect:
         others = [np.arange(20) + 1, np.arange(25, 45), row[::-1].copy()]
         rows = [row, *others, row.copy(), row[2:].copy()]
         scorer = LogRatioScorer(tokens=-np.arange(float(V)))
-        selection = select([rows], scorer, count=6, most_overlap=0.5)
+        chunk = TokenRows.of(rows)
+        selection = select([chunk], scorer, count=6, most_overlap=0.5)
         # The one that begins a token later shares all its n-grams but one.
         assert selection.indices.tolist() == [0, 3, 2]
         assert selection.overlapping == 3
-        assert select([rows], scorer, count=6).overlapping == 0
+        assert select([chunk], scorer, count=6).overlapping == 0
 
     def test_an_empty_stream(self) -> None:
-        streams: list[list[Rows]] = [[], [[]]]
-        for stream in streams:
+        for stream in ([], [TokenRows.of([])]):
             selection = select(stream, self.scorer, count=3)
             assert selection.indices.shape == selection.scores.shape == (0,)
             assert selection.tokens == []

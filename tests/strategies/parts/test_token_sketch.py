@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
@@ -59,7 +60,7 @@ def test_bias_says_how_much_likelier_a_token_is_after_the_one_before(sketch: Tok
 
 
 def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
-    rows = [np.array([40, 60]), np.array([40, 41]), np.array([60, 61])]
+    rows = TokenRows.of([[40, 60], [40, 41], [60, 61]])
     alone = dataclasses.replace(sketch, bigrams=None)
     np.testing.assert_allclose(
         alone.scorer()(rows), [np.log(3.0) / 2, np.log(1.5) / 2, 0.0], atol=1e-12
@@ -75,10 +76,11 @@ def test_a_text_of_few_tokens_scores_below_all_others(
     monkeypatch.setattr(
         TokenSketch,
         "scorer",
-        lambda self: lambda rows: np.array([-float(len(row)) for row in rows]),
+        lambda self: lambda rows: -rows.lengths.astype(np.float64),
     )
     config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
-    scores = config.scorer_of_long_rows(sketch)([np.arange(count) for count in (3, 4, 9)])
+    rows = TokenRows.of(np.arange(count) for count in (3, 4, 9))
+    scores = config.scorer_of_long_rows(sketch)(rows)
     assert scores[0] == -np.inf
     assert scores[1] > scores[2] > -np.inf
 
