@@ -50,9 +50,6 @@ from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
 
-#: 600 speakers, of public records: what a run means by ``data = "sample"``.
-SAMPLE: Final = Path(__file__).parents[1] / "data" / "sample" / "users.jsonl"
-
 _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
 
@@ -161,7 +158,7 @@ _DEFAULTS: Final = {
 }
 
 
-def users_of_node(context: Context, *, labels: bool = True, sample: Path = SAMPLE) -> Users:
+def users_of_node(context: Context, *, labels: bool = True, sample: Path | None = None) -> Users:
     """The default recipe: the users of `data`.
 
     A SuperNode reads from its own configuration alone: `data` (a file, a folder, or the name of a
@@ -175,7 +172,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path = SAMPL
         context: Of the node.
         labels: Whether the classes of documents are read too, as for a run that asks for classes.
         sample: A file of users that comes with an app: what a run means by ``data = "sample"`` in a
-            simulation. By default 600 speakers, who come with the package.
+            simulation, in place of the 600 speakers who come with the package.
 
     Formal guarantee:
         Outside a simulation the unit of privacy, one value of the owner's `client-column`, and the
@@ -190,7 +187,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path = SAMPL
     if not in_simulation():
         _refuse_names_of(run, own)
         return load_configured(own, labels=labels)
-    if run.get("data") == "sample":
+    if sample is not None and run.get("data") == "sample":
         run = {**run, "data": str(sample)}
     if _strict.get():
         with skipping.counting():  # what is left out is counted as it is read below

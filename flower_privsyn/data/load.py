@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.users import Gathered, Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded
+
+#: 600 speakers, of public records, who come with the package.
+SAMPLE: Final = Path(__file__).parent / "sample" / "users.jsonl"
 
 
 def load_users(
@@ -69,7 +73,8 @@ def load_configured(
 
     Args:
         configurations: Looked up in order; the first value that is not empty counts. Keys: `data`
-            (what `load_users` takes; a path is relative to where the command was typed),
+            (what `load_users` takes; a path is relative to where the command was typed; "sample"
+            is `SAMPLE`),
             `client-column`, `text-column`, `date-column`, `label-column`.
         strict: As in `load_users`.
         labels: Whether the classes of documents are read too, from `label-column`: for those who
@@ -129,6 +134,8 @@ def _configured(source: str) -> str:
             "no data: set `data` to a file of users in the node's configuration "
             "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
         )
+    if source == "sample":
+        return str(SAMPLE)
     try:
         return data_sets.located_name(source)
     except ConfigError as error:
