@@ -29,7 +29,8 @@ import torch
 from benchmarks import Ratio, compared, shown
 from benchmarks.other_frameworks import PFL_INSTALL, Pfl, by_flower, ordinary, ours_in_flower
 from flower_privsyn.data import public_texts
-from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
+from flower_privsyn.queries import Cohort, ModelDelta
 from flower_privsyn.training.local import LocalModel
 
 Samples = Sequence[Sequence[int]]

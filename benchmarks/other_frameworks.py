@@ -24,7 +24,8 @@ import numpy as np
 import psutil
 import torch
 
-from flower_privsyn.queries import ModelDelta, TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
+from flower_privsyn.queries import ModelDelta
 from flower_privsyn.training.local import LocalModel
 
 Samples = Sequence[Sequence[int]]

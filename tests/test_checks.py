@@ -25,7 +25,8 @@ from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.queries import QUERIES, TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
+from flower_privsyn.queries import QUERIES
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies import DPFTRLConfig, entries
 from flower_privsyn.training import PreferenceTraining

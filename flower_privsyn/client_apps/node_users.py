@@ -45,8 +45,8 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
-from flower_privsyn.queries import TrainableModel
 
 logger = logging.getLogger("flower_privsyn.client")
 

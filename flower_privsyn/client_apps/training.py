@@ -32,15 +32,9 @@ from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
-from flower_privsyn.queries import (
-    Cohort,
-    ConditionalDelta,
-    ModelDelta,
-    Query,
-    TrainableModel,
-    nearest_candidates,
-)
+from flower_privsyn.queries import Cohort, ConditionalDelta, ModelDelta, Query, nearest_candidates
 from flower_privsyn.queries.model_delta import conditioned_fingerprint, unpack_conditions
 from flower_privsyn.training.local import LocalModel
 

@@ -41,6 +41,7 @@ from pydantic import (
 from flower_privsyn.data import Chunking
 from flower_privsyn.data.chunking import CLASS_NAMES, are_class_names
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     CyclicSampling,
     FixedSizeSampling,
@@ -50,7 +51,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.privacy.plan import MOST_PHASES
-from flower_privsyn.queries import Broadcast, Query, Reads, TrainableModel
+from flower_privsyn.queries import Broadcast, Query, Reads
 from flower_privsyn.secure_aggregation import Terms
 
 #: What server and nodes must agree on.

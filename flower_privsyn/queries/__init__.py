@@ -1,7 +1,7 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
 from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
-from flower_privsyn.queries.model_delta import ConditionalDelta, ModelDelta, TrainableModel
+from flower_privsyn.queries.model_delta import ConditionalDelta, ModelDelta
 from flower_privsyn.queries.moments import Moments
 from flower_privsyn.queries.nearest_neighbor import (
     LabelledHistogram,
@@ -35,7 +35,6 @@ __all__ = [
     "NearestNeighborHistogram",
     "Query",
     "Reads",
-    "TrainableModel",
     "expand_scores",
     "frequent_bigrams",
     "nearest_candidates",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import Phase, Plan, Sampling
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM
-from flower_privsyn.queries import Broadcast, Query, TrainableModel
+from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.files import write_json
+from flower_privsyn.models.trainable import LoraRank, Trainable, TrainableModel
 from flower_privsyn.privacy import Plan
-from flower_privsyn.queries import Broadcast, ModelDelta, Query, TrainableModel
-from flower_privsyn.queries.model_delta import ClipNorm, LearningRate, LoraRank, Trainable
+from flower_privsyn.queries import Broadcast, ModelDelta, Query
+from flower_privsyn.queries.model_delta import ClipNorm, LearningRate
 from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
     Finding,

@@ -36,7 +36,7 @@ from flower_privsyn.models.pretrained import (
     load_pretrained,
     model_folder,
 )
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.common import disable_dropout
 from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
 

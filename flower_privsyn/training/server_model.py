@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import located
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
 

@@ -16,13 +16,9 @@ from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import from_grid
-from flower_privsyn.queries import (
-    ConditionalDelta,
-    ModelDelta,
-    NearestNeighborHistogram,
-    TrainableModel,
-)
+from flower_privsyn.queries import ConditionalDelta, ModelDelta, NearestNeighborHistogram
 from flower_privsyn.queries.model_delta import conditioned_fingerprint, pack_conditions
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel

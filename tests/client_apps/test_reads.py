@@ -20,6 +20,7 @@ from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import PoissonSampling, skipping
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import (
@@ -30,7 +31,6 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
     Reads,
-    TrainableModel,
 )
 from flower_privsyn.testing import (
     HashEmbedder,

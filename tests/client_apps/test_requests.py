@@ -21,6 +21,7 @@ from flower_privsyn.client_apps.guard import model_digest, simulated
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     FixedSizeSampling,
     FullParticipation,
@@ -28,7 +29,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
 )
 from flower_privsyn.privacy.mechanisms import from_grid
-from flower_privsyn.queries import LabelledHistogram, TrainableModel
+from flower_privsyn.queries import LabelledHistogram
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from tests.support.answering import read_answer
 from tests.support.federation import make_users

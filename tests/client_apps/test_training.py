@@ -17,8 +17,9 @@ from flower_privsyn.client_apps.training import LocalTraining, create_training_a
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import from_grid
-from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query, TrainableModel
+from flower_privsyn.queries import ModelDelta, NearestNeighborHistogram, Query
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.answering import read_answer

@@ -14,7 +14,7 @@ from flower_privsyn.models.pretrained import (
     decoder_start_token,
     load_pretrained,
 )
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
 CONDITIONS = ["Keywords: river, mountain\n", "Keywords: doctor\n", "Keywords: music, letter, tea\n"]

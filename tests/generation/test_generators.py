@@ -18,7 +18,7 @@ from flower_privsyn.generation import (
 )
 from flower_privsyn.generation.backends import at_once
 from flower_privsyn.generation.generators import ExpandingSettings
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.strategies import JointSketchConfig, POPriConfig, PrivateEvolutionConfig
 from flower_privsyn.strategies.more_text import MoreText
 from flower_privsyn.testing import EchoGenerator

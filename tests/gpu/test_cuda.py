@@ -16,7 +16,7 @@ import torch
 from flower_privsyn.generation import MaskFill, SamplingParameters, streams
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.bias import Bigrams, LogitBias
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training import preference
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation

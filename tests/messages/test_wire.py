@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import PROTOCOL, Announcement, ToCome
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     BandedToeplitz,
     Correlation,
@@ -24,7 +25,7 @@ from flower_privsyn.privacy import (
     PoissonSampling,
 )
 from flower_privsyn.privacy.plan import MOST_PHASES
-from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.secure_aggregation import Terms
 from tests.support.questions import DATA, ask, with_release
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     GaussianMechanism,
     InsecureRandom,
     NeighboringRelation,
     clip_rows,
 )
-from flower_privsyn.queries import Cohort, ModelDelta, TrainableModel
+from flower_privsyn.queries import Cohort, ModelDelta
 from flower_privsyn.queries.model_delta import next_clip_norm
 
 SIZE = 40

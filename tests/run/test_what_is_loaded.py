@@ -12,8 +12,8 @@ import pytest
 from flwr.app import MetricRecord
 
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import PrivacyLedger
-from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import ReleasedSum, State

@@ -22,9 +22,9 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.progress import Progress
-from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import CTCL, CTCLConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder

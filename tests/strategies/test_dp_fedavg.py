@@ -19,8 +19,8 @@ from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
-from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.testing import LoopbackGrid
 from flower_privsyn.training.local import LocalModel

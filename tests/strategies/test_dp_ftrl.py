@@ -15,6 +15,7 @@ from flwr.app import Message
 from flower_privsyn.data import Users
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError, ModelError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     BandedToeplitz,
     BufferedLinearToeplitz,
@@ -24,7 +25,7 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     TreeAggregation,
 )
-from flower_privsyn.queries import Cohort, TrainableModel
+from flower_privsyn.queries import Cohort
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run.method import need
 from flower_privsyn.run.plan import plan_of

@@ -20,9 +20,9 @@ from flower_privsyn.errors import PrivsynError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.privacy.calibrated import calibrated
-from flower_privsyn.queries import TrainableModel
 from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.strategies import DPFTRL, DPFTRLConfig, Hybrid, HybridConfig
 from flower_privsyn.strategies.hybrid import SketchThenTraining

@@ -14,9 +14,10 @@ import pytest
 
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
 from flower_privsyn.progress import describe, read_progress
-from flower_privsyn.queries import NearestNeighborHistogram, TrainableModel
+from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,

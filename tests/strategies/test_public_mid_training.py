@@ -18,12 +18,12 @@ from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
     Correlation,
     PrivacyLedger,
 )
 from flower_privsyn.progress import Progress
-from flower_privsyn.queries import TrainableModel
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFTRLConfig,

@@ -13,7 +13,7 @@ import torch
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.models.bias import Bigrams, LogitBias
-from flower_privsyn.queries import TrainableModel
+from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
 STEP = {"learning_rate": 0.5, "epochs": 1, "batch_size": 100}
