@@ -65,28 +65,27 @@ class MomentSpace:
         *,
         dimensions: int,
         radius: float,
-        centred: bool,
         precision: str,
     ) -> Self:
         """Settle the coordinates from public text.
 
         Args:
             embeddings: (n, d) of public texts, n above `dimensions`.
-            dimensions: principal components of them, at most d; 0 for all numbers as they are.
+            dimensions: principal components of them, at most d, about their mean; 0 for all numbers
+                as they are.
             radius: c; 0 for a ball about the centre with nine tenths of the public texts.
-            centred: whether their mean is subtracted.
             precision: in which arrays travel; both sides compute with what arrives.
         """
         rows = embeddings.astype(np.float64)
         mean = rows.mean(axis=0)
-        basis, centre = None, mean if centred else np.zeros_like(mean)
+        basis, centre = None, np.zeros_like(mean)
         if dimensions:
             axes = np.linalg.svd(rows - mean, full_matrices=False)[2][:dimensions]
             # A sign is arbitrary: the largest number of each axis is positive.
             largest = np.abs(axes).argmax(axis=1)
             axes *= np.sign(axes[np.arange(len(axes)), largest])[:, None]
             basis = axes.astype(precision).astype(np.float32)
-            centre = basis.astype(np.float64) @ centre
+            centre = basis.astype(np.float64) @ mean
         space = cls(
             centre=centre.astype(precision).astype(np.float32),
             basis=basis,
@@ -539,7 +538,6 @@ def settled_space(
     embedder: Embedder,
     progress: Progress,
     radius: float = 0.0,
-    centred: bool = True,
 ) -> MomentSpace:
     """The coordinates of a run: read from the run directory, or settled now from public text.
 
@@ -552,7 +550,6 @@ def settled_space(
         embedder: whose embeddings users are asked about.
         progress: where the work reports.
         radius: how far from the centre an embedding counts; 0 to follow from public text.
-        centred: whether the public text's mean is subtracted.
 
     Raises:
         ConfigError: there are not enough public texts for the dimensions, or more dimensions than
@@ -576,7 +573,6 @@ def settled_space(
         embeddings,
         dimensions=config.moment_dimensions,
         radius=radius,
-        centred=centred,
         precision=config.broadcast_precision,
     )
     space.save(file)

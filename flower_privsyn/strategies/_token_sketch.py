@@ -79,8 +79,10 @@ class SketchedStudentConfig(StudentConfig):
     """Rows with fewer tokens are not chosen, and written texts are the last to be kept: their
     scores are the noisiest.
     """
-    most_overlap: Annotated[float, Gt(0), Le(1)] = 0.5
-    """A row of whose 8-grams more than this share are in rows chosen before is left out."""
+    most_overlap: Annotated[float, Gt(0), Le(1), IN_PYTHON] = 0.5
+    """A row of whose 8-grams more than this share are in rows chosen before is left out, unless
+    all are chosen (`select_share` of 1).
+    """
     teacher: str = "privsyn-lm"
     """Causal language model with the student's tokens that teaches it on the chosen text; "" for
     none.
@@ -234,7 +236,8 @@ class SketchedText:
 
         with self.place.progress.stage("Choose public text", len(public)) as report:
             scorer = config.scorer_of_long_rows(sketch)
-            return select(chunks(report), scorer, count=count, most_overlap=config.most_overlap)
+            most = config.most_overlap if config.select_share < 1 else 1.0
+            return select(chunks(report), scorer, count=count, most_overlap=most)
 
     def sentences_of(self, selection: Selection) -> list[tuple[int, str]]:
         """The place of each row that holds whole sentences, and these.

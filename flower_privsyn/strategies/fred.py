@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
@@ -80,6 +79,9 @@ logger = logging.getLogger("flwr.privsyn")
 #: Noise of a covariance over what that of public text says, above which a run is refused.
 _MOST_RATIO: Final = 2.0
 
+#: Part of an answer's squared norm that counts records, where their number is not public.
+_COUNT_SHARE: Final = 0.05
+
 #: In a run directory: the sets of text, the nearest first.
 RANKING_FILE: Final = "ranking.json"
 
@@ -101,18 +103,15 @@ class FreDConfig(PrivateSumConfig):
     num_rounds: int = 1
     max_samples: int = 64
     moment_dimensions: MomentDimensions = DIMENSIONS
-    """Principal components of public text in which moments are taken. The noise of a covariance
-    over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, all
-    384 a million.
+    """Principal components of public text in which moments are taken, about its mean. The noise of
+    a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
+    of users, all 384 a million. 0, as in the paper: embeddings as they are, with nothing
+    subtracted before the clip.
     """
     moment_radius: Annotated[
         Radius, OrZero("nine tenths of the public texts lie within"), IN_PYTHON
     ] = 0.0
     """How far from the centre an embedding counts; users' and candidates' are clipped alike."""
-    moment_centre: Literal["public", "none"] = "public"
-    """What is subtracted before the clip: the "public" text's mean, so that the radius can be
-    small; "none", as in the paper.
-    """
     public_text: str = "bundled"
     """What the coordinates are settled from: "bundled", or a JSONL file with `text` and no person's
     data.
@@ -127,12 +126,10 @@ class FreDConfig(PrivateSumConfig):
     each of their first `max_samples` samples counts. The ledger states the epsilon of a user either
     way; that of a record, which is less, stands in the result.
     """
-    count_share: Annotated[float, Ge(0), Le(0.99)] = 0.0
-    """Part of an answer's squared norm that counts users with text, or records; 0 where the moments
-    are means over all users of the roster.
-    """
     num_records: NonNegativeInt = 0
-    """Records of all users, where their number is public; 0 where it is not."""
+    """Records of all users, where their number is public; 0 where it is not, and a twentieth of an
+    answer's squared norm counts them.
+    """
     noise_calibration: Literal["as-accounted", "too-little-as-printed"] = "as-accounted"
     """Which noise: "too-little-as-printed": the paper's, where noise is added to every record of a
     mean and then averaged away, and to every client's part of a covariance. `noise_multiplier` is
@@ -157,15 +154,9 @@ class FreDConfig(PrivateSumConfig):
                 'estimator = "two-rounds" needs num-rounds of at least 2, got '
                 f"{self.num_rounds}: a mean, and then the covariance"
             )
-        if self.unit == "record" and not (self.count_share or self.num_records):
+        if self.num_records and self.unit == "user":
             raise ConfigError(
-                'unit = "record" needs num-records, where their number is public, or count-share '
-                "above 0, got 0 for both: a mean is over as many"
-            )
-        if self.num_records and (self.count_share or self.unit == "user"):
-            raise ConfigError(
-                f'num-records = {self.num_records} needs unit = "record" and count-share = 0, got '
-                f'unit = "{self.unit}" and count-share = {self.count_share:g}'
+                f'num-records = {self.num_records} needs unit = "record", got unit = "user"'
             )
         if self.noise_calibration == TOO_LITTLE and not (
             (self.estimator, self.num_rounds, self.unit) == ("two-rounds", 2, "record")
@@ -186,9 +177,10 @@ class FreDConfig(PrivateSumConfig):
         Args:
             radius: c, as settled.
         """
+        counted = self.unit == "record" and not self.num_records
         asked = Moments(
             radius=radius,
-            count_share=self.count_share,
+            count_share=_COUNT_SHARE if counted else 0.0,
             unit=self.unit,
             max_samples=self.max_samples,
         )
@@ -263,7 +255,6 @@ class ReleasedMoments(Method):
             embedder=embedder,
             progress=place.progress,
             radius=config.moment_radius,
-            centred=config.moment_centre == "public",
         )
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)

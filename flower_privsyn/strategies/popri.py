@@ -130,9 +130,9 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
     `num_rounds` releases.
     """
     moment_dimensions: MomentDimensions = DIMENSIONS
-    """Principal components of public text in which moments are taken. The noise of a covariance
-    over what it says grows as their number to the power 1.5: 16 to 32 suit thousands of users, all
-    384 a million.
+    """Principal components of public text in which moments are taken, about its mean. The noise of
+    a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
+    of users, all 384 a million. 0: embeddings as they are, with nothing subtracted before the clip.
     """
     centre: Centre = "prompt"
     """What is subtracted from a user's scores before clipping: "prompt", their mean over the

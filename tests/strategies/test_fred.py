@@ -186,15 +186,15 @@ class TestOneRelease:
         std = charged[0]["noise_multiplier"] * np.sqrt(3) / (3 * 40)
         assert sketch.mean_noise == pytest.approx(sketch.space.radius * std / w1)
 
-    def test_a_noisy_count_leaves_out_users_without_text(
+    def test_records_whose_number_is_not_public_are_counted(
         self, federation: Builder, config: Builder
     ) -> None:
         rows = [(USERS.user_ids[o], t) for o, t in zip(USERS.owners, USERS.texts, strict=True)]
         users = Users.from_rows([*rows, *((f"silent-{n}", "") for n in range(40))])
-        strategy = ranking(config(noise_multiplier=0.0, count_share=0.3, max_samples=0))
+        strategy = ranking(config(noise_multiplier=0.0, unit="record"))
         strategy.start(federation(users))
         counted = MomentSketch.load(strategy.run.path)
-        assert counted.count == pytest.approx(40, abs=1e-6)
+        assert counted.count == pytest.approx(len(rows), abs=1e-6)
         assert counted.frechet(HashEmbedder().embed(USERS.texts)) < 1e-6
 
     @pytest.mark.parametrize("multiplier", [3.0, 30.0])
@@ -426,8 +426,7 @@ class TestBadInput:
         ("changes", "named"),
         [
             ({"estimator": "two-rounds"}, "num-rounds"),
-            ({"unit": "record"}, "num-records, where .*, or count-share"),
-            ({"unit": "record", "count_share": 0.1, "max_samples": 0}, "max-samples"),
+            ({"unit": "record", "max_samples": 0}, "max-samples"),
             ({"num_records": 9}, "num-records = 9"),
             ({"noise_calibration": "too-little-as-printed"}, "noise-calibration .* num-records"),
             ({"candidates": "a.jsonl; ; b.jsonl"}, "candidates"),
