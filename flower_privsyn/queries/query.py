@@ -6,7 +6,6 @@ the noise belongs to the mechanism and the network to the client app.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping, squared_norms
 from flower_privsyn.privacy.mechanisms import COLUMNS, GRID, clip_factors
 
@@ -36,9 +34,7 @@ def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
         compute: a function of one array, of more arrays and of names; what it returns is shared and
             must not be changed.
     """
-    known: dict[tuple[Hashable, ...], tuple[list[weakref.ref[npt.NDArray[Any]]], T]] = {}
-    # An array may be collected, and its entry removed, while this thread holds the lock.
-    lock = threading.RLock()
+    known: dict[tuple[Hashable, ...], T] = {}
 
     @wraps(compute)
     def remembered(*given: Any) -> T:
@@ -46,22 +42,12 @@ def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
         if any(array.flags.writeable or not array.flags.owndata for array in arrays):
             return compute(*given)
         key = tuple(id(one) if isinstance(one, np.ndarray) else one for one in given)
-        with lock:
-            entry = known.get(key)
-            if entry is not None and all(
-                kept() is array for kept, array in zip(entry[0], arrays, strict=True)
-            ):
-                return entry[1]
-        result = compute(*given)
-
-        def forget(gone: weakref.ref[npt.NDArray[Any]]) -> None:
-            with lock:
-                entry = known.get(key)
-                if entry is not None and any(kept is gone for kept in entry[0]):
-                    del known[key]
-
-        with lock:
-            known[key] = ([weakref.ref(array, forget) for array in arrays], result)
+        try:
+            return known[key]
+        except KeyError:
+            result = known[key] = compute(*given)
+        for array in arrays:  # before its number is another one's
+            weakref.finalize(array, known.pop, key, None)
         return result
 
     return remembered
@@ -474,19 +460,13 @@ class Query(Settings, ABC):
         """Build the query from what `to_wire` gives, a list as a tuple.
 
         Raises:
-            ConfigError: a key is unknown, or a value is not allowed.
+            ConfigError: a value is not allowed.
+            TypeError: a key is unknown.
         """
-        known = {field.name for field in fields(cls)}
         named = {
             key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
             for key, value in parameters.items()
         }
-        unknown = sorted(set(named) - known)
-        if unknown:
-            raise ConfigError(
-                f"query {cls.name} has no parameter {', '.join(unknown)}; it takes "
-                f"{', '.join(sorted(known))}"
-            )
         return cls(**named)
 
     def _usable(self, cohort: Cohort) -> Cohort:

@@ -211,7 +211,7 @@ class RunSummary:
             versions=dict(document.get("versions") or {}),
             stamp=stamp_of(document) or next(iter(stamps), None),
             rounds_finished=[number for number in run.finished_rounds() if number > 0],
-            rounds_lost=run.rounds_without_release(),
+            rounds_lost=run.rounds_with_outcome("lost", "discarded", "interrupted"),
             rounds_open=open_rounds(ledger),
             rounds=rounds,
             releases=len(charged),

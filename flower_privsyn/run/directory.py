@@ -652,10 +652,6 @@ class RunDirectory:
         """
         return self.rounds.files(number).make()
 
-    def round_path(self, number: int) -> Path:
-        """The folder of one round, which may not exist."""
-        return self.rounds.files(number).folder
-
     def finish_round(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Record that everything of a round is on disk; call it last.
 
@@ -686,11 +682,6 @@ class RunDirectory:
             for number in self.finished_rounds()
             if (self.round_state(number) or {}).get("outcome") in outcomes
         ]
-
-    def rounds_without_release(self) -> list[int]:
-        """Numbers of the finished rounds that asked and gave nothing to work with, ascending."""
-        released = {0, *self.rounds_with_outcome("released")}
-        return [number for number in self.finished_rounds() if number not in released]
 
     # ---------------------------------------------------------------- state
 

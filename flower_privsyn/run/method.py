@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import Phase, Plan, Sampling
+from flower_privsyn.privacy import Phase, Plan, PoissonSampling, Sampling
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
@@ -70,21 +70,27 @@ class ReleasedSum:
             reading the release; what protects a user is in the ledger, and may be less.
         num_users: users whose answers are in the sum; None where who was drawn is secret, under
             Poisson and fixed-size sampling: how many of them answered is not released.
-        expected_users: users that take part in such a round on average; public.
-        largest_clip_norm: the largest clip norm that a next question may have: beyond, the grid
-            does not hold the sum of everybody on the roster.
-        rate: share of the people who are drawn for such a round.
-        by_coins: whether each of them is drawn by a coin.
+        sampling: who was drawn from, and how.
     """
 
     round_number: int
     values: npt.NDArray[np.float64]
     noise_std: float
     num_users: int | None
-    expected_users: float
-    largest_clip_norm: float
-    rate: float = 1.0
-    by_coins: bool = False
+    sampling: Sampling
+
+    @property
+    def expected_users(self) -> float:
+        """Users that take part in such a round on average; public."""
+        return self.sampling.expected_users
+
+    @property
+    def largest_clip_norm(self) -> float:
+        """The largest clip norm that a next question may have.
+
+        Beyond, the grid does not hold the sum of everybody on the roster.
+        """
+        return LARGEST_SUM / (self.sampling.population or 1)
 
     @property
     def users(self) -> float:
@@ -98,7 +104,10 @@ class ReleasedSum:
         Where who was drawn is secret, the expected number of users stands for theirs: the mean
         stays unbiased, and varies with the coins (`SumOfUsers.sample`).
         """
-        return SumOfUsers(self.values, float(self.users), self.noise_std, self.rate, self.by_coins)
+        by_coins = isinstance(self.sampling, PoissonSampling)
+        return SumOfUsers(
+            self.values, float(self.users), self.noise_std, self.sampling.rate, by_coins
+        )
 
 
 def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
@@ -111,11 +120,6 @@ def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
         noise_std=float(np.sqrt(sum(one.noise_std**2 for one in releases))),
         rounds=sum(one.rounds for one in releases),
     )
-
-
-def largest_clip_norm(sampling: Sampling) -> float:
-    """The largest clip norm of a question whose sums of everybody the grid holds."""
-    return LARGEST_SUM / (sampling.population or 1)
 
 
 #: Arrays of numbers, and small values that JSON can say, by name. It is read and never changed: a

@@ -22,7 +22,7 @@ from flower_privsyn.errors import (
     StoppedError,
 )
 from flower_privsyn.files import replacing
-from flower_privsyn.privacy import Plan, PoissonSampling, PrivacyLedger, Sampling
+from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.following import Following
@@ -31,7 +31,6 @@ from flower_privsyn.run.method import (
     Question,
     ReleasedSum,
     State,
-    largest_clip_norm,
     need,
 )
 from flower_privsyn.run.run_format import STOPPED
@@ -84,15 +83,13 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
             f"{path} is damaged: it does not hold the release of round {number}, which was "
             "charged; put back a copy of it."
         ) from error
+    num_users = None if np.isnan(header[1]) else int(header[1])
     return ReleasedSum(
         round_number=number,
         values=values,
         noise_std=float(header[0]),
-        num_users=None if np.isnan(header[1]) else int(header[1]),
-        expected_users=sampling.expected_users,
-        largest_clip_norm=largest_clip_norm(sampling),
-        rate=sampling.rate,
-        by_coins=isinstance(sampling, PoissonSampling),
+        num_users=num_users,
+        sampling=sampling,
     )
 
 

@@ -34,7 +34,6 @@ from flower_privsyn.privacy import (
     NeighboringRelation,
     Phase,
     Plan,
-    PoissonSampling,
     PrivacyLedger,
     RandomSource,
     ReleaseSpec,
@@ -66,7 +65,6 @@ from flower_privsyn.run.method import (
     ReleasedSum,
     RunContext,
     State,
-    largest_clip_norm,
     need,
     source_of,
 )
@@ -780,10 +778,7 @@ class PrivateSumStrategy(Strategy):
                 values=values,
                 noise_std=float(noise_std),
                 num_users=None if asked.sampling.hides_cohort else num_users,
-                expected_users=asked.sampling.expected_users,
-                largest_clip_norm=largest_clip_norm(asked.sampling),
-                rate=asked.sampling.rate,
-                by_coins=isinstance(asked.sampling, PoissonSampling),
+                sampling=asked.sampling,
             ),
             counts,
         )

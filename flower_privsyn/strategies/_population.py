@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from flower_privsyn.files import replacing
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import State
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def released_texts(
     import pyarrow.parquet as pq
 
     for number in run.rounds_with_outcome("released") if rounds is None else rounds:
-        file = RoundFiles(run.round_path(number)).population
+        file = run.rounds.files(number).population
         if file.is_file():
             names = [name for name in pq.read_schema(file).names if name != "embedding"]
             for row in pq.read_table(file, columns=names).to_pylist():

@@ -48,10 +48,7 @@ def test_the_mean_varies_as_it_says(sampling: Sampling) -> None:
                 values=np.array([numbers[drawn].sum()]),
                 noise_std=1.0,
                 num_users=None if sampling.hides_cohort else int(drawn.sum()),
-                expected_users=sampling.expected_users,
-                largest_clip_norm=1.0,
-                rate=sampling.rate,
-                by_coins=isinstance(sampling, PoissonSampling),
+                sampling=sampling,
             )
             releases.append(one.of_users)
         added = added_up(releases)
@@ -76,8 +73,7 @@ def test_a_stored_release_is_read_as_it_was_or_named(tmp_path: Path) -> None:
         values=np.arange(5.0),
         noise_std=2.0,
         num_users=PEOPLE,
-        expected_users=float(PEOPLE),
-        largest_clip_norm=1.0,
+        sampling=sampling,
     )
     store_release(run, released)
     found = stored_release(run, 1, sampling=sampling)

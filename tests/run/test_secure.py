@@ -311,7 +311,6 @@ class TestLosses:
         assert events.count("started") == 2  # and nothing is left open
         outcome = "lost" if charged else "discarded"
         assert strategy.run.rounds_with_outcome(outcome) == [1, 2]
-        assert strategy.run.rounds_without_release() == [1, 2]
 
     def test_a_sum_of_enough_nodes_is_released_however_few_users_are_on_them(
         self, tmp_path: Path, probe: Builder

@@ -13,6 +13,7 @@ import pytest
 
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
 from flower_privsyn.strategies._population import Population, resampled
 from flower_privsyn.strategies._variation import Likelihood
@@ -202,8 +203,7 @@ class TestSurvivors:
             values=np.array(values),
             noise_std=1.0,
             num_users=3,
-            expected_users=3.0,
-            largest_clip_norm=1e6,
+            sampling=FullParticipation(3),
         )
         assert evolution(settings()).method._survivors(population, release).tolist() == [1] * 16
 
