@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -110,16 +110,10 @@ def hide_dates(path: Path) -> None:
         return
     except ValueError:
         moment = 0.0
-    for entry in _entries(path):
-        with contextlib.suppress(OSError):
-            os.utime(entry, (moment, moment), follow_symlinks=False)
-
-
-def _entries(path: Path) -> Iterator[Path]:
-    """Everything below a folder and the folder itself, each folder after what is in it."""
-    for folder, _, files in os.walk(path, topdown=False):
-        yield from (Path(folder) / name for name in files)
-        yield Path(folder)
+    for folder, _, names in os.walk(path, topdown=False):
+        for entry in (*names, "."):  # each folder after what is in it
+            with contextlib.suppress(OSError):
+                os.utime(Path(folder, entry), (moment, moment), follow_symlinks=False)
 
 
 #: Why a run ended that Ctrl-C or a signal ended.
