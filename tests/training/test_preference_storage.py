@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,83 @@ class TestFailures:
         assert not (tmp_path / "a").exists()
 
 
+SCRIPT = """
+import os, signal, socket, sys
+def refuse(*args, **kwargs):
+    print("asked for the network", args, file=sys.stderr)  # also where the error is swallowed
+    raise OSError("no network")
+socket.getaddrinfo = refuse
+socket.socket.connect = refuse
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from flower_privsyn.training import preference
+from tests.support.preferences import pairs_of_topics, quick, train
+preference.CHECKPOINT_SECONDS = 0.0
+model, out = map(Path, sys.argv[1:])
+train(model, pairs_of_topics(10), out / "whole")
+for loss in ("sft", "ipo"):
+    train(model, pairs_of_topics(4), out / loss, adapter=out / "whole", settings=quick(loss=loss))
+passed = 0
+def progress(count):
+    global passed
+    passed += count
+    if passed >= 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+train(model, pairs_of_topics(10), out / "a", progress=progress)
+"""
+
+
+@dataclass
+class Process:
+    """One that trained with every loss, and was killed in a training that it had done before.
+
+    Attributes:
+        out: what it wrote.
+        others: its home, its temporary and its working folder.
+        ended: how.
+    """
+
+    out: Path
+    others: list[Path]
+    ended: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def process(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    """In a bare environment: no offline switch, empty home, temporary and working folders."""
+    folder = tmp_path_factory.mktemp("process")
+    home, temporary, work, out = others = [folder / name for name in ("h", "t", "w", "out")]
+    for place in others:
+        place.mkdir()
+    kept = {
+        key: os.environ[key] for key in ("PATH", "LANG", "OMP_NUM_THREADS") if key in os.environ
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tiny), str(out)],
+        cwd=work,
+        env={
+            **kept,
+            "HOME": str(home),
+            "TMPDIR": str(temporary),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    return Process(out=out, others=others[:-1], ended=ended)
+
+
+def test_nothing_is_printed_sent_or_left_behind(process: Process):
+    assert process.ended.returncode == -signal.SIGKILL, process.ended.stderr
+    assert process.ended.stdout == ""
+    assert process.ended.stderr == ""
+    assert [path for place in process.others for path in place.rglob("*") if path.is_file()] == []
+    names = sorted(path.name for path in process.out.iterdir())
+    assert names == ["a.partial", "ipo", "sft", "whole"]
+
+
 class Killed(Exception):
     """Stands for whatever ends a process."""
 
@@ -193,163 +270,70 @@ class TestResuming:
         )
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "whole"]
 
-    def _kill(self, tiny: Path, output: Path, **changes: Any) -> None:
-        with pytest.raises(Killed):
-            train(
-                tiny,
-                changes.pop("pairs", pairs_of_topics(10)),
-                output,
-                progress=kill_after(13),
-                **changes,
-            )
+    @pytest.fixture
+    def killed(self, process: Process, tmp_path: Path) -> Path:
+        """A copy of what SIGKILL left, where a training would go on from it."""
+        shutil.copytree(process.out / "a.partial", tmp_path / "a.partial")
+        return tmp_path / "a"
 
-    @pytest.mark.parametrize("what", ["pairs", "settings", "seed", "adapter", "model"])
+    def _goes_on(self, model: Path, output: Path, **changes: Any) -> int:
+        """How many pairs have been passed after the first step of a training that is started."""
+        passed: list[int] = []
+
+        def first_step(count: int) -> None:
+            passed.append(count)
+            raise Killed
+
+        given: dict[str, Any] = {"pairs": pairs_of_topics(10), **changes}
+        with pytest.raises(Killed):
+            train(model, output=output, progress=first_step, **given)
+        return passed[0]
+
+    @pytest.mark.parametrize("what", ["", "pairs", "settings", "seed", "adapter", "model"])
     def test_checkpoints_of_another_training_are_not_used(
-        self, tiny: Path, first: Path, tmp_path: Path, what: str
+        self, tiny: Path, first: Path, killed: Path, tmp_path: Path, what: str
     ):
         model = tmp_path / "model"
         shutil.copytree(tiny, model)
-        same: dict[str, Any] = {"pairs": pairs_of_topics(10), "settings": quick(), "seed": 0}
         other: dict[str, Any] = {
             "pairs": [*pairs_of_topics(9), pairs_of_topics(1, first=77)[0]],
             "settings": quick(beta=0.2),
             "seed": 1,
             "adapter": first,
         }
-        self._kill(
-            model, tmp_path / "a", **({**same, what: other[what]} if what in other else same)
-        )
         if what == "model":
             saved = load_file(model / "model.safetensors")
             saved["model.norm.weight"] = saved["model.norm.weight"] * 1.1
             save_file(saved, model / "model.safetensors", metadata={"format": "pt"})
-        passed: list[int] = []
-
-        def first_step(count: int) -> None:
-            passed.append(count)
-            if what != "model":  # one of them goes on to the end
-                raise Killed
-
-        with contextlib.nullcontext() if what == "model" else pytest.raises(Killed):
-            resumed = train(model, output=tmp_path / "a", progress=first_step, **same)
-        assert passed[0] == 4  # from the first pair on
-        if what != "model":
-            return
-        fresh = train(model, output=tmp_path / "b", **same)
-        assert distance(tmp_path / "a", tmp_path / "b") == 0
-        assert resumed.losses == fresh.losses
-
-    def test_a_torn_checkpoint_is_passed_over(self, tiny: Path, tmp_path: Path):
-        pairs = pairs_of_topics(10)
-        train(tiny, pairs, tmp_path / "whole")
-        self._kill(tiny, tmp_path / "a", pairs=pairs)
-        found = sorted((tmp_path / "a.partial").glob("checkpoint-*"))
-        assert len(found) == 2
-        (found[-1] / "complete").unlink()
-        (found[-1] / "optimizer.pt").write_bytes(b"torn")
-        passed: list[int] = []
-        train(tiny, pairs, tmp_path / "a", progress=passed.append)
-        assert passed[0] < 10
-        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
+        changes = {what: other[what]} if what in other else {}
+        passed = self._goes_on(model, killed, **changes)
+        assert passed == 4 if what else passed >= 10  # from the first pair on, or from a checkpoint
 
     def test_a_finished_training_is_not_run_again(
-        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tiny: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        self._kill(tiny, tmp_path / "a", pairs=pairs_of_topics(7))
-        (tmp_path / "a.partial").rename(tmp_path / "kept")
-        report = train(tiny, pairs_of_topics(4), tmp_path / "a")
+        killed.with_name("a.partial").rename(tmp_path / "kept")
+        report = train(tiny, pairs_of_topics(4), killed)
         (tmp_path / "kept").rename(tmp_path / "a.partial")  # as if killed before it was deleted
         monkeypatch.delattr(preference, "_load")
         passed: list[int] = []
-        assert train(tiny, pairs_of_topics(4), tmp_path / "a", progress=passed.append) == report
+        assert train(tiny, pairs_of_topics(4), killed, progress=passed.append) == report
         assert passed == []
         assert not (tmp_path / "a.partial").exists()
         with pytest.raises(NameError):
-            train(tiny, pairs_of_topics(4), tmp_path / "a", seed=1)
+            train(tiny, pairs_of_topics(4), killed, seed=1)
 
-    def test_a_killed_process(self, tiny: Path, tmp_path: Path):
-        """SIGKILL: nothing of this process's own clean-up runs."""
-        script = tmp_path / "kill.py"
-        script.write_text(
-            "import os, signal, sys\n"
-            "from pathlib import Path\n"
-            "import torch\n"
-            "torch.set_num_threads(1)\n"
-            "from flower_privsyn.training import preference\n"
-            "from tests.support.preferences import pairs_of_topics, train\n"
-            "preference.CHECKPOINT_SECONDS = 0.0\n"
-            "passed = 0\n"
-            "def progress(count):\n"
-            "    global passed\n"
-            "    passed += count\n"
-            "    if passed >= 13:\n"
-            "        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "train(Path(sys.argv[1]), pairs_of_topics(10), Path(sys.argv[2]), progress=progress)\n"
-        )
-        ended = subprocess.run(
-            [sys.executable, str(script), str(tiny), str(tmp_path / "a")],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True,
-        )
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-        assert not (tmp_path / "a").exists()
-        train(tiny, pairs_of_topics(10), tmp_path / "whole")
+    @pytest.mark.parametrize("torn", [False, True])
+    def test_a_killed_process_is_gone_on_with(
+        self, tiny: Path, process: Process, killed: Path, torn: bool
+    ):
+        """SIGKILL: nothing of its own clean-up ran. A checkpoint that is torn is passed over."""
+        found = sorted(killed.with_name("a.partial").glob("checkpoint-*"))
+        assert len(found) == 2
+        if torn:
+            (found[-1] / "complete").unlink()
+            (found[-1] / "optimizer.pt").write_bytes(b"torn")
         passed: list[int] = []
-        train(tiny, pairs_of_topics(10), tmp_path / "a", progress=passed.append)
-        assert passed[0] >= 10
-        assert distance(tmp_path / "a", tmp_path / "whole") < 1e-5
-
-
-QUIET = """
-import os, socket, sys
-def refuse(*args, **kwargs):
-    print("asked for the network", args, file=sys.stderr)  # also where the error is swallowed
-    raise OSError("no network")
-socket.getaddrinfo = refuse
-socket.socket.connect = refuse
-from pathlib import Path
-from flower_privsyn.training import preference
-from tests.support.preferences import pairs_of_topics, quick, train
-preference.CHECKPOINT_SECONDS = 0.0
-out = Path(sys.argv[2])
-first = None
-for loss in ("dpo", "sft", "ipo"):
-    settings = quick(loss=loss)
-    train(Path(sys.argv[1]), pairs_of_topics(6), out / loss, adapter=first, settings=settings)
-    first = out / loss
-"""
-
-
-def test_nothing_is_printed_sent_or_left_behind(tiny: Path, tmp_path: Path):
-    """In a bare environment: no offline switch, empty home, temporary and working folders."""
-    places = {name: tmp_path / name for name in ("home", "temporary", "work", "out")}
-    for place in places.values():
-        place.mkdir()
-    kept = {
-        key: os.environ[key] for key in ("PATH", "LANG", "OMP_NUM_THREADS") if key in os.environ
-    }
-    ended = subprocess.run(
-        [sys.executable, "-c", QUIET, str(tiny), str(places["out"])],
-        cwd=places["work"],
-        env={
-            **kept,
-            "HOME": str(places["home"]),
-            "TMPDIR": str(places["temporary"]),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == ""
-    assert ended.stderr == ""
-    left = {
-        str(path.relative_to(tmp_path))
-        for name in ("home", "temporary", "work")
-        for path in places[name].rglob("*")
-        if path.is_file()
-    }
-    assert left == set()
-    assert sorted(path.name for path in places["out"].iterdir()) == ["dpo", "ipo", "sft"]
+        train(tiny, pairs_of_topics(10), killed, progress=passed.append)
+        assert (passed[0] < 10) == torn
+        assert distance(killed, process.out / "whole") < 1e-5
