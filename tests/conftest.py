@@ -33,7 +33,6 @@ pytest_plugins = [
     "tests.support.owner",
     "tests.support.probe",
     "tests.support.repeating",
-    "tests.support.runs",
 ]
 
 

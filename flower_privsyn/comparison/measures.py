@@ -467,9 +467,8 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
         known: texts to show the generator, of which as many as there are candidates are drawn.
         source: what they are called.
     """
-    from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
     from flower_privsyn.generation.generators import ExpandingSettings
-    from flower_privsyn.strategies._synthesis import expand_resumably
+    from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 
     values, kept = job.values, job.folder / "expanded.jsonl"
     kept.touch(mode=0o600)  # for its owner's eyes, whatever it is made of
@@ -477,35 +476,17 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
 
-    def seed_of(purpose: int) -> int:
-        return int(np.random.SeedSequence([seed, 2, purpose]).generate_state(1, np.uint64)[0])
-
-    # Of a comparison that was begun before they were, these have their defaults.
-    settings = ExpandingSettings(
-        **{
-            name: values[key]
-            for name in ExpandingSettings.declared
-            if (key := name.replace("_", "-")) in values
-        }
-    )
-    prompt = load_prompt(located(str(values["prompt"])))
-    expand = Expand(
-        settings.writer(prompt),
-        prompt=prompt,
-        sampling=SamplingParameters(
-            seed=seed_of(0),
-            max_new_tokens=int(values["max-new-tokens"]),
-            temperature=float(values["temperature"]),
-            top_p=float(values["top-p"]),
-        ),
+    names = (*ExpandingSettings.declared, "prompt", "max_new_tokens", "temperature", "top_p")
+    settings = ExpansionSettings(
+        **{name: values[key] for name in names if (key := name.replace("_", "-")) in values}
     )
     records, _ = expand_resumably(
-        expand,
+        settings.expansion(),
         seeds,
         ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
         num_samples=int(values["synthetic-samples"]),
         kept=kept,
-        seed=seed_of(1),
+        seed=int(np.random.SeedSequence([seed, 2, 1]).generate_state(1, np.uint64)[0]),
         round_number=0,
         source="expanded",
         stage=f"Expand {source} text",

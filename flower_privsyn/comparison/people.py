@@ -53,14 +53,12 @@ class People:
         source: what the data is called in the report.
         private: users that take part.
         held_out: users that never do; all figures are about them.
-        newer_than: only text dated after this day is read, or "".
         opened: whether the held-out users are sealed ones.
     """
 
     source: str
     private: Users
     held_out: Users
-    newer_than: str = ""
     opened: bool = False
 
     @classmethod
@@ -134,7 +132,6 @@ class People:
             source=Path(data).name,
             private=replace(private.select(_first(private, users or len(private))), dates=None),
             held_out=replace(others, dates=None),
-            newer_than=newer_than,
             opened=bool(sealed_users),
         )
 

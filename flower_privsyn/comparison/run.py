@@ -187,7 +187,7 @@ class Comparison:
             return self._write(cells, running=None)
 
     def _is_finished(self, cell: Cell) -> bool:
-        """Whether nothing is left to do; a second student may be asked for later."""
+        """Whether nothing is left to do; a second student that is asked for later is something."""
         found, teaches = self._result(cell), self.plan.teaches(self.plan.method(cell))
         return found.get("status") == "finished" and bool(found.get("distilled") or not teaches)
 
@@ -245,10 +245,8 @@ class Comparison:
             "settings": settings_of(values),
             "own_settings": self.plan.own_settings(cell),
         }
-        finished = before.get("status") == "finished"  # and a second student is asked for
-        if not finished:
-            # Before anything of it is done: whoever continues it must ask for the same.
-            write_json(folder / "cell.json", record)
+        # Before anything of it is done: whoever continues it must ask for the same.
+        write_json(folder / "cell.json", record)
         begun = time.monotonic()
         found, error = self._tried(cell, data, follower)
         # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
@@ -257,8 +255,6 @@ class Comparison:
         record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
         if before and not self.plan.method(cell).asks_users and record.get("costs"):
             record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
-        if error is not None and finished:
-            record = {**before, "error": error}  # what is there stays
         write_json(folder / "cell.json", record)
         if error is not None:
             return f"failed: {error}"
@@ -383,27 +379,20 @@ def document_of(
         {key: cell[key] for key in cell if key not in ("settings", "stamp")} for cell in cells
     ]
     versions = library_versions("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    complete = all(cell["status"] in ("finished", "failed") for cell in results)
     return {
         "stamp": plan.stamp,
         "created": created or files.now(),
-        "finished": files.now() if complete else None,
         "command": command,
         "versions": {name: version for name, version in versions.items() if version},
-        "machine": f"{platform.machine()}, {cores} cores, Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}",
         "data": {
             "name": plan.people.source,
             "private_users": len(plan.people.private),
-            "private_texts": len(plan.people.private.texts),
             "held_out_users": len(plan.people.held_out),
-            "held_out_texts": len(plan.people.held_out.texts),
-            "newer_than": plan.people.newer_than or None,
         },
         "downstream": plan.downstream,
-        "max_tokens": plan.training.max_tokens,
         "delta": plan.delta,
-        "epsilons": list(plan.epsilons),
         "seeds": list(plan.seeds),
         "methods": [method.name for method in plan.methods],
         "titles": {method.name: method.title for method in plan.methods},

@@ -8,29 +8,22 @@ Papers:
     Brown et al., "Language Models are Few-Shot Learners" (NeurIPS 2020), appendix C: 13-word
         windows.
     Lee et al., "Deduplicating Training Data Makes Language Models Better" (ACL 2022): near copies.
-    Bayardo, Ma, Srikant, "Scaling Up All Pairs Similarity Search" (WWW 2007): the prefix filter.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import NotPrivate
 
-IntArray = npt.NDArray[np.int64]
+Words = tuple[str, ...]
 
 _WORD = re.compile(r"\w+")
-
-#: Synthetic texts that are compared at a time.
-_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,91 +81,52 @@ def copy_rates(
     for name, texts in (("synthetic", synthetic), ("private", private)):
         if not texts:
             raise ConfigError(f"there must be at least one {name} text")
-    vocabulary: dict[str, int] = {}
-    rows = [_words(text, vocabulary) for text in synthetic]
-    others = [_words(text, vocabulary) for text in private]
-    exact = _exact(rows, others)
-    windows = _windows(rows, others, window_words)
-    near = exact | _near(rows, others, shingle_words, threshold)
+    rows = [_words(text) for text in synthetic]
+    shingles = [_shingles(row, shingle_words) for row in rows]
+    whole = _places({row} - {()} for row in rows)
+    windows = _places(_grams(row, window_words) for row in rows)
+    pieces = _places(shingles)
+    exact, shared, near = set[int](), set[int](), set[int]()
+    for text in private:
+        words = _words(text)
+        exact.update(whole.get(words, ()))
+        for gram in _grams(words, window_words):
+            shared.update(windows.get(gram, ()))
+        theirs = _shingles(words, shingle_words)
+        common = Counter(row for piece in theirs for row in pieces.get(piece, ()))
+        near.update(
+            row
+            for row, both in common.items()
+            if both >= threshold * (len(shingles[row]) + len(theirs) - both) - 1e-9
+        )
+    near |= exact
     return CopyRates(
-        exact=float(exact.mean()),
-        windows=float(windows.mean()),
-        near=float(near.mean()),
-        copied=tuple(np.flatnonzero(exact | windows | near).tolist()),
+        exact=len(exact) / len(rows),
+        windows=len(shared) / len(rows),
+        near=len(near) / len(rows),
+        copied=tuple(sorted(near | shared)),
         synthetic_texts=len(rows),
-        private_texts=len(others),
+        private_texts=len(private),
     )
 
 
-def _words(text: str, vocabulary: dict[str, int]) -> IntArray:
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in _WORD.findall(folded)]
-    return np.array(numbers, dtype=np.int64)
+def _words(text: str) -> Words:
+    return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
-def _exact(rows: Sequence[IntArray], others: Sequence[IntArray]) -> npt.NDArray[np.bool_]:
-    known = {other.tobytes() for other in others if len(other)}
-    return np.array([row.tobytes() in known for row in rows], dtype=np.bool_)
+def _grams(row: Words, width: int) -> set[Words]:
+    return {row[start : start + width] for start in range(len(row) - width + 1)}
 
 
-def _windows(
-    rows: Sequence[IntArray], others: Sequence[IntArray], width: int
-) -> npt.NDArray[np.bool_]:
-    keys, owners = _grams([*rows, *others], width)
-    synthetic = owners < len(rows)
-    shared = np.isin(keys[synthetic], keys[~synthetic])
-    found = np.zeros(len(rows), dtype=np.bool_)
-    found[owners[synthetic][shared]] = True
+def _shingles(row: Words, width: int) -> set[Words]:
+    """Its n-grams; a shorter row is one shingle."""
+    return _grams(row, min(width, len(row))) if row else set()
+
+
+def _places(rows: Iterable[set[Words]]) -> Mapping[Words, list[int]]:
+    """In which rows each of the pieces is."""
+    found = defaultdict[Words, list[int]](list)
+    for number, pieces in enumerate(rows):
+        for piece in pieces:
+            found[piece].append(number)
     return found
-
-
-def _grams(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
-    """All n-grams of all rows as numbers, equal for equal n-grams, and the row of each.
-
-    Longer n-grams are built from shorter ones: (first part, last word) pairs are renumbered, so
-    that two n-grams have the same number exactly when their words are the same.
-    """
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    words = np.concatenate(rows) if lengths.sum() else np.empty(0, dtype=np.int64)
-    owners = np.repeat(np.arange(len(rows)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words from here on
-    places = np.flatnonzero(left >= width)
-    keys = words[places]
-    base = int(words.max(initial=0)) + 1
-    for step in range(1, width):
-        # Below 2**63: there are at most as many distinct keys as places, and words as `base`.
-        keys = np.unique(keys * base + words[places + step], return_inverse=True)[1]
-    return keys, owners[places]
-
-
-def _near(
-    rows: Sequence[IntArray], others: Sequence[IntArray], width: int, threshold: float
-) -> npt.NDArray[np.bool_]:
-    """Rows whose shingles have at least the threshold's Jaccard similarity with another's."""
-    sparse = library("scipy.sparse")
-    found = np.zeros(len(rows), dtype=np.bool_)
-    keys, owners = _shingles([*rows, *others], width)
-    numbers, columns = np.unique(keys, return_inverse=True)
-    sets = sparse.csr_array(
-        (np.ones(len(keys), dtype=np.int64), (owners, columns)),
-        shape=(len(rows) + len(others), len(numbers)),
-    )
-    sets.data[:] = 1  # a shingle that a text repeats was counted
-    sizes = np.diff(sets.indptr)
-    theirs = sets[len(rows) :].T.tocsr()
-    for start in range(0, len(rows), _ROWS):
-        common = (sets[start : min(start + _ROWS, len(rows))] @ theirs).tocoo()
-        left, right = common.row + start, common.col + len(rows)
-        union = sizes[left] + sizes[right] - common.data
-        found[left[common.data >= threshold * union - 1e-9]] = True
-    return found
-
-
-def _shingles(rows: Sequence[IntArray], width: int) -> tuple[IntArray, IntArray]:
-    """The shingles of all rows as numbers, and the row of each; a short row is one shingle."""
-    keys, owners = _grams(rows, width)
-    short = [index for index, row in enumerate(rows) if 0 < len(row) < width]
-    numbers: dict[bytes, int] = {}
-    after = int(keys.max(initial=-1)) + 1
-    whole = [after + numbers.setdefault(rows[index].tobytes(), len(numbers)) for index in short]
-    return np.append(keys, np.array(whole, dtype=np.int64)), np.append(owners, short).astype(int)

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.cli.compare import _show
 from flower_privsyn.comparison import APP, Comparison, People, Plan, make_plan
 from flower_privsyn.comparison import run as comparison_run
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
@@ -261,31 +260,6 @@ class TestFolder:
             run()
         assert resumed["path"] == file.parent / "run"
         assert resumed["values"]["num-rounds"] == cell["settings"]["num-rounds"]
-
-    def test_a_second_student_that_fails_leaves_the_first_in_the_table(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out, found = tmp_path / "out", {"quality": QUALITY}
-        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: found)
-        Comparison(self.plan(methods=["finetune-private"]), out).run(**QUIET)
-        (before,) = cells(out).values()
-        comparison = Comparison(self.plan(methods=["finetune-private"], distil=True), out)
-
-        def failing(*_: Any, **__: Any) -> dict[str, Any]:
-            raise ConfigError("no teacher")
-
-        monkeypatch.setattr(Comparison, "_outcome", failing)
-        failed = comparison.run(**QUIET)
-        (cell,) = failed["cells"]
-        assert (cell["status"], cell["error"]) == ("finished", "no teacher")
-        assert (cell["quality"], cell["wall_seconds"]) == (QUALITY, before["wall_seconds"])
-        assert _show(comparison, failed) == 1
-        assert "1 of 1 cells failed" in capsys.readouterr().err
-
-        both = {"quality": QUALITY, "distilled": QUALITY}
-        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: both)
-        (cell,) = comparison.run(**QUIET)["cells"]
-        assert (cell["distilled"], cell["quality"], cell["error"]) == (QUALITY, QUALITY, None)
 
     def test_a_model_that_is_none_is_named_once_and_first(self, tmp_path: Path) -> None:
         comparison = Comparison(self.plan(downstream=str(tmp_path / "no-model")), tmp_path / "out")

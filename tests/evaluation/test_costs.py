@@ -22,12 +22,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import bytes_per_number
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.privacy.randomness import InsecureRandom
-from flower_privsyn.queries import (
-    MeanSimilarity,
-    ModelDelta,
-    NearestNeighborHistogram,
-    Query,
-)
+from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import RecordSource
@@ -44,7 +39,6 @@ from flower_privsyn.testing import (
     hash_embedder,
 )
 from tests.support.federation import make_users
-from tests.support.runs import Runs
 
 Builder = Callable[..., Any]
 VOTES = "query.nearest_neighbor_histogram"
@@ -58,67 +52,46 @@ ONE_ROUND: dict[str, Any] = {"num_rounds": 1, "noise_multiplier": 0.1}
 # ---------------------------------------------------------------------- what a run counts
 
 
-QUERIES: dict[str, type[Query]] = {
-    query.name: query for query in (MeanSimilarity, ModelDelta, NearestNeighborHistogram)
-}
-
-
-def clip_norm_of(request: Message) -> float:
-    """Of the question in a request."""
-    kind = request.metadata.message_type.removeprefix("query.")
-    return wire.unpack_ask(request, QUERIES[kind]).query.clip_norm
-
-
-def check(grid: LoopbackGrid, strategy: Any, *, down: int, up: int, width: int = 2) -> None:
-    """What was counted is what was sent, and what the method says by its definition.
-
-    A node has some users, and what is counted is for one of them alone: in each of two rounds
-    `down` numbers of `width` bytes, and `up` numbers.
-    """
-    found = run_costs(strategy.run)
-    assert (found.rounds, found.floats_down, found.floats_up) == (2, 2 * down, 2 * up)
-    requests = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
-    replies = [m for m in grid.replies if "privsyn.answer" in m.content]
-    assert len(requests) == len(replies) == 4
-    (clip,) = {clip_norm_of(request) for request in requests}
-    (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
-    more = up * (node - bytes_per_number(clip))
-    for number, counted in enumerate(strategy.run.metrics()):
-        for messages, key, numbers, beside in (
-            (requests, "bytes_down", width * down, 0),
-            (replies, "bytes_up", bytes_per_number(clip) * up, more),
-        ):
-            for message in messages[2 * number : 2 * number + 2]:
-                size = wire.packed_bytes(message.content) - beside
-                assert counted[key] == pytest.approx(size, abs=8)
-                # Counted bytes are those of Flower's own serialisation, up to its tags.
-                serialised = recorddict_to_proto(message.content).ByteSize() - beside
-                assert counted[key] == pytest.approx(serialised, rel=0.35, abs=600)
-            assert 0 <= counted[key] - numbers < 3000
+@pytest.fixture
+def ran(federation: Builder, settings: Builder, evolution: Builder) -> tuple[LoopbackGrid, Any]:
+    """Two rounds of six users on two nodes."""
+    grid = federation(make_users(6), num_nodes=2)
+    strategy = evolution(settings(num_rounds=2, noise_multiplier=0.1))
+    strategy.start(grid)
+    return grid, strategy
 
 
 class TestCountedInARun:
-    def test_private_evolution(self, runs: Runs, settings: Builder, evolution: Builder) -> None:
-        grid, strategy = runs.private_evolution(settings, evolution)
-        check(grid, strategy, down=16 * 32, up=16)
-
-    def test_popri(self, runs: Runs) -> None:
-        grid, strategy = runs.popri()
-        check(grid, strategy, down=32 * 33 // 2, up=32, width=4)  # the root of C'C, in float32
-
-    def test_dp_fedavg(self, runs: Runs, lstm: Path) -> None:
-        grid, strategy = runs.dp_fedavg(lstm)
-        parameters = strategy.method.model.dimension
-        assert parameters > 5000
-        width = 2 if strategy.run.config["broadcast-precision"] == "float16" else 4
-        up = parameters + 1  # the share of users whose update was short enough
-        check(grid, strategy, down=parameters, up=up, width=width)
+    def test_what_is_counted_is_what_was_sent(self, ran: tuple[LoopbackGrid, Any]) -> None:
+        """A node has some users, and what is counted is for one of them alone."""
+        grid, strategy = ran
+        down, up = 16 * 32, 16  # candidates, and a vote for each
+        found = run_costs(strategy.run)
+        assert (found.rounds, found.floats_down, found.floats_up) == (2, 2 * down, 2 * up)
+        requests = [m for m in grid.requests if m.metadata.message_type == VOTES]
+        replies = [m for m in grid.replies if "privsyn.answer" in m.content]
+        assert len(requests) == len(replies) == 4
+        (node,) = {reply.content["privsyn.answer"]["total"].numpy().shape[1] for reply in replies}
+        width = bytes_per_number(
+            wire.unpack_ask(requests[0], NearestNeighborHistogram).query.clip_norm
+        )
+        for number, counted in enumerate(strategy.run.metrics()):
+            for messages, key, numbers, beside in (
+                (requests, "bytes_down", 2 * down, 0),
+                (replies, "bytes_up", width * up, up * (node - width)),
+            ):
+                for message in messages[2 * number : 2 * number + 2]:
+                    size = wire.packed_bytes(message.content) - beside
+                    assert counted[key] == pytest.approx(size, abs=8)
+                    # Counted bytes are those of Flower's own serialisation, up to its tags.
+                    serialised = recorddict_to_proto(message.content).ByteSize() - beside
+                    assert counted[key] == pytest.approx(serialised, rel=0.35, abs=600)
+                assert 0 <= counted[key] - numbers < 3000
 
     def test_seconds_are_those_of_the_whole_run_and_the_owner_s(
-        self, runs: Runs, settings: Builder, evolution: Builder, tmp_path: Path
+        self, ran: tuple[LoopbackGrid, Any], tmp_path: Path
     ) -> None:
-        _, strategy = runs.private_evolution(settings, evolution)
-        run = RunDirectory.open(strategy.run.path)
+        run = RunDirectory.open(ran[1].run.path)
         lines = run.owner.times()
         between = [line for line in lines if line["event"] == "round"]
         assert [line["round"] for line in between] == [line["round"] for line in run.metrics()]

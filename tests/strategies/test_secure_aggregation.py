@@ -43,11 +43,26 @@ from flower_privsyn.testing import (
 from tests.support.federation import WORDS, make_users
 from tests.support.ladder import ladder
 from tests.support.run_files import release, releases
-from tests.support.runs import small
 from tests.support.topics import write_topics
 from tests.support.words import WordGenerator, train_words
 
 NODES, NOISE = 4, 1e-3
+
+
+def small(tmp_path: Path, public_file: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "num_nodes": 2,
+        "num_prompts": 6,
+        "responses_per_prompt": 5,
+        "rejected_rank": 4,
+        "public_text": str(public_file),
+        "synthetic_samples": 10,
+        "run_dir": str(tmp_path / "run"),
+        "node_timeout": 0.2,
+        "accept_noise": True,
+        "noise_multiplier": 0.1,
+        **changes,
+    }
 
 
 def private_evolution(values: dict[str, Any]) -> Any:
