@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,6 @@ from typing import Any, Final
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.read import check_names, rows_of_table, suffix_of
 from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
-from flower_privsyn.files import expanded, located
 from flower_privsyn.models.hub import hub_unreachable
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
@@ -28,72 +26,17 @@ _SAVED: Final = ("dataset_dict.json", "dataset_info.json")
 # ---- where it is -------------------------------------------------------------------------------
 
 
-def located_name(source: str) -> str:
-    """A path as the user meant it; also that of a data set in a folder, folder:config:split."""
-    whole = located(source)
-    if ":" not in source or whole != source:
-        return whole
-    folder, _, rest = source.partition(":")
-    return f"{located(folder)}:{rest}"
-
-
-def folder_of(name: str) -> Path | None:
-    """The folder of a data set that is in one: all of its name, or what stands before a colon."""
-    found = (expanded(part) for part in (name, name.partition(":")[0]))
-    return next((folder for folder in found if folder.is_dir()), None)
-
-
 def is_named(name: str) -> bool:
-    """Whether this may be a data set: in a folder, or by the words that name one of the hub."""
-    in_hub = _HUB_NAME.fullmatch(name) is not None and suffix_of(Path(name)) is None
-    return in_hub or folder_of(name) is not None
-
-
-def by_name(name: str, *, streaming: bool = False) -> Any:
-    """A data set by its name.
-
-    Args:
-        name: Of a folder that `save_to_disk` wrote; `folder:config:split` of one that the library
-            reads, and `folder::split` of either; `owner/name:config:split` of one of the hub. The
-            split is `train` where the name says none.
-        streaming: Whether rows are read as they are asked for, and none is stored.
-
-    Raises:
-        DataError: There is no such data set, configuration or split.
-        MissingExtraError: The library is not installed.
-    """
-    folder = folder_of(name)
-    if folder is None:
-        return from_hub(name, streaming=streaming)
-    _, _, rest = ("", "", "") if expanded(name).is_dir() else name.partition(":")
-    config, _, split = rest.partition(":")
-    split = split or "train"
-    if is_saved(folder):
-        if config not in ("", "default"):
-            raise DataError(
-                f"{folder} is a save_to_disk folder, which has no configurations, got {config!r}: "
-                f"name {folder}::{split}"
-            )
-        return split_of(_saved(folder), split, where=name)
-    # No copy of it stays on the disk.
-    with tempfile.TemporaryDirectory(prefix="privsyn-data-") as copies:
-        return _loaded(
-            str(folder),
-            config or None,
-            split,
-            offline=True,
-            refusal=f"{folder} holds no data set with the configuration {config or 'default'!r} "
-            f"and the split {split!r}",
-            cache_dir=copies,
-            **{"streaming" if streaming else "keep_in_memory": True},
-        )
+    """Whether these are the words that name a data set of the hub, owner/name:config:split."""
+    return _HUB_NAME.fullmatch(name) is not None and suffix_of(Path(name)) is None
 
 
 def from_hub(location: str, *, streaming: bool = False) -> Any:
     """A data set of the hub, or of the library's cache where there is no network.
 
     Args:
-        location: See `by_name`; nothing between two colons is the only configuration.
+        location: owner/name:config:split; nothing between two colons is the only configuration,
+            and the split is `train` where the name says none.
         streaming: Read its rows from the hub as they are asked for and store none; from the cache
             where there is no network.
 
@@ -111,14 +54,18 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
             f"{location} is neither a file nor in the data set cache, and the hub cannot be "
             f"reached: {unreachable}"
         )
-    return _loaded(
-        name,
-        config,
-        split,
-        offline=bool(unreachable),
-        refusal=refusal,
-        streaming=streaming and not unreachable,
-    )
+    library = _library()
+    try:
+        with _quiet(library), _offline() if unreachable else contextlib.nullcontext():
+            data_set = library.load_dataset(name, config, streaming=streaming and not unreachable)
+    except Exception as error:
+        known = _CONFIGURATIONS.search(str(error)) if isinstance(error, ValueError) else None
+        if known is None:
+            raise DataError(f"{refusal} ({type(error).__name__}).") from None
+        asked = f"has no configuration {config!r}" if config else "has several configurations"
+        names = (known[1] or known[2]).replace("'", "")
+        raise DataError(f"{name} {asked}: write {name}:CONFIG:SPLIT with one of {names}.") from None
+    return split_of(data_set, split, where=f"{name}:{config or ''}".rstrip(":"))
 
 
 def is_saved(folder: Path) -> bool:
@@ -126,14 +73,21 @@ def is_saved(folder: Path) -> bool:
     return any(item.name in _SAVED for item in folder.iterdir())
 
 
-def _saved(folder: Path) -> Any:
+def saved(folder: Path) -> Any:
+    """What `save_to_disk` wrote; of several splits `train`: each of them is a folder in it.
+
+    Raises:
+        DataError: The folder is not complete, or has splits and no `train`.
+        MissingExtraError: The library is not installed.
+    """
     library = _library()
     try:
-        return library.load_from_disk(str(folder))
+        found = library.load_from_disk(str(folder))
     except Exception as error:
         raise DataError(
             f"{folder} is not a complete save_to_disk folder ({type(error).__name__})."
         ) from None
+    return split_of(found, "train", where=str(folder))
 
 
 def generated(
@@ -175,24 +129,6 @@ def generated(
         if isinstance(cause, PrivsynError | OSError):
             raise cause from None
         raise
-
-
-def _loaded(
-    name: str, config: str | None, split: str, *, offline: bool, refusal: str, **options: Any
-) -> Any:
-    """Load one split, or say which there are."""
-    library = _library()
-    try:
-        with _quiet(library), _offline() if offline else contextlib.nullcontext():
-            found = library.load_dataset(name, config, **options)
-    except Exception as error:
-        known = _CONFIGURATIONS.search(str(error)) if isinstance(error, ValueError) else None
-        if known is None:
-            raise DataError(f"{refusal} ({type(error).__name__}).") from None
-        asked = f"has no configuration {config!r}" if config else "has several configurations"
-        names = (known[1] or known[2]).replace("'", "")
-        raise DataError(f"{name} {asked}: write {name}:CONFIG:SPLIT with one of {names}.") from None
-    return split_of(found, split, where=f"{name}:{config or ''}".rstrip(":"))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Columns, Rows
 from flower_privsyn.data.users import Gathered, Users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, located
 
 #: 600 speakers, of public records, who come with the package.
 SAMPLE: Final = Path(__file__).parent / "sample" / "users.jsonl"
@@ -42,10 +42,9 @@ def load_users(
             gzip) or Parquet, told by its name; a folder of them; a folder of ``.txt`` files, each
             of which is a user, or of folders of them, each of which is one; a folder written by
             ``Dataset.save_to_disk``; a data set on the Hugging Face hub (``owner/name``,
-            ``owner/name:config:split``) or in a folder (``folder:config:split``); a
-            ``datasets.Dataset``, such as a flwr-datasets partition; or a table in memory: a pandas
-            ``DataFrame``, an Arrow ``Table``, or what else Arrow can read
-            (``__arrow_c_stream__``).
+            ``owner/name:config:split``); a ``datasets.Dataset``, such as a flwr-datasets
+            partition; or a table in memory: a pandas ``DataFrame``, an Arrow ``Table``, or what
+            else Arrow can read (``__arrow_c_stream__``).
         client_column: Column with the user id, strings or integers.
         text_column: Column with the text, or several with commas between them, whose texts are
             joined by a blank line.
@@ -137,7 +136,7 @@ def _configured(source: str) -> str:
     if source == "sample":
         return str(SAMPLE)
     try:
-        return data_sets.located_name(source)
+        return located(source)
     except ConfigError as error:
         raise ConfigError(f"data = {error}") from None
 
@@ -173,13 +172,15 @@ def _name_of(source: Any) -> str:
 
 def _from_location(location: str, columns: Columns) -> Iterator[Rows]:
     path = expanded(location)
-    if path.is_dir() and not data_sets.is_saved(path):
+    if path.is_dir():
+        if data_sets.is_saved(path):
+            return _from_dataset(data_sets.saved(path), columns, where=location)
         return read.read_folder(path, columns)
-    if path.exists() and not path.is_dir():
+    if path.exists():
         return read.read_file(path, columns)
     if not data_sets.is_named(location):
         raise DataError(f"{path} does not exist.")
-    return _from_dataset(data_sets.by_name(location), columns, where=location)
+    return _from_dataset(data_sets.from_hub(location), columns, where=location)
 
 
 def _from_dataset(source: Any, columns: Columns, where: str = "the data set") -> Iterator[Rows]:

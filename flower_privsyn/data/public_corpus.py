@@ -4,9 +4,9 @@ What a name may be:
 
 - ``bundled``: the passages that ship with the package;
 - ``texts.jsonl``: a JSON object with a `text` in every line; also ``.jsonl.gz`` and ``.json.gz``;
+- ``texts.parquet``: with a column `text`;
 - ``letter.txt``: one document;
 - ``folder``: any of these in it, also in folders below it; or what `save_to_disk` wrote;
-- ``folder:config:split``: a data set of the Hugging Face library, such as a clone of C4;
 - ``allenai/c4:realnewslike``: a data set of the hub, ``owner/name:config:split``, streamed;
 - ``allenai/c4:en:train[:100000]``: of any of these the first so many documents.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ BUNDLED: Final = Path(__file__).parent / "passages" / "passages.jsonl.gz"
 
 #: Files of a folder that hold public text. The shards of C4 are JSON lines in .json.gz.
 _LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
-_NAMES: Final = (*_LINES, ".txt")
+_NAMES: Final = (*_LINES, ".parquet", ".txt")
 
 #: Documents that are cut at a time.
 _DOCUMENTS: Final = 512
@@ -48,14 +48,12 @@ class PublicCorpus:
         source: as it was named, without the number of documents.
         setting: what named it, for sentences.
         path: the file or the folder; None for a data set of the hub.
-        data_set: the name of a data set of the Hugging Face library; None for files.
         most: documents that are read at most; None for all.
     """
 
     source: str
     setting: str
     path: Path | None
-    data_set: str | None = None
     most: int | None = None
 
     @classmethod
@@ -73,21 +71,14 @@ class PublicCorpus:
             name, most = first[1], int(first[2])
         if name == "bundled":
             return cls(source=name, setting=setting, path=BUNDLED, most=most)
-        place, named = expanded(located(name)), data_sets.located_name(name)
-        found: tuple[Path | None, str | None] = place, None
-        try:
-            if not _there(name):
-                if not data_sets.is_named(named):
-                    raise DataError(
-                        f'{setting} = "{name}": {place} cannot be read (No such file or directory)'
-                    )
-                found = data_sets.folder_of(named), named
-            elif place.is_dir() and data_sets.is_saved(place):
-                found = place, named
-        except OSError as error:
-            raise _unreadable(setting, name, place, error) from error
-        path, data_set = found
-        return cls(source=name, setting=setting, path=path, data_set=data_set, most=most)
+        place = expanded(located(name))
+        if _there(name):
+            return cls(source=name, setting=setting, path=place, most=most)
+        if not data_sets.is_named(name):
+            raise DataError(
+                f'{setting} = "{name}": {place} cannot be read (No such file or directory)'
+            )
+        return cls(source=name, setting=setting, path=None, most=most)
 
     def identity(self) -> list[Any]:
         """What its documents depend on, as JSON can hold it.
@@ -104,8 +95,6 @@ class PublicCorpus:
                 found = _stamp(self.path)
             except OSError as error:
                 raise _unreadable(self.setting, self.source, self.path, error) from error
-            if self.data_set is not None:
-                found += ["data set", self.data_set]
         return found if self.most is None else [*found, "first", self.most]
 
     def documents(self) -> Iterator[str]:
@@ -124,30 +113,40 @@ class PublicCorpus:
             DataError: As `documents`.
             MissingExtraError: As `documents`.
         """
-        found = self._of_files() if self.data_set is None else self._of_rows()
         try:
-            for where, row in itertools.islice(found, self.most):
+            for where, row in itertools.islice(self._rows(), self.most):
                 yield _document(where, row)
         except DataError as error:
             raise DataError(f'{self.setting} = "{self.source}": {error}') from error
         except Exception as error:  # whatever a library of files or of the network raises
             raise _unreadable(self.setting, self.source, self.path or self.source, error) from error
 
-    def _of_files(self) -> Iterator[tuple[str, object]]:
+    def _rows(self) -> Iterator[tuple[str, object]]:
+        """What stands in each place, and where that is."""
         if self.path is None:
-            raise ValueError("a data set of the hub has no files")
+            yield from _numbered(data_sets.from_hub(self.source, streaming=True))
+            return
+        if self.path.is_dir() and data_sets.is_saved(self.path):
+            yield from _numbered(data_sets.saved(self.path))
+            return
         files = _files(self.path) if self.path.is_dir() else [self.path]
         if not files:
-            raise DataError(f"{self.path} holds no text (.jsonl, .jsonl.gz, .json.gz or .txt)")
+            raise DataError(f"{self.path} holds no text ({', '.join(_NAMES)})")
         for file in files:
             if file.suffix.lower() == ".txt":
                 yield str(file), {"text": read.text_of(file)}
+            elif file.suffix.lower() == ".parquet":
+                import pyarrow.parquet as pq
+
+                batches = pq.ParquetFile(file).iter_batches()
+                rows = (row for batch in batches for row in batch.to_pylist())
+                yield from _numbered(rows, f"{file} row")
             else:
                 yield from read.json_values(file)
 
-    def _of_rows(self) -> Iterator[tuple[str, object]]:
-        rows = data_sets.by_name(str(self.data_set), streaming=True)
-        return ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+
+def _numbered(rows: Iterable[object], name: str = "row") -> Iterator[tuple[str, object]]:
+    return ((f"{name} {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _document(where: str, row: object) -> tuple[str, str | None]:

@@ -93,35 +93,18 @@ def test_what_the_hub_does_not_have_is_named(
     assert capsys.readouterr().err == ""
 
 
-def test_a_data_set_in_a_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Relative to where the command was typed, which is not where a node runs.
-    monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(folder.parent))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert load_configured({"data": "news:press:test"}).texts == ["three", "four"]
-    assert load_users(f"{folder}:mail").texts == ["mail", "more"]
-    assert list(tmp_path.iterdir()) == []  # private text is copied nowhere
-    for name, says in (
-        ("news::train", "news has several configurations"),
-        ("news:press:more", "news:press has no split 'more'; its splits are 'train', 'test'."),
-    ):
-        with pytest.raises(DataError, match=says):
-            load_configured({"data": name})
-
-
-def test_a_split_of_a_saved_data_set(tmp_path: Path) -> None:
-    """By the words that name one of the hub."""
-    saved = tmp_path / "saved"
+def test_a_saved_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several splits `train`, and each by its folder, relative to where a command was typed."""
     made = {
         split: datasets.Dataset.from_list([{"client_id": "ann", "text": split}] * 2)
         for split in ("train", "test")
     }
-    datasets.DatasetDict(made).save_to_disk(saved)
-    for name, split in (("", "train"), ("::test", "test"), (":default:test", "test")):
-        assert load_users(f"{saved}{name}").texts == [split] * 2
-    with pytest.raises(DataError, match="has no configurations, got 'other': name .*::test"):
-        load_users(f"{saved}:other:test")
-    with pytest.raises(DataError, match="valid"):
-        load_users(f"{saved}::valid")
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"test": made["test"]}).save_to_disk(tmp_path / "other")
+    monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
+    monkeypatch.chdir("/")
+    for name, split in (("saved", "train"), ("saved/test", "test")):
+        assert load_configured({"data": name}).texts == [split] * 2
+        assert load_users(str(tmp_path / name)).texts == [split] * 2
+    with pytest.raises(DataError, match="no split 'train'; its splits are 'test'"):
+        load_configured({"data": "other"})

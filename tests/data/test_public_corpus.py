@@ -60,10 +60,6 @@ def found(source: str | Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        (":en", ["one", "two", "three", "four"]),
-        (":en:validation", ["held", "out"]),
-        (":en:train[:3]", ["one", "two", "three"]),
-        (":realnewslike", ["the news", "more news"]),
         ("/en", ["one", "two", "three", "four", "held", "out"]),
         ("/en/c4-train.00001-of-00002.json.gz", ["three", "four"]),
         ("/en/c4-train.00001-of-00002.json.gz[:1]", ["three"]),
@@ -76,6 +72,16 @@ def test_a_clone_of_c4(name: str, texts: list[str], c4: Path) -> None:
     assert public_documents(source, setting="--text") == texts
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     assert public_texts(source, tokenizer=tokenizer) == texts
+
+
+def test_data_sets_and_tables_in_a_folder(tmp_path: Path) -> None:
+    texts = datasets.Dataset.from_dict({"text": ["one", "two"], "url": ["a", "b"]})
+    datasets.DatasetDict({"train": texts}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "tables").mkdir()
+    texts.to_parquet(tmp_path / "tables" / "train-00000.parquet")
+    assert found(tmp_path / "saved") == found(f"{tmp_path}/saved/train") == ["one", "two"]
+    assert found(tmp_path / "tables") == ["one", "two"]
+    assert found(f"{tmp_path}/tables/train-00000.parquet[:1]") == ["one"]
 
 
 def test_c4_by_its_name_is_streamed(c4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +110,10 @@ def test_rows_are_those_of_the_name_and_kept_for_their_owner(c4: Path, tmp_path:
             f"{c4}{name}", tokenizer=tokenizer, max_tokens=8, setting="public-text", cache=cache
         )
 
-    all_rows, first = rows(":en"), rows(":en:train[:2]")
+    all_rows, first = rows("/en"), rows("/en[:2]")
     assert [all_rows.text_of(index) for index in range(4)] == ["one", "two", "three", "four"]
     assert len(first) == 2
-    assert len({all_rows.folder, first.folder, rows(":en:validation").folder}) == 3
+    assert len({all_rows.folder, first.folder, rows("/realnewslike").folder}) == 3
     for folder in (tmp_path / "cache", tmp_path / "cache" / "public-rows", first.folder):
         assert folder.stat().st_mode & 0o777 == 0o700
 
