@@ -212,7 +212,7 @@ class TestCarefulTexts:
 
     def test_repetition_is_dropped_where_that_is_asked_for(self) -> None:
         generator = Scripted(
-            lambda _, number: f"It was, of the people, {number} of the people too."
+            lambda _, number: f"All of the people and {number} of the people came."
         )
         assert len(Expand(generator).run(self.SEEDS, num_samples=2, seed=0).texts) == 2
         result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=2, seed=0)
