@@ -12,13 +12,11 @@ from flwr.app import (
     Message,
 )
 
-from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError
+from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory, rounds
 from tests.support.federation import silent
-from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
@@ -46,24 +44,6 @@ class TestResume:
         assert [line["round"] for line in charged if line["interrupted"]] == list(interrupted)
         assert charged[-1]["epsilon_release"] <= epsilon * (1 + 1e-6)
         assert json.loads((run / "state.json").read_text())["status"] == "finished"
-
-    def test_killed_while_clients_answer(self, start: Builder, tmp_path: Path) -> None:
-        def die(request: Message, reply: Message) -> list[Message]:
-            started = (
-                sum(line["event"] == "started" for line in lines(tmp_path / "run" / "ledger.jsonl"))
-                if (tmp_path / "run" / "ledger.jsonl").exists()
-                else 0
-            )
-            if started == 2:
-                raise Killed
-            return [reply]
-
-        with pytest.raises(Killed):
-            start(tamper=die)
-        assert len(releases(tmp_path / "run")) == 1
-        strategy = start(resume=True)
-        self.check(tmp_path / "run", interrupted=[2])
-        assert [release.round_number for release in strategy.released] == [3]
 
     @pytest.mark.parametrize(
         ("step", "counted", "released"),
@@ -222,25 +202,3 @@ class TestResume:
             Probe(config(num_nodes=5, run_dir=run)).start(federation())
         with pytest.raises(ConfigError, match="was started by Probe and is resumed by Other"):
             Other(config(num_nodes=5, run_dir=run, resume=True)).start(federation())
-
-    def test_the_ledger_refuses_a_round_beyond_the_budget(
-        self, start: Builder, config: Builder, federation: Builder
-    ) -> None:
-        strategy = Probe(config(num_rounds=2))
-        strategy.start(federation())
-        line = releases(strategy.run.path)[-1]
-        ledger = PrivacyLedger.open(strategy.run.ledger_file)
-        from flower_privsyn.privacy import FullParticipation, GaussianMechanism
-
-        with ledger, pytest.raises(BudgetExceededError):
-            begin(
-                ledger,
-                round=3,
-                query="nearest_neighbor_histogram",
-                mechanism=GaussianMechanism(
-                    noise_multiplier=line["noise_multiplier"], l2_sensitivity=8.0
-                ),
-                sampling=FullParticipation(population=12),
-                planned_users=12,
-            )
-        assert len(releases(strategy.run.path)) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import PoissonSampling, PrivacyLedger, Release, release_epsilon
+from flower_privsyn.privacy import PrivacyLedger
 from flower_privsyn.strategies import PrivateSumConfig
 from tests.support.federation import silent_users
 from tests.support.probe import Probe
@@ -37,22 +37,6 @@ def test_the_noise_is_k_times_that_of_one_node(
         for message in grid.requests
     } == {3}
     assert not any(wire.unexpected_records(reply) for reply in grid.replies)
-
-
-def test_coins_on_several_nodes_are_accounted_as_everybody(
-    federation: Builder, config: Builder, tmp_path: Path
-) -> None:
-    changes = {"epsilon": 2.0, "delta": 1e-5, "sampling": "poisson", "sampling_rate": 0.2}
-    strategy = Probe(config(**changes, num_rounds=2, max_nodes_per_user=2))
-    strategy.start(federation(silent_users(4)))
-    release = Release(
-        noise_multiplier=strategy.plan.phases[0].noise_multiplier,
-        sampling=PoissonSampling(0.2, population=4),
-        max_nodes_per_user=2,
-    )
-    spent = PrivacyLedger.read(tmp_path / "run" / "ledger.jsonl").epsilon_release
-    assert spent == pytest.approx(release_epsilon({release: 2}, delta=1e-5), rel=1e-9)
-    assert 1.998 < spent <= 2.0  # type: ignore[operator]
 
 
 def test_what_has_no_bound_is_refused() -> None:
