@@ -312,10 +312,7 @@ def add_handlers(
     node = _Node(users, known_queries(queries))
     _RECIPES[app] = load
 
-    @app.query("prepare")
-    def prepare(message: Message, context: Context) -> Message:
-        return _guarded(node, node.prepare, message, context)
-
+    _register(app, node, "prepare", node.prepare)
     for name in node.queries:
         _register(app, node, name, partial(node.answer, name=name))
     secure = node.secure

@@ -29,7 +29,6 @@ from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.mechanisms import (
     GaussianMechanism,
     NeighboringRelation,
-    mechanism_from_dict,
 )
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,
@@ -298,6 +297,8 @@ class ReleaseSpec:
         Raises:
             KeyError, TypeError, ValueError: A value is missing or out of range.
         """
+        if description["mechanism"] != GaussianMechanism.name:
+            raise ConfigError(f'mechanism must be "gaussian", got {description["mechanism"]!r}.')
         correlation = None
         if "correlation" in description:
             correlation = Correlation.from_dict(description["correlation"])
@@ -306,7 +307,10 @@ class ReleaseSpec:
         return ReleaseSpec(
             round=description["round"],
             query=str(description["query"]),
-            mechanism=mechanism_from_dict(description),
+            mechanism=GaussianMechanism(
+                noise_multiplier=description["noise_multiplier"],
+                l2_sensitivity=description["l2_sensitivity"],
+            ),
             sampling=Sampling.from_dict(description["sampling"]),
             relation=NeighboringRelation(description["relation"]),
             correlation=correlation,

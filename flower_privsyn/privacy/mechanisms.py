@@ -10,7 +10,6 @@ steps of the same grid, and the two are added as 64-bit integers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -316,17 +315,3 @@ class GaussianMechanism:
         if self.standard_deviation == 0.0:
             return total
         return total + random.rounded_normal(self.standard_deviation * STEPS, len(total))
-
-
-def mechanism_from_dict(description: Mapping[str, Any]) -> GaussianMechanism:
-    """Build the mechanism that `to_dict` described; other keys are left alone.
-
-    Raises:
-        ConfigError: The mechanism is unknown or a value is out of range.
-    """
-    if description.get("mechanism") != GaussianMechanism.name:
-        raise ConfigError(f'mechanism must be "gaussian", got {description.get("mechanism")!r}.')
-    return GaussianMechanism(
-        noise_multiplier=description["noise_multiplier"],
-        l2_sensitivity=description["l2_sensitivity"],
-    )

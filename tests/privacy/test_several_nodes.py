@@ -79,15 +79,6 @@ def test_several_rounds_lie_above_what_an_attack_shows() -> None:
     )
 
 
-def test_turns_are_the_same_on_every_node() -> None:
-    plan = CyclicSampling(groups=5, rounds=10, salt="ab" * 16)
-    for number in range(1, 11):
-        turn = plan.of_round(number)
-        here = turn.participants(["x", "shared", "y"], key=b"1" * 16)
-        there = turn.participants(["shared", "z"], key=b"2" * 16)
-        assert here[1] == there[0]
-
-
 def test_calibration_meets_the_budget() -> None:
     multiplier = calibrate_noise_multiplier(
         epsilon=2.0, delta=1e-5, rounds=3, sampling=PoissonSampling(0.2), max_nodes_per_user=2

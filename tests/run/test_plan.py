@@ -202,7 +202,6 @@ class TestAnOwner:
         ("name", "changes"),
         [
             ("ctcl", {"sampling": "poisson", "sampling_rate": 0.05}),
-            ("ctcl", {}),
             ("hybrid", {}),
         ],
     )

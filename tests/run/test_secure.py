@@ -542,18 +542,3 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match=says):
             probe(**changes)
-
-
-@pytest.fixture
-def votes(tmp_path: Path) -> Builder:
-    from flower_privsyn.strategies import DPFTRLConfig
-
-    def build(**changes: Any) -> DPFTRLConfig:
-        values = {
-            "num_rounds": 8, "min_separation": 3, "max_samples": 3, "noise_multiplier": 1.5,
-            "run_dir": str(tmp_path / "run"), "node_timeout": 0.2, "accept_noise": True,
-            "server_momentum": 0.0, **changes,
-        }  # fmt: skip
-        return DPFTRLConfig(**values)
-
-    return build

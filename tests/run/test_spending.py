@@ -132,17 +132,6 @@ class TestSilence:
         assert (strategy.run.status, strategy.run.error) == ("failed", str(caught.value))
         assert [line["epsilon_release"] for line in lines(strategy.run.metrics_file)] == [0.0, 0.0]
 
-    def test_a_resumed_run_asks_them_again_and_loses_nothing(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(FederationError, match="round 2 was asked 2 times"):
-            Probe(config(num_rounds=4)).start(federation(tamper=silent(2)))
-        strategy = Probe(config(num_rounds=4, resume=True))
-        strategy.start(federation())
-        assert [release.round_number for release in strategy.released] == [2, 3, 4]
-        assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 3, 4]
-        assert releases(tmp_path / "run")[-1]["epsilon_release"] == pytest.approx(4.0, rel=1e-3)
-
     def test_correlated_rounds_are_not_asked_again(
         self, federation: Builder, votes: Builder, tmp_path: Path
     ) -> None:
@@ -224,14 +213,6 @@ class TestSecretCohorts:
             f"{how_to_resume(strategy.run.path)}"
         )
         return strategy
-
-    def test_asked_nodes_that_stay_silent_end_the_run(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        grid = federation(num_nodes=12, tamper=silent())
-        strategy = self.start(config, grid, sampling_rate=0.3, num_rounds=40, num_nodes=12)
-        assert len(rounds_asked(grid)) == 2
-        assert len(releases(strategy.run.path)) == len(strategy.released) >= 2
 
     def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
         self, federation: Builder, config: Builder
