@@ -21,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -332,11 +332,11 @@ class BufferedLinearToeplitz(_Toeplitz):
             buffers: Between 0 and 5. None for as many as each take 0.1 % off the noise, at most 4.
             momentum: Of the server's optimiser, in [0, 1).
         """
-        workload = momentum_workload(rounds, momentum)
-        check_whole("min_separation", min_separation, ge=1)
+        rounds = check_whole("rounds", rounds, ge=1)
+        min_separation = check_whole("min_separation", min_separation, ge=1)
         if buffers is not None:
             buffers = check_whole("buffers", buffers, ge=0, le=5)
-        scales, decays = _optimal_buffers(workload, min_separation, buffers)
+        scales, decays = _optimal_buffers(rounds, momentum, min_separation, buffers)
         return cls(rounds=rounds, scales=scales, decays=decays)
 
     @property
@@ -483,16 +483,19 @@ def _optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
     return (1.0, *found.tolist())
 
 
+@cache  # every start of a run wants them, and the plan of every cell of a comparison
 def _optimal_buffers(
-    workload: Vector, min_separation: int, buffers: int | None
+    rounds: int, momentum: float, min_separation: int, buffers: int | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return scales and decays with the least mean square noise times squared sensitivity.
 
     Args:
-        workload: (T,) the weights of the running total.
+        rounds: T.
+        momentum: of the server's optimiser.
         min_separation: Smallest difference of two rounds of one user.
         buffers: How many, or None for as many as are worth it, at most four.
     """
+    workload = momentum_workload(rounds, momentum)
     if buffers is not None:
         _, scales, decays = _best_of(workload, min_separation, buffers)
         return scales, decays
