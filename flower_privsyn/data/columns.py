@@ -122,9 +122,6 @@ class Columns:
         self,
         cells: Mapping[str, Sequence[object]],
         place: Callable[[int], str],
-        *,
-        undated: str = "",
-        unlabelled: str = "",
     ) -> Rows:
         """What some rows say.
 
@@ -132,8 +129,6 @@ class Columns:
             cells: The values of each column that is there, of all rows; at least the required ones.
                 Bytes that are not UTF-8 are halves of surrogate pairs.
             place: From a row, counted from 0, to what sentences call it.
-            undated: Why there are no dates, where a column of them is there all the same.
-            unlabelled: Why there are no labels, likewise.
 
         Raises:
             DataError: A row does not say whose it is; or the owner looks, and a text is no UTF-8.
@@ -141,23 +136,16 @@ class Columns:
         users = [
             _user(value, self.client, place, row) for row, value in enumerate(cells[self.client])
         ]
-        if self.date not in cells:
-            undated = f"there is no column {self.date!r}"
-        if not self.labels:
-            unlabelled = "no label-column is named"
-        for name in self.labels:
-            if name not in cells:
-                unlabelled = f"there is no column {name!r}"
         found = zip(*(cells[name] for name in self.texts), strict=True)
         texts = [self._text(parts, place, row) for row, parts in enumerate(found)]
-        labels = zip(*(cells.get(name, ()) for name in self.labels), strict=False)
+        labels = None
+        if self.labels and all(name in cells for name in self.labels):
+            labels = list(map(_label, zip(*(cells[name] for name in self.labels), strict=True)))
         return Rows(
             users=users,
             texts=texts,
-            dates=None if undated else list(map(parse_date, cells[self.date])),
-            undated=undated,
-            labels=None if unlabelled else list(map(_label, labels)),
-            unlabelled=unlabelled,
+            dates=list(map(parse_date, cells[self.date])) if self.date in cells else None,
+            labels=labels,
         )
 
     def _text(self, parts: Sequence[object], place: Callable[[int], str], row: int) -> str | None:
@@ -183,9 +171,7 @@ class Rows:
     users: list[str]
     texts: list[str | None]  # None where unusable; those that are blank are no documents
     dates: list[date | None] | None  # None if there is no such column
-    undated: str  # why there is none
     labels: list[str | None] | None  # None if there is no such column
-    unlabelled: str  # why there is none
 
 
 def is_unicode(text: str) -> bool:

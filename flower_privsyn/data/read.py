@@ -146,11 +146,9 @@ def _read_texts(folder: Path, columns: Columns) -> Rows:
     texts = [text_of(path) for _, path in found]
     # The columns are not theirs to name: a file name is a user.
     of_files = Columns("user", "text", "", strict=columns.strict)
-    rows = of_files.rows(
+    return of_files.rows(
         {"user": [name for name, _ in found], "text": texts}, lambda row: str(found[row][1])
     )
-    none = "texts in files have none"
-    return Rows(rows.users, rows.texts, None, none, None, none)
 
 
 # ---- lines of text -----------------------------------------------------------------------------
@@ -410,20 +408,15 @@ def rows_of_table(source: Any, columns: Columns, where: str, *, before: int = 0)
         names, column_of = table.column_names, table.column
     check_names(names, columns, where, schema=True)
     cells: dict[str, list[Any]] = {}
-    others: dict[str, str] = {}  # why a column that is not needed is not read
     for name in (name for name in columns.wanted if name in names):
-        cells[name], said = _values(column_of(name), name, columns)
+        values, said = _values(column_of(name), name, columns)
         if said and name in columns.required:
             raise DataError(f"{where}: {said}.")
-        others[name] = said
+        if not said:  # of a type that has no dates, or no labels, there are none
+            cells[name] = values
     if not cells[columns.texts[0]]:
         raise EmptyError(f"{where} holds no rows.")
-    return columns.rows(
-        cells,
-        lambda row: f"{where} row {before + row + 1}",
-        undated=others.get(columns.date, ""),
-        unlabelled=next(filter(None, (others.get(name) for name in columns.labels)), ""),
-    )
+    return columns.rows(cells, lambda row: f"{where} row {before + row + 1}")
 
 
 def _values(column: Any, name: str, columns: Columns) -> tuple[list[Any], str]:

@@ -23,6 +23,15 @@ _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9.,eE+-]*\s*")
 # Domain separation: the coin of one purpose says nothing about the coin of another one.
 _HELD_OUT = b"held-out"
 
+_UNDATED: Final = (
+    "newer-than needs a date per document, and that column is missing or of another type: "
+    "date-column names one of ISO dates, days or timestamps."
+)
+_UNLABELLED: Final = (
+    "classes needs a label per document, and that column is missing or of another type: "
+    "label-column names one of strings or whole numbers."
+)
+
 #: What is left of the nodes that are kept when their rows are more than memory is given to.
 _LEFT: Final = 0.75
 
@@ -78,10 +87,8 @@ class Users:
         texts: The n documents, those of one user next to one another.
         owners: int64 (n,), index into ``user_ids``, nondecreasing.
         dates: One date (or None where unknown) per document, or None when there are no dates.
-        undated: Why there are none, to go on with in a sentence.
         labels: The class of each document (None where it names none), or None when there are no
             labels.
-        unlabelled: Why there are none, to go on with in a sentence.
 
     Raises:
         DataError: If ids repeat or have no UTF-8, lengths differ, or owners are out of order or
@@ -92,9 +99,7 @@ class Users:
     texts: list[str]
     owners: NDArray[np.int64]  # (n,)
     dates: list[date | None] | None = None
-    undated: str = "these have no dates"
     labels: list[str | None] | None = None
-    unlabelled: str = "these have no labels"
 
     def __post_init__(self) -> None:
         owners = np.asarray(self.owners)
@@ -246,7 +251,7 @@ class Users:
         """
         cutoff = parse_cutoff(cutoff)
         if self.dates is None:
-            raise DataError(f"newer-than needs a date per document, but {self.undated}.")
+            raise DataError(_UNDATED)
         undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
         if undated.any():
             owners = np.unique(self.owners[undated]).tolist()
@@ -269,7 +274,7 @@ class Users:
             DataError: If there are no labels at all, as in a source without such a column.
         """
         if self.labels is None:
-            raise DataError(f"classes needs a label per document, but {self.unlabelled}.")
+            raise DataError(_UNLABELLED)
         known = frozenset(classes)
         keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
         if not keep.all():
@@ -303,7 +308,7 @@ class Users:
                 "every text is a number: text-column must name the column with what people wrote."
             )
         if dated and self.dates is None:
-            raise DataError(f"newer-than needs a date per document, but {self.undated}.")
+            raise DataError(_UNDATED)
         if dated and all(day is None for day in self.dates or ()):
             raise DataError(
                 "newer-than needs a date per document, but none of these documents has one."
@@ -400,7 +405,6 @@ class Gathered:
         self._documents: list[tuple[int, str, date | None, str | None]] = []
         self._unusable: list[int] = []
         self._dated = self._labelled = False
-        self._why: tuple[str, str] | None = None
         #: Of the documents that are kept, about.
         self.nbytes = 0
 
@@ -410,7 +414,6 @@ class Gathered:
 
     def add(self, rows: Rows) -> None:
         """Take in the rows of a file, or some of them; those of a file come in order."""
-        self._why = self._why or (rows.undated, rows.unlabelled)
         self._dated |= rows.dates is not None
         self._labelled |= rows.labels is not None
         nothing = [None] * len(rows.texts)
@@ -435,15 +438,12 @@ class Gathered:
             skipping.note({ids[o // self._nodes] for o in unusable}, records=len(unusable))
         own = [one for one in self._documents if one[0] % self._nodes == node]
         own.sort(key=lambda one: one[0])  # stable: of a user in the order of the source
-        undated, unlabelled = self._why or ("", "")
         return Users(
             user_ids=tuple(ids),
             texts=[text for _, text, _, _ in own],
             owners=np.array([owner // self._nodes for owner, *_ in own], dtype=np.int64),
             dates=[day for _, _, day, _ in own] if self._dated else None,
-            undated=f"{undated} ({self.where})",
             labels=[label for *_, label in own] if self._labelled else None,
-            unlabelled=f"{unlabelled} ({self.where})",
         )
 
 
@@ -463,7 +463,7 @@ def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
     found: Counter[str | None] = Counter()
     for part in parts:
         if part.labels is None:
-            raise DataError(f"classes needs a label per document, but {part.unlabelled}.")
+            raise DataError(_UNLABELLED)
         found.update(part.labels)
     if not found or any(name in found for name in classes):
         return

@@ -374,8 +374,6 @@ class SketchedStudent:
         if not config.teacher_steps:
             return Distillation(located(config.teacher))
         self._fine_tune(config.teacher, folder, who="teacher", steps=config.teacher_steps)
-        if not config.token_bias:
-            return Distillation(folder)
         biased = folder.with_name(f"{folder.name}-biased")
         self.add_bias(folder, biased, who="teacher")
         return Distillation(biased)

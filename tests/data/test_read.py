@@ -382,10 +382,8 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
     # Of dates and labels it matters only where they are asked for.
     users = load_users(table, date_column="number")
     assert users.dates is None
-    with pytest.raises(DataError, match="newer-than .* 'number' must be an ISO date"):
+    with pytest.raises(DataError, match="newer-than .* date-column"):
         users.newer_than("2025-01-01")
-    with pytest.raises(DataError, match=r"newer-than .* there is no column 'date' \(the table\)"):
-        load_users(table).newer_than("2025-01-01")
 
 
 def test_bad_utf8_in_parquet_and_a_row_by_its_place_in_the_file(
