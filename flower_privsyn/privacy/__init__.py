@@ -9,7 +9,6 @@ from flower_privsyn.privacy.accounting import (
     known_cohorts_epsilon,
     release_epsilon,
 )
-from flower_privsyn.privacy.calibration import calibrate_noise_multiplier
 from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
 from flower_privsyn.privacy.factorisation import (
     BandedToeplitz,
@@ -24,7 +23,7 @@ from flower_privsyn.privacy.mechanisms import (
     clip_rows,
     squared_norms,
 )
-from flower_privsyn.privacy.plan import Phase, Plan
+from flower_privsyn.privacy.plan import Phase, Plan, calibrate_noise_multiplier
 from flower_privsyn.privacy.randomness import InsecureRandom, RandomSource, SecureRandom
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,

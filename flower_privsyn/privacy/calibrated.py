@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
 from flower_privsyn.privacy.accounting import Release
-from flower_privsyn.privacy.calibration import calibrate_open_releases
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger import PrivacyLedger
-from flower_privsyn.privacy.plan import Phase, Plan
+from flower_privsyn.privacy.plan import Phase, Plan, calibrate_open_releases
 
 logger = logging.getLogger("flwr.privsyn")
 
