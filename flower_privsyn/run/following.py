@@ -32,16 +32,16 @@ class Following:
     """A tracker that is told of a run while it lasts; one that failed, not before the run ends.
 
     Args:
-        tracker: of the run; None where nobody is told.
+        tracker: of the run.
     """
 
-    def __init__(self, tracker: Tracker | None) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._begun = self._fails = False
 
     @classmethod
-    def of(cls, name: str, own: Tracker | None) -> Following:
-        """The tracker of a run.
+    def of(cls, name: str, own: Tracker | None) -> Following | None:
+        """The tracker of a run; None where nobody is told.
 
         Args:
             name: as of `require_tracker`.
@@ -53,14 +53,14 @@ class Following:
         if own is None and name:
             require_tracker(name)
             own = TRACKERS[name]()
-        return cls(own)
+        return None if own is None else cls(own)
 
     def tell(self, run: RunDirectory) -> None:
         """Tell it the lines of `metrics.jsonl` that it lacks; what goes wrong costs no round."""
-        if self._tracker is None or (self._fails and run.status == "running"):
+        if self._fails and run.status == "running":
             return
         try:
-            self._tell(self._tracker, run)
+            self._tell(run)
             self._fails = False
         except Exception as error:  # a library of others, and a server of others
             self._fails = True
@@ -72,7 +72,8 @@ class Following:
                 said,
             )
 
-    def _tell(self, tracker: Tracker, run: RunDirectory) -> None:
+    def _tell(self, run: RunDirectory) -> None:
+        tracker = self._tracker
         file, own = run.owner.path / _TOLD, type(tracker).__name__
         known = read_json(file)
         told = {"name": "", "lines": 0, "status": "", **known.get(own, {})}

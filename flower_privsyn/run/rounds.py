@@ -256,7 +256,7 @@ class KeptRounds:
         run: the run directory.
         method: post-processes.
         total: rounds of the whole run.
-        tracker: told of every round, and of a failure.
+        tracker: told of every round, and of a failure; None where nobody is.
         state: what the method knows, from `go_on` on.
         over: rounds that are over.
     """
@@ -264,7 +264,7 @@ class KeptRounds:
     run: RunDirectory
     method: Method
     total: int
-    tracker: Following
+    tracker: Following | None
     state: State = field(default_factory=dict)
     over: int = 0
     _asked: tuple[int, Question] | None = None
@@ -426,7 +426,8 @@ class KeptRounds:
 
     def tell(self) -> None:
         """Tell the tracker of all lines of `metrics.jsonl`."""
-        self.tracker.tell(self.run)
+        if self.tracker is not None:
+            self.tracker.tell(self.run)
 
     # ------------------------------------------------------------------ the end
 

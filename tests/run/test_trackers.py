@@ -54,6 +54,13 @@ class Listening:
         self.ends.append(status)
 
 
+def follow(name: str) -> Following:
+    """The tracker of a setting, as a process that works on a run has it."""
+    found = Following.of(name, None)
+    assert found is not None
+    return found
+
+
 def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirectory) -> None:
     first, second = Listening(), Listening()
     following = Following(first)
@@ -75,10 +82,10 @@ def test_figures_are_told_once_and_by_one_name_across_processes(run: RunDirector
 
 def test_tensorboard_reads_every_figure(run: RunDirectory) -> None:
     pytest.importorskip("tensorboard")
-    Following.of("tensorboard", None).tell(run)
+    follow("tensorboard").tell(run)
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    Following.of("tensorboard", None).tell(run)
+    follow("tensorboard").tell(run)
     folder = run.owner.path / "tensorboard"
     assert sorted(tensorboard_points(folder)) == ALL
     assert all(b"/secret" not in file.read_bytes() for file in folder.iterdir())
@@ -90,10 +97,10 @@ def test_mlflow_goes_on_with_the_run_it_has(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    Following.of("mlflow", None).tell(run)
+    follow("mlflow").tell(run)
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    Following.of("mlflow", None).tell(run)
+    follow("mlflow").tell(run)
     found, points = mlflow_run()
     assert found.info.status == "FINISHED"
     assert found.data.params == {"strategy": "POPri", "num-rounds": "3", "epsilon": "2.0"}
@@ -107,7 +114,7 @@ def test_weights_and_biases_is_told_in_the_owner_s_folder(
     monkeypatch.setenv("WANDB_MODE", "offline")
     add_line(run, {"round": 3, "released": True})
     run.mark_finished()
-    Following.of("wandb", None).tell(run)
+    follow("wandb").tell(run)
     (file,) = run.owner.path.rglob("*.wandb")
     assert b"epsilon_release" in file.read_bytes()
     assert b"/secret" not in file.read_bytes()
