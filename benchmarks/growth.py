@@ -137,7 +137,7 @@ def measured(method: str, users: int, nodes: int, candidates: int, rounds: int) 
             accept_noise=True, run_dir=str(Path(folder) / "run"),
         )  # fmt: skip
         app = create_client_app(
-            lambda context: everybody.deal(
+            lambda context: everybody.partition(
                 partition_id=int(context.node_config["partition-id"]), num_partitions=nodes
             ),
             embedder=lambda name, precision: HashVectors(),  # noqa: ARG005

@@ -229,7 +229,7 @@ def our_client() -> Any:
     def load(context: Context) -> Users:
         torch.set_num_threads(1)
         rows = [(f"user-{i}", text) for i, own in enumerate(plan()["texts"]) for text in own]
-        return Users.from_rows(rows).deal(
+        return Users.from_rows(rows).partition(
             partition_id=int(context.node_config["partition-id"]),
             num_partitions=int(context.node_config["num-partitions"]),
         )

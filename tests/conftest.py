@@ -102,7 +102,7 @@ def federation(tmp_path: Path) -> Callable[..., LoopbackGrid]:
         everyone = make_users(12) if users is None else users
 
         def load(context: Context) -> Users:
-            return everyone.deal(
+            return everyone.partition(
                 partition_id=int(context.node_config["partition-id"]),
                 num_partitions=int(context.node_config["num-partitions"]),
             )

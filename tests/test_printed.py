@@ -31,7 +31,7 @@ def cohort(text: str) -> Cohort:
     ("held", "shown"),
     [
         (USERS, "Users(2 users, 2 texts)"),
-        (USERS.deal(partition_id=0, num_partitions=2), "Users(1 users, 1 texts)"),
+        (USERS.partition(partition_id=0, num_partitions=2), "Users(1 users, 1 texts)"),
         (Chunking(max_tokens=None).samples(USERS), "Samples(2 users, 2 samples)"),
         (cohort(SECRET), "Cohort(1 users, 1 records)"),
     ],

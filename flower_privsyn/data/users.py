@@ -220,7 +220,7 @@ class Users:
             "labels": None if self.labels is None else [self.labels[row] for row in rows],
         }
 
-    def deal(self, *, partition_id: int, num_partitions: int) -> Users:
+    def partition(self, *, partition_id: int, num_partitions: int) -> Users:
         """The users of one node: user i belongs to node ``i % num_partitions``, whole.
 
         Args:
@@ -372,9 +372,9 @@ class Gathered:
     in each of them is what a population of a million has no memory for; so a process keeps the rows
     of some nodes alone, and reads again for the others.
 
-    User i is dealt to node `i % nodes`, whole, as by `Users.deal`. Of everybody the ids are kept;
-    documents those of the nodes from `first` on, cyclically, and of ever fewer of them while they
-    take more than `most_bytes`: at least those of `first`.
+    User i belongs to node `i % nodes`, whole, as by `Users.partition`. Of everybody the ids are
+    kept; documents those of the nodes from `first` on, cyclically, and of ever fewer of them while
+    they take more than `most_bytes`: at least those of `first`.
 
     Args:
         where: The rows are from, for sentences.

@@ -34,13 +34,13 @@ def where(node: int, *, run: int = RUN, nodes: int | None = 3) -> Context:
     return Context(run_id=run, node_id=node, node_config=own, state=RecordDict(), run_config={})
 
 
-def deal(context: Context) -> Users:
+def partition(context: Context) -> Users:
     return Users.from_rows((user, "court judge") for user in DEALS[context.node_id])
 
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Callable[..., Message]:
-    app = create_client_app(deal, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+    app = create_client_app(partition, embedder=hash_embedder, cache_directory=tmp_path / "cache")
 
     def send(context: Context, *, most: int = 1, to: ClientApp = app) -> Message:
         content = wire.pack_prepare(replace(DATA, max_nodes_per_user=most, held_out_fraction=0.0))
@@ -88,7 +88,7 @@ def test_the_default_recipe_deals_every_user_to_one_node(
     prepare: Callable[..., Message], tmp_path: Path
 ) -> None:
     everyone = make_users(50)
-    dealt = [everyone.deal(partition_id=node, num_partitions=7).user_ids for node in range(7)]
+    dealt = [everyone.partition(partition_id=node, num_partitions=7).user_ids for node in range(7)]
     assert sorted(user for own in dealt for user in own) == sorted(everyone.user_ids)
     path = tmp_path / "users.jsonl"
     path.write_text('{"client_id": "a", "text": "x"}\n{"client_id": "b", "text": "y"}\n')

@@ -67,7 +67,7 @@ def owners(owner: Path) -> Callable[..., LoopbackGrid]:
                  "dataset": f"people-{index}", "server": "north", "partition-id": index}
             )  # fmt: skip
         app = create_client_app(
-            lambda context: make_users(12).deal(
+            lambda context: make_users(12).partition(
                 partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
             ),
             embedder=hash_embedder,

@@ -147,7 +147,7 @@ def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
 ) -> None:
     def load(context: Any) -> Users:
         config = context.node_config
-        return make_users(12).deal(
+        return make_users(12).partition(
             partition_id=int(config["partition-id"]), num_partitions=int(config["num-partitions"])
         )
 

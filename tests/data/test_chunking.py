@@ -175,7 +175,7 @@ def test_the_cap_depends_on_seed_user_and_own_text_alone(
 
     # Nor has the node.
     for node in range(2):
-        part = users.deal(partition_id=node, num_partitions=2)
+        part = users.partition(partition_id=node, num_partitions=2)
         assert by_user(samples_of(part, max_samples=cap, **options), part) == {
             user: capped[user] for user in part.user_ids
         }

@@ -106,7 +106,7 @@ class TestCut:
         says = r"this run, which has 'Bad', 'Good': they are labelled 'good', 'bad', 'other'\. "
         with pytest.raises(DataError, match=f"no document is of any class of {says}"):
             users.check_documents(classes=("Bad", "Good"))
-        parts = [users.deal(partition_id=n, num_partitions=2) for n in range(2)]
+        parts = [users.partition(partition_id=n, num_partitions=2) for n in range(2)]
         check_labels(parts, ("other",))  # a node may have none
         with pytest.raises(DataError, match="no document is of any class"):
             check_labels(parts, ("Bad",))
@@ -126,7 +126,7 @@ class TestCut:
         users = everyone()
         part = users.select(np.array([False, True, True]))
         assert part.labels == ["other", None]
-        dealt = [users.deal(partition_id=n, num_partitions=2).labels for n in range(2)]
+        dealt = [users.partition(partition_id=n, num_partitions=2).labels for n in range(2)]
         assert dealt == [["good", "bad", None], ["other"]]
         with pytest.raises(DataError, match="labels must hold one entry per text"):
             Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])

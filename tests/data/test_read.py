@@ -473,7 +473,7 @@ def test_a_nodes_users_are_those_of_everybody_dealt(
         assert gathered.nbytes <= most_bytes or held == [node]
         with skipping.counting() as tally:
             own = [gathered.users(other) for other in held][held.index(node)]
-        expected = everybody.deal(partition_id=node, num_partitions=nodes)
+        expected = everybody.partition(partition_id=node, num_partitions=nodes)
         assert (own.user_ids, own.texts, own.labels, own.owners.tolist()) == (
             expected.user_ids, expected.texts, expected.labels, expected.owners.tolist()
         )  # fmt: skip

@@ -44,7 +44,7 @@ def test_rows_of_one_user_come_together_in_order_of_first_appearance() -> None:
 @given(IDS, st.integers(1, 7))
 def test_dealing_splits_users_whole_and_loses_none(ids: list[str], nodes: int) -> None:
     users = make({user: index % 4 for index, user in enumerate(ids)})
-    parts = [users.deal(partition_id=node, num_partitions=nodes) for node in range(nodes)]
+    parts = [users.partition(partition_id=node, num_partitions=nodes) for node in range(nodes)]
     assert sorted(user for part in parts for user in part.user_ids) == sorted(ids)
     merged: dict[str, list[str]] = {}
     for node, part in enumerate(parts):
@@ -70,7 +70,7 @@ def test_who_is_held_out_depends_on_seed_and_id_alone(
     dealt = [
         user
         for node in range(3)
-        for user in users.deal(partition_id=node, num_partitions=3)
+        for user in users.partition(partition_id=node, num_partitions=3)
         .split_held_out(fraction=fraction, seed=seed)[1]
         .user_ids
     ]

@@ -183,7 +183,7 @@ class TestClientTime:
             total = 0
             for number in range(400_000):
                 total += number
-            return make_users(4).deal(
+            return make_users(4).partition(
                 partition_id=int(context.node_config["partition-id"]), num_partitions=2
             )
 

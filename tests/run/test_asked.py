@@ -76,7 +76,7 @@ class TestWhatNoNodeAnswers:
     def nodes(self) -> LoopbackGrid:
         users = make_users(12)
         app = create_client_app(
-            lambda where: users.deal(
+            lambda where: users.partition(
                 partition_id=int(where.node_config["partition-id"]), num_partitions=2
             ),
             queries=[Chosen],

@@ -76,7 +76,7 @@ class Federation:
         everyone = users(documents)
 
         def load(context: Context) -> Users:
-            return everyone.deal(
+            return everyone.partition(
                 partition_id=int(context.node_config["partition-id"]), num_partitions=2
             )
 
@@ -223,7 +223,7 @@ def _fail(*_: Any, **__: Any) -> None:
 
 def _app(federation: Federation) -> Any:
     everyone = users(1)
-    load: Callable[[Context], Users] = lambda context: everyone.deal(  # noqa: E731
+    load: Callable[[Context], Users] = lambda context: everyone.partition(  # noqa: E731
         partition_id=int(context.node_config["partition-id"]), num_partitions=2
     )
     return create_client_app(

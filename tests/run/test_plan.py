@@ -388,7 +388,7 @@ def test_phases_may_read_different_kinds_of_records(config: Builder, tmp_path: P
     users = make_users(10)
 
     def load(context: Context) -> Users:
-        return users.deal(
+        return users.partition(
             partition_id=int(context.node_config["partition-id"]),
             num_partitions=int(context.node_config["num-partitions"]),
         )

@@ -94,7 +94,7 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., AugPEConfig]:
 
 def grid_of(users: Users, folder: Path, *, nodes: int = 2, **options: Any) -> LoopbackGrid:
     def load(context: Context) -> Users:
-        return users.deal(
+        return users.partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=nodes
         )
 

@@ -119,7 +119,7 @@ def truth(
 
 def dealt(users: Users) -> Callable[[Context], Users]:
     def load(context: Context) -> Users:
-        return users.deal(
+        return users.partition(
             partition_id=int(context.node_config["partition-id"]),
             num_partitions=int(context.node_config["num-partitions"]),
         )

@@ -166,7 +166,7 @@ def test_a_strategy_of_embeddings_or_tokens(
     labels = [("law", "river")[number % 2] for number in range(len(users.texts))]
 
     def load(context: Context) -> Any:
-        return replace(users, labels=labels if name == "aug-pe" else None).deal(
+        return replace(users, labels=labels if name == "aug-pe" else None).partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
         )
 
@@ -184,7 +184,7 @@ def test_a_strategy_of_embeddings_or_tokens(
 
 def test_training_on_the_nodes(lstm: Path, tmp_path: Path) -> None:
     def load(context: Context) -> Any:
-        return make_users(8).deal(
+        return make_users(8).partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
         )
 
@@ -205,7 +205,7 @@ def test_a_histogram_and_then_training_in_the_form_of_dp_fedavg(
     """Both questions of CTCL; its rounds of correlated noise are refused (test_secure.py)."""
 
     def load(context: Context) -> Any:
-        return make_users(8).deal(
+        return make_users(8).partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
         )
 

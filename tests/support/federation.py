@@ -74,7 +74,7 @@ def training_nodes(
     """A grid of nodes that train on their users' text."""
 
     def load(context: Context) -> Users:
-        return users.deal(
+        return users.partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=num_nodes
         )
 

@@ -112,7 +112,7 @@ def load(context: Context) -> Users:
     if context.run_config["behaviour"] == "leak" and int(context.node_config["partition-id"]) == 0:
         raise RuntimeError("dear diary: " + ROWS.read_text()[:80])
     users = Users.from_rows(tuple(row) for row in json.loads(ROWS.read_text()))
-    return users.deal(
+    return users.partition(
         partition_id=int(context.node_config["partition-id"]),
         num_partitions=int(context.node_config["num-partitions"]),
     )

@@ -137,7 +137,7 @@ def load(context: Context, labels: Sequence[str] = (), count: int | None = None)
     if labels:
         turn = [labels[place % len(labels)] for place in range(len(users.texts))]
         users = replace(users, labels=turn)
-    return users.deal(
+    return users.partition(
         partition_id=int(context.node_config["partition-id"]),
         num_partitions=int(context.node_config["num-partitions"]),
     )
