@@ -371,7 +371,7 @@ def hybrid(folder: Path, **changes: Any) -> Hybrid:
 
 def public_mid_training(folder: Path, **changes: Any) -> PublicMidTraining:
     """Two rounds, a taught student of chosen public text, and two rounds more."""
-    values = {**_TRAINING, **_STUDENT, "public_model": "privsyn-tiny", "num_rounds": 4}
+    values = {**_TRAINING, **_STUDENT, "public_model": _STUDENT["model"], "num_rounds": 4}
     values |= {"min_separation": 2}
     del values["least_selected"], values["most_overlap"]
     config = PublicMidTrainingConfig(
