@@ -83,6 +83,7 @@ def printable(name: str) -> str:
 Name: TypeAlias = Annotated[StrictStr, AfterValidator(printable)]
 
 
+@lru_cache(maxsize=8)  # the same in every round
 def _model(description: str) -> TrainableModel:
     model = TrainableModel(**json.loads(description))
     printable(model.name + model.layers)
