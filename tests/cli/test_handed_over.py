@@ -59,7 +59,7 @@ def handed(
         "federation-config": {"num-supernodes": 1},
         "working-directory": str(tmp_path),
     }
-    change(path, app="asking-app", launch=asked, generators={})
+    change(path, app="asking-app", launch=asked, writer=None)
     (home / "run.owner").mkdir()
     write_json(home / "run.owner" / "own.json", {"launch": asked, "seal": "0" * 64})
     (path / ".flower").mkdir()  # where it stood once
@@ -169,7 +169,7 @@ def test_ones_own_run_is_gone_on_with_as_it_was(
 ) -> None:
     own = {"generator": f"{server.url}#tiny", "generator-api-key-env": "A_SECRET"}
     monkeypatch.setenv("A_SECRET", SECRET)
-    change(finished.path, own, generators={})
+    change(finished.path, own, writer=None)
     finished.owner.remember(settings={**finished.config, **own})
     assert main(["expand", str(finished.path), "--samples", "3"]) == 0
     assert {sent.get("authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
@@ -266,7 +266,7 @@ def test_nothing_that_it_says_moves_a_terminal(
         app=EVIL,
         strategy=EVIL,
         created=EVIL,
-        generators={EVIL: {"run_by": "an object of the app"}},
+        writer=EVIL,
         changes=[{"after_round": EVIL, "settings": {EVIL: evil}, "versions": {EVIL: evil}}],
     )
     (handed / EVIL.replace("/", "")).touch()
