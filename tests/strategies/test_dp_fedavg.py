@@ -200,7 +200,7 @@ class TestNoise:
         assert line["epsilon_release"] == pytest.approx(epsilon, rel=1e-6)
         released = np.stack([release(strategy.run.path, number)[:-1] for number in range(1, 21)])
         assert abs(np.corrcoef(released)[np.triu_indices(20, 1)]).max() < 0.05
-        state = json.loads((strategy.run.round_path(1) / "server.json").read_text())
+        state = json.loads((strategy.run.round_dir(1) / "server.json").read_text())
         length = deviation * math.sqrt(steps.shape[1])
         assert state["average_noise_norm"] == pytest.approx(length)
         assert state["average_update_norm"] == pytest.approx(length, rel=0.1)
@@ -284,7 +284,7 @@ class TestAdaptiveClipping:
             for text in users.texts
         ]
         states = [
-            json.loads((strategy.run.round_path(number) / "server.json").read_text())
+            json.loads((strategy.run.round_dir(number) / "server.json").read_text())
             for number in range(1, 25)
         ]
         assert states[0]["fraction_within"] == pytest.approx(1.0)

@@ -243,8 +243,7 @@ def labelled(tmp_path: Path) -> RunDirectory:
             source="generated",
             labels=["law", "law", "river", "river", "sea", "sea"],
         )
-        run.round_path(number).mkdir(parents=True)
-        file = RoundFiles(run.round_path(number)).population
+        file = RoundFiles(run.round_dir(number)).population
         population.to_parquet(file, votes=votes, survived=[1, 1, 1, 0, 1, 0])
         run.finish_round(number, {"outcome": "released"})
     run.mark_running()

@@ -74,7 +74,7 @@ def alone(model: LocalModel, settings: Any, plan: Plan | None = None) -> NoiseAl
 def of_rounds(strategy: Any, key: str) -> list[float]:
     """What the rounds' `server.json` say."""
     numbers = range(1, strategy.config.num_rounds + 1)
-    files = [strategy.run.round_path(number) / "server.json" for number in numbers]
+    files = [strategy.run.round_dir(number) / "server.json" for number in numbers]
     return [json.loads(file.read_text())[key] for file in files]
 
 
