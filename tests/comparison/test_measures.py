@@ -100,24 +100,7 @@ def test_labels_are_worth_what_a_classifier_learns_of_them(
     run = RunDirectory.open(labelled_run / "run")
     users = load_users(labelled_run / "users.jsonl", label_column="label")
     private, held_out = split_users(run.config, users)
-    plan = Plan(
-        app=load_app(APP),
-        configs=("cpu",),
-        people=People(source="users.jsonl", private=private, held_out=held_out),
-        methods=(compared()["aug-pe"],),
-        epsilons=(1.0,),
-        seeds=(0,),
-        delta=1e-3,
-        downstream="privsyn-tiny",
-        training=CausalTraining(),
-    )
-    job = Job(
-        cell=Cell(method="aug-pe", epsilon=1.0, seed=0),
-        values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
-        folder=tmp_path,
-        progress=Progress(),
-    )
-    found = Measures(plan).labels(job, run)
+    found = Measures(plan_of(private, held_out)).labels(job_in(tmp_path), run)
     (record,) = evaluate_run(run, held_out, private=private, embedder=HashEmbedder()).classification
     assert record.public is not None
     assert record.private is not None
