@@ -214,6 +214,7 @@ class EchoGenerator:
         *,
         num_samples: int = 1,
         sampling: Any,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[list[str]]:

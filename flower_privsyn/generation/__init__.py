@@ -5,7 +5,6 @@ Nothing here ever sees private text, but for what a comparison measures without 
 """
 
 from flower_privsyn.generation.backends import (
-    ChatGenerator,
     SamplingParameters,
     TextGenerator,
     rehearse,
@@ -24,7 +23,6 @@ from flower_privsyn.generation.variation import MaskFill, Variation
 
 __all__ = [
     "ByInstruction",
-    "ChatGenerator",
     "Expand",
     "MaskFill",
     "OpenAIGenerator",

@@ -55,7 +55,7 @@ class SamplingParameters(Settings):
 
 @runtime_checkable
 class TextGenerator(Protocol):
-    """A causal language model, wherever it runs.
+    """A language model, wherever it runs: it goes on with texts, or answers messages.
 
     Attributes:
         name: What the model is called in logs and run directories.
@@ -69,50 +69,24 @@ class TextGenerator(Protocol):
         *,
         num_samples: int = 1,
         sampling: SamplingParameters,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt.
+        """Continue every prompt, or answer it as a message.
 
         Args:
-            prompts: The texts to continue.
+            prompts: The texts to continue; or messages, each in a conversation of its own.
             num_samples: Continuations per prompt, >= 1.
             sampling: How they are drawn.
+            system: None to continue; else what stands before each message as the system's, "" for
+                nothing.
             adapter: The folder of a LoRA adapter in PEFT's format; None for the model itself.
             progress: Called with the number of continuations just finished.
 
         Returns:
             One list of ``num_samples`` continuations per prompt, in the order of ``prompts``,
             without the prompt.
-
-        Raises:
-            GenerationError: The model or its server cannot do it.
-        """
-        ...
-
-
-@runtime_checkable
-class ChatGenerator(Protocol):
-    """A language model that answers messages, besides what a `TextGenerator` does."""
-
-    def answer(
-        self,
-        messages: Sequence[str],
-        *,
-        system: str = "",
-        sampling: SamplingParameters,
-        progress: ProgressCallback | None = None,
-    ) -> list[str]:
-        """Answer every message, each in a conversation of its own.
-
-        Args:
-            messages: What the user says.
-            system: What stands before it as the system's message; "" for none.
-            sampling: How answers are drawn.
-            progress: Called with the number of answers just finished.
-
-        Returns:
-            One answer per message, in their order.
 
         Raises:
             GenerationError: The model or its server cannot do it.

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation.backends import (
-    ChatGenerator,
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
@@ -63,16 +62,12 @@ class ByMessages:
         """Choose how a model is asked.
 
         Args:
-            model: What answers; a `ChatGenerator` too.
+            model: What answers.
             instruction: The system's message, before every prompt; "" for none.
-
-        Raises:
-            ConfigError: The model takes no messages.
         """
         self.name = model.name
         self.model = model
         self.at_once = at_once(model)
-        self._chat = chat_of(model)
         self._instruction = instruction
 
     def generate(
@@ -81,6 +76,7 @@ class ByMessages:
         *,
         num_samples: int = 1,
         sampling: SamplingParameters,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
@@ -90,6 +86,7 @@ class ByMessages:
             prompts: The messages.
             num_samples: Answers per prompt, >= 1.
             sampling: How they are drawn.
+            system: In place of the instruction; None for that.
             adapter: None: answers come from the model itself.
             progress: Called with the number of answers just finished.
 
@@ -101,32 +98,18 @@ class ByMessages:
                 f"the generator {self.name} answers messages, which no adapter is trained for: "
                 f"{adapter} cannot write"
             )
-        messages = [prompt for prompt in prompts for _ in range(num_samples)]
-        answers = self._chat.answer(
-            messages,
-            system=self._instruction,
+        answers = self.model.generate(
+            prompts,
+            num_samples=num_samples,
             sampling=replace(sampling, stop=()),
+            system=self._instruction if system is None else system,
             progress=progress,
         )
-        said = without_thoughts(answers, model=self.name)
-        going_on = [_after(*pair, stop=sampling.stop) for pair in zip(messages, said, strict=True)]
+        said = iter(without_thoughts([one for row in answers for one in row], model=self.name))
         return [
-            going_on[first : first + num_samples] for first in range(0, len(messages), num_samples)
+            [_after(prompt, next(said), stop=sampling.stop) for _ in row]
+            for prompt, row in zip(prompts, answers, strict=True)
         ]
-
-
-def chat_of(model: TextGenerator) -> ChatGenerator:
-    """The same model as one that answers messages.
-
-    Raises:
-        ConfigError: It takes none.
-    """
-    if not isinstance(model, ChatGenerator):
-        raise ConfigError(
-            f"the generator {model.name} takes no messages: name a server with /chat/completions, "
-            'or have it go on with a beginning (generator-interface = "completions")'
-        )
-    return model
 
 
 def without_thoughts(answers: Sequence[str], *, model: str) -> list[str]:

@@ -144,7 +144,6 @@ class ExpandingSettings(GeneratorSettings):
             generator: in place of the one that is named.
 
         Raises:
-            ConfigError: the interface is "chat", and the generator takes no messages.
             PrivsynError: as `load_generator`.
         """
         model = generator or self.load_generator()

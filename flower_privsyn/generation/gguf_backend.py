@@ -145,13 +145,13 @@ class GGUFGenerator(OpenAIGenerator):
         self._end()
 
     def _complete(
-        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
+        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, **how: Any
     ) -> list[str]:
         # One request a sample: each with a seed of its own, and the prompt's cache kept.
         written = []
         for sample in range(num_samples):
             own = streams.derive_seed(seed, sample) % self._seeds_below
-            written += super()._complete(prompt, 1, own, sampling, model)
+            written += super()._complete(prompt, 1, own, sampling, **how)
         return written
 
     def _load_adapter(self, folder: Path) -> str:

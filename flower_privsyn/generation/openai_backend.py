@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
@@ -23,8 +23,6 @@ from flower_privsyn.models.adapters import adapter_digest
 
 if TYPE_CHECKING:
     import openai
-
-T = TypeVar("T")
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -148,16 +146,19 @@ class OpenAIGenerator:
         *,
         num_samples: int = 1,
         sampling: SamplingParameters,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt; see `TextGenerator`.
+        """Continue every prompt, or answer it as a message; see `TextGenerator`.
 
         Args:
-            prompts: The texts to continue. One that is too long is refused by the server.
+            prompts: The texts. One that is too long is refused by the server.
             num_samples: Continuations per prompt, >= 1.
             sampling: How they are drawn. The seeds are sent; whether the same ones give the same
                 text again is the server's business.
+            system: None for ``POST <base_url>/completions``; else the message of the system, for
+                ``/chat/completions``. No tools are offered: an answer that calls one is no text.
             adapter: The folder of a PEFT LoRA adapter, at the same path on the server's machine.
             progress: Called with the number of continuations just finished.
 
@@ -173,71 +174,35 @@ class OpenAIGenerator:
         model = self._model if adapter is None else self._load_adapter(Path(adapter))
         return self._each(
             prompts,
-            lambda prompt, seed: self._complete(prompt, num_samples, seed, sampling, model),
-            nothing=[""] * num_samples,
+            lambda prompt, seed: self._complete(
+                prompt, num_samples, seed, sampling, model=model, system=system
+            ),
+            num_samples=num_samples,
             seed=sampling.seed,
-            finished=num_samples,
             progress=progress,
-        )
-
-    def answer(
-        self,
-        messages: Sequence[str],
-        *,
-        system: str = "",
-        sampling: SamplingParameters,
-        progress: ProgressCallback | None = None,
-    ) -> list[str]:
-        """Answer messages by ``POST <base_url>/chat/completions``; see `ChatGenerator`.
-
-        No tools are offered: an answer that calls one is no text, and stands as an empty one.
-
-        Args:
-            messages: What the user says, each in a conversation of its own.
-            system: The system's message before it; "" for none.
-            sampling: How answers are drawn; what `generate` says of seeds holds here.
-            progress: Called with the number of answers just finished.
-
-        Raises:
-            GenerationError: As for `generate`.
-        """
-
-        def ask(message: str, seed: int) -> str:
-            said = [{"role": "user", "content": message}]
-            said = [{"role": "system", "content": system}] * bool(system) + said
-            body = {**self._body(self._model, 1, seed, sampling), "messages": said}
-            (choice,) = self._post("/chat/completions", body)["choices"]
-            text = self._text(_part(_part(choice, "message"), "content"))
-            if not text:
-                raise self._no_text()
-            return text
-
-        return self._each(
-            messages, ask, nothing="", seed=sampling.seed, finished=1, progress=progress
         )
 
     def _each(
         self,
         prompts: Sequence[str],
-        request: Callable[[str, int], T],
+        request: Callable[[str, int], list[str]],
         *,
-        nothing: T,
+        num_samples: int,
         seed: int,
-        finished: int,
         progress: ProgressCallback | None,
-    ) -> list[T]:
+    ) -> list[list[str]]:
         """Make one request for every prompt, many at once, each with a seed of its own.
 
-        `nothing` stands for what is answered to a prompt that the server has no text for.
+        A prompt that the server has no text for has empty ones.
         """
 
-        def ask(prompt: str, own: int) -> T | _NoTextError:
+        def ask(prompt: str, own: int) -> list[str] | _NoTextError:
             try:
                 return request(prompt, own)
             except _NoTextError as error:
                 return error
 
-        results: list[T] = []
+        results: list[list[str]] = []
         refused: list[_NoTextError] = []
         pool = ThreadPoolExecutor(self._max_concurrency)
         try:
@@ -249,12 +214,12 @@ class OpenAIGenerator:
                             f"{len(refused)} of {len(prompts)} prompts stayed without a text, the "
                             f"last one because {answer}"
                         ) from answer
-                    results.append(nothing)
+                    results.append([""] * num_samples)
                 else:
                     results.append(answer)
                     self._has_written = True
                 if progress is not None:
-                    progress(finished)
+                    progress(num_samples)
         finally:
             # After an error nothing that has not begun is worth beginning.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -269,11 +234,17 @@ class OpenAIGenerator:
             )
         return results
 
-    def _body(
-        self, model: str, num_samples: int, seed: int, sampling: SamplingParameters
-    ) -> dict[str, Any]:
-        """What every request says of how it is answered."""
-        return {
+    def _complete(
+        self,
+        prompt: str,
+        num_samples: int,
+        seed: int,
+        sampling: SamplingParameters,
+        *,
+        model: str,
+        system: str | None,
+    ) -> list[str]:
+        body = {
             "model": model,
             "n": num_samples,
             "seed": seed % self._seeds_below,
@@ -282,17 +253,26 @@ class OpenAIGenerator:
             "top_p": sampling.top_p,
             "stop": list(sampling.stop) or None,
         }
-
-    def _complete(
-        self, prompt: str, num_samples: int, seed: int, sampling: SamplingParameters, model: str
-    ) -> list[str]:
-        body = {**self._body(model, num_samples, seed, sampling), "prompt": prompt}
-        choices = self._post("/completions", body)["choices"]
+        if system is None:
+            choices = self._post("/completions", {**body, "prompt": prompt})["choices"]
+        else:
+            said = [{"role": "system", "content": system}] * bool(system)
+            said += [{"role": "user", "content": prompt}]
+            choices = self._post("/chat/completions", {**body, "messages": said})["choices"]
         if all(isinstance(_part(choice, "index"), int) for choice in choices):
             choices = sorted(choices, key=lambda choice: int(choice["index"]))
-        texts = [self._text(_part(choice, "text")) for choice in choices]
+        texts = [
+            self._text(_part(choice, "text"))
+            if system is None
+            # An answer without a word is none; a text may be at its end.
+            else self._text(_part(_part(choice, "message"), "content")) or None
+            for choice in choices
+        ]
         if not any(text is not None for text in texts):
-            raise self._no_text()
+            raise _NoTextError(
+                f"server {self._base_url} answered without a text, as models do that have used up "
+                "max-new-tokens in thinking, call a tool, or do not want to answer"
+            )
         return [text or "" for text in texts]
 
     def _text(self, value: Any) -> str | None:
@@ -302,12 +282,6 @@ class OpenAIGenerator:
         if not isinstance(value, str):
             return None
         return mended(redact(value, self._api_key))
-
-    def _no_text(self) -> _NoTextError:
-        return _NoTextError(
-            f"server {self._base_url} answered without a text, as models do that have used up "
-            "max-new-tokens in thinking, call a tool, or do not want to answer"
-        )
 
     def _load_adapter(self, folder: Path) -> str:
         """Make the server hold the adapter; returns the model name that stands for it."""

@@ -16,7 +16,7 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     refuse_silence,
 )
-from flower_privsyn.generation.by_messages import chat_of, without_quotes, without_thoughts
+from flower_privsyn.generation.by_messages import without_quotes, without_thoughts
 from flower_privsyn.generation.prompts import Instruction
 
 #: {words} is never less: Aug-PE's.
@@ -39,7 +39,7 @@ class ByInstruction:
         word_spread: Standard deviation of {words} about the number of words the text has, >= 0.
 
     Raises:
-        ConfigError: The instruction is not for such models, or the generator is no chat model.
+        ConfigError: The instruction is not for such models.
 
     References:
         Xie et al. (Aug-PE), ICML 2024; the defaults are those of their code, where it counts words.
@@ -56,7 +56,7 @@ class ByInstruction:
         blank_fraction: float = 0.5,
         word_spread: float = 0.0,
     ) -> None:
-        self._chat = chat_of(generator) if chat else None
+        self._system = instruction.system.replace("{domain}", domain) if chat else None
         instruction.render(chat=chat)  # which refuses one that is not for such models
         self.name = f"{instruction.name} by {generator.name}"
         self._generator = generator
@@ -149,17 +149,12 @@ class ByInstruction:
             )
         ]
         sampling = replace(self._sampling, seed=streams.derive_seed(seed, "answer"))
-        if self._chat is not None:
-            system = self._instruction.system.replace("{domain}", self._domain)
-            answers = self._chat.answer(
-                prompts, system=system, sampling=sampling, progress=progress
-            )
+        written = self._generator.generate(
+            prompts, sampling=sampling, system=self._system, progress=progress
+        )
+        answers = [row[0] for row in written]
+        if self._system is not None:
             answers = without_thoughts(answers, model=self._generator.name)
-        else:
-            answers = [
-                row[0]
-                for row in self._generator.generate(prompts, sampling=sampling, progress=progress)
-            ]
         return [_plain(answer) for answer in answers]
 
     def _prompt(self, text: str, label: str, random: np.random.Generator) -> str:
@@ -170,7 +165,7 @@ class ByInstruction:
         styles = self._instruction.styles
         style = styles[int(random.integers(len(styles)))] if styles else ""
         return self._instruction.render(
-            chat=self._chat is not None,
+            chat=self._system is not None,
             label=label,
             text=" ".join(words),
             blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),

@@ -128,16 +128,18 @@ class TransformersGenerator:
         *,
         num_samples: int = 1,
         sampling: SamplingParameters,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> list[list[str]]:
-        """Continue every prompt; see `TextGenerator`.
+        """Continue every prompt, or answer it by the model's chat template; see `TextGenerator`.
 
         Args:
-            prompts: The texts to continue; those too long for the model lose their beginning, and
-                a warning says how many.
+            prompts: The texts; those too long for the model lose their beginning, and a warning
+                says how many.
             num_samples: Continuations per prompt, >= 1.
             sampling: How they are drawn.
+            system: None to continue; else the message of the system, "" for none.
             adapter: The folder of a PEFT LoRA adapter; it is read again when its files change.
             progress: Called with the number of continuations just finished.
 
@@ -145,10 +147,13 @@ class TransformersGenerator:
             One list of ``num_samples`` continuations per prompt.
 
         Raises:
-            GenerationError: The new tokens leave no room.
+            GenerationError: The new tokens leave no room, or there is no chat template for the
+                messages, or it refuses them.
             ModelError: The adapter cannot be loaded onto this model.
             MissingExtraError: An adapter is given and PEFT is not installed.
         """
+        if system is not None:
+            prompts = chat_prompts(self._tokenizer, prompts, system=system, model=self.name)
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
@@ -179,34 +184,13 @@ class TransformersGenerator:
                 for offset, sample in enumerate(samples):
                     tokens = written[place * len(samples) + offset]
                     before = [] if self._reads_apart else rows[index]
-                    results[index][sample] = self._decode(before, tokens, sampling.stop)
+                    text = self._decode(before, tokens, sampling.stop)
+                    if system is not None:
+                        text = whole_answer(prompts[index], text)
+                    results[index][sample] = text
             if progress is not None:
                 progress(len(batch) * len(samples))
         return results
-
-    def answer(
-        self,
-        messages: Sequence[str],
-        *,
-        system: str = "",
-        sampling: SamplingParameters,
-        progress: ProgressCallback | None = None,
-    ) -> list[str]:
-        """Answer messages as the model's own chat template has them; see `ChatGenerator`.
-
-        Args:
-            messages: What the user says, each in a conversation of its own.
-            system: The system's message before it; "" for none.
-            sampling: How answers are drawn.
-            progress: Called with the number of answers just finished.
-
-        Raises:
-            GenerationError: The model has no chat template, the template refuses the messages, or
-                as for `generate`.
-        """
-        prompts = chat_prompts(self._tokenizer, messages, system=system, model=self.name)
-        written = self.generate(prompts, sampling=sampling, progress=progress)
-        return [whole_answer(prompt, row[0]) for prompt, row in zip(prompts, written, strict=True)]
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
         """Turn prompts into tokens, cut at the beginning to what the model can still continue."""

@@ -65,7 +65,6 @@ class ExpansionSettings(ExpandingSettings):
             generator: in place of the one that is named.
 
         Raises:
-            ConfigError: the interface is "chat", and the generator takes no messages.
             PrivsynError: the generator or the prompt cannot be loaded.
         """
         prompt = load_prompt(located(self.prompt))

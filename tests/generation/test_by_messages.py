@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
     ByInstruction,
     SamplingParameters,
@@ -30,19 +30,10 @@ class Chat(EchoGenerator):
         self.told: list[tuple[str, str]] = []
         self.sampling: SamplingParameters | None = None
 
-    def answer(
-        self,
-        messages: Sequence[str],
-        *,
-        system: str = "",
-        sampling: SamplingParameters,
-        progress: Any = None,
-    ) -> list[str]:
-        self.told += [(system, message) for message in messages]
-        self.sampling = sampling
-        if progress is not None:
-            progress(len(messages))
-        return [self.says] * len(messages)
+    def generate(self, prompts: Sequence[str], **how: Any) -> list[list[str]]:
+        self.told += [(how["system"], message) for message in prompts]
+        self.sampling = how["sampling"]
+        return [[self.says] for _ in prompts]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +114,7 @@ def test_what_ends_a_text_is_looked_for_behind_thoughts_and_headings() -> None:
     assert chat.sampling.stop == ()
 
 
-def test_what_takes_no_messages_and_adapters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="echo takes no messages: name a server"):
-        ByMessages(EchoGenerator(), instruction="")
+def test_adapters_are_refused() -> None:
     with pytest.raises(GenerationError, match="no adapter is trained for: somewhere cannot write"):
         ByMessages(Chat(), instruction="").generate(
             ["a\n"], sampling=SAMPLING, adapter=Path("somewhere")

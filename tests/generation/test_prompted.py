@@ -150,14 +150,14 @@ class TestChat:
     def test_a_model_of_this_process_answers_by_its_own_template(self) -> None:
         generator = TransformersGenerator("privsyn-lm")
         with pytest.raises(GenerationError, match="'privsyn-lm' has no chat template"):
-            generator.answer(["hello"], sampling=SAMPLING)
+            generator.generate(["hello"], system="", sampling=SAMPLING)
         generator._tokenizer.chat_template = (
             "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}"
         )
-        answered = generator.answer(["hello", "you"], system="Be kind.", sampling=SAMPLING)
+        answered = generator.generate(["hello", "you"], system="Be kind.", sampling=SAMPLING)
         prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
-        assert answered == [row[0] for row in generator.generate(prompts, sampling=SAMPLING)]
+        assert answered == generator.generate(prompts, sampling=SAMPLING)
 
 
 def test_a_model_that_answers_without_a_text_is_found_when_it_is_tried() -> None:

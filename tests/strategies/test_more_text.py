@@ -128,8 +128,6 @@ def test_a_chat_model_is_asked_by_messages(finished: RunDirectory, server: Serve
     assert {body["top_k"] for _, body, _ in server.requests} == {4}
     with pytest.raises(ConfigError, match="written with generator_interface = 'chat', not 'compl"):
         write(finished, 10, writer=None, **{**chat, "generator_interface": "completions"})
-    with pytest.raises(ConfigError, match="takes no messages"):
-        write(finished, 5, generator_interface="chat", seed=2)
 
 
 def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
