@@ -23,7 +23,7 @@ def ended_by_signals(said: str = "") -> Iterator[None]:
     def stop(_signal: int, _frame: object) -> None:
         raise Stopped
 
-    previous = {number: signal.signal(number, stop) for number in _ending_signals()}
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     except (KeyboardInterrupt, Stopped):
@@ -32,7 +32,3 @@ def ended_by_signals(said: str = "") -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _ending_signals() -> list[signal.Signals]:
-    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -213,13 +213,7 @@ def how_to_go_on(run: RunDirectory) -> str | None:
     command = f"privsyn resume {quoted(run.path)}"
     if run.standing == "interrupted" or not run.state.get("asked_wrongly"):
         return command
-    if run.ledger_file.is_file():
-        return f"mend what the error names, then {command}"
-    return (
-        "nothing was spent: mend the setting that the error names and start a new run; what it "
-        "names on this machine, or by --set where no release depends on it, can be mended for "
-        f"this run, too: {command}"
-    )
+    return f"mend what the error names, then {command}"
 
 
 def _resumption(

@@ -65,14 +65,6 @@ def test_a_run_without_enough_noise_is_called_not_private(
     assert "Not private: 1 releases" in capsys.readouterr().out
 
 
-def test_inspect_before_anything_was_released(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    RunDirectory.create(tmp_path / "run", config={}).unlock()
-    assert main(["inspect", str(tmp_path / "run")]) == 0
-    assert "nothing released" in capsys.readouterr().out
-
-
 def test_inspect_says_that_a_round_that_was_killed_will_be_charged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

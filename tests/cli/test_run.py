@@ -154,29 +154,6 @@ def test_what_a_run_leaves_out_of_its_data_is_counted(
     assert any("already holds a run" in line for line in said)
 
 
-def test_labels_of_no_class_stop_an_app_with_a_recipe_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [
-        f'{{"client_id": "u{n}", "text": "a text", "label": "{"xy"[n % 2]}"}}\n' for n in range(8)
-    ]
-    (tmp_path / "mine.jsonl").write_text("".join(lines))
-    app = str(EXAMPLES.parent / "baselines" / "aug-pe")
-    command = ["run", app, "--config", "cpu", "--run-dir", "r", "--set", "data=mine.jsonl"]
-    assert main(command) == 2
-    assert "no document is of any class of this run" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-    # One that is of a class is enough; the others are counted for the owner and nobody is named.
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.json").write_text("{}")
-    command[command.index("r")] = "taken"
-    assert main([*command, "--set", "classes=x;z", "--set", "held-out-fraction=0"]) == 2
-    said = capsys.readouterr().err
-    assert "4 documents of 4 users are of no class of this run and are left out; `classes`" in said
-    assert "already holds a run" in said
-
-
 def test_where_a_run_goes_when_nobody_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

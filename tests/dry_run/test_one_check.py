@@ -11,9 +11,8 @@ import pytest
 
 from flower_privsyn.cli import compare, main
 from flower_privsyn.comparison import APP
-from flower_privsyn.host import launch
-from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.strategies import PrivateEvolutionConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -70,17 +69,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verdicts:
-    """Exit status and words of `run`, `check` and `compare`; 0 where a run would begin."""
+    """Exit status and words of `check` and `compare`; 0 where a run would begin.
 
-    def begins(*_: object, **__: object) -> launch.Outcome:
-        return launch.Outcome(path=Path("nowhere"), error=None)
-
-    monkeypatch.setattr(launch, "run_app", begins)
+    What `privsyn run` says before it begins, `check` says by the same call.
+    """
     monkeypatch.setattr(compare, "_follow", lambda *_, **__: 0)
 
     def found(settings: Mapping[str, str]) -> dict[str, tuple[int, str]]:
         given = {"data": "users.jsonl", **SMALL, **settings}
-        words = [word for pair in given.items() for word in ("--set", "=".join(pair))]
         options = [
             word
             for key, value in given.items()
@@ -89,20 +85,22 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ]
         if client := given.get("client-column"):
             options += ["--columns", f"client={client}"]
-        commands = {
-            "check": ["check", str(APP), "--config", "cpu/aug-pe", *words],
-            "run": ["run", str(APP), "--config", "cpu/aug-pe", *words],
-            # Everybody but five takes part, who are no fewer than the noise asks for.
-            "compare": ["compare", "--methods", "aug-pe", "--held-out-users", "5", *options],
-        }
-        said = {}
-        for name, typed in commands.items():
-            status = main(typed)
-            shown = capsys.readouterr()
-            said[name] = status, " ".join((shown.out + shown.err).split())
-        return said
+        # Everybody but five takes part, who are no fewer than the noise asks for.
+        compared = ["compare", "--methods", "aug-pe", "--held-out-users", "5", *options]
+        checked = ["check", str(APP), "--config", "cpu/aug-pe", *set_to(given)]
+        return {words[0]: said_by(capsys, *words) for words in (checked, compared)}
 
     return found
+
+
+def set_to(settings: Mapping[str, str]) -> list[str]:
+    return [word for pair in settings.items() for word in ("--set", "=".join(pair))]
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(list(words))
+    shown = capsys.readouterr()
+    return status, " ".join((shown.out + shown.err).split())
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,13 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ({"public-text": "users.jsonl", "data": "{folder}/users.jsonl"}, "public-text"),
         ({"public-text": "undated.jsonl"}, "public-text"),
         ({"tracker": "nowhere"}, "tracker"),
+        # what the server loads, which a run says itself when it sets its method up
+        ({"public-text": "same.jsonl"}, "num-candidates"),
+        ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
+        ({"variation-model": "privsyn-lm"}, "privsyn-lm"),
     ],
 )  # fmt: skip
-def test_run_check_and_compare(
+def test_check_and_compare(
     verdicts: Verdicts, folder: Path, settings: dict[str, str], named: str | None
 ) -> None:
     given = {key: value.format(folder=folder) for key, value in settings.items()}
@@ -136,78 +138,28 @@ def test_run_check_and_compare(
         assert named is None or named in said, (command, said)
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"public-text": "same.jsonl"}, "num-candidates"),
-        ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
-        ({"variation-model": "privsyn-lm"}, "privsyn-lm"),
-    ],
-)
-def test_what_the_server_loads(verdicts: Verdicts, settings: dict[str, str], named: str) -> None:
-    """A run says so itself, when it sets its method up."""
-    said = verdicts(settings)
-    assert said.pop("run")[0] == 0
-    for command, (status, sentence) in said.items():
-        assert status == 2, (command, sentence)
-        assert named in sentence, (command, sentence)
-
-
-def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    status = main(list(words))
-    shown = capsys.readouterr()
-    return status, " ".join((shown.out + shown.err).split())
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"held-out-fraction": "0"}, "held-out-fraction"),
-        ({"newer-than": "2025-01-01", "data": "undated.jsonl"}, "newer-than"),
-    ],
-)
-def test_who_is_held_out(
-    verdicts: Verdicts,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    settings: dict[str, str],
-    named: str,
-) -> None:
+def test_who_is_held_out(capsys: pytest.CaptureFixture[str]) -> None:
     """`--evaluate` before a run, and `privsyn evaluate` after it."""
-    given = {"held-out-fraction": "0.4", "num-candidates": "24", "epsilon": "20"} | LIGHT | settings
-    file = given.pop("data", "users.jsonl")
-    words = [word for pair in given.items() for word in ("--set", "=".join(pair))]
-    app = [str(EXAMPLES / "own-data"), *words, "--set", "data=users.jsonl", "--evaluate", file]
+    app = str(EXAMPLES / "own-data")
+    given = {"held-out-fraction": "0", "num-candidates": "24", "epsilon": "20", **LIGHT}
+    words = [app, *set_to(given), "--set", "data=users.jsonl", "--evaluate", "users.jsonl"]
     # What the run would leave behind that measures nothing: neither texts nor a model.
-    values = resolve_config(load_app(EXAMPLES / "own-data"), settings=words[1::2])
-    ((config, _),) = strategies_of(load_app(EXAMPLES / "own-data"), values)
-    run = RunDirectory.create(
-        "r", config={**config.to_dict(), **dict(config.node_settings)}, strategy="PrivateEvolution"
-    )
+    config = PrivateEvolutionConfig(epsilon=20.0, held_out_fraction=0.0)
+    run = RunDirectory.create("r", config=config.to_dict(), strategy="PrivateEvolution")
     run.mark_finished()
     run.unlock()
-    said = {command: said_by(capsys, command, *app) for command in ("check", "run")}
-    said["evaluate"] = said_by(capsys, "evaluate", "r", "--users", file)
-    for command, (status, sentence) in said.items():
-        assert status == 2, (command, sentence)
-        assert named in sentence, (command, sentence)
+    for typed in (["check", *words], ["run", *words], ["evaluate", "r", "--users", "users.jsonl"]):
+        status, said = said_by(capsys, *typed)
+        assert status == 2, (typed, said)
+        assert "held-out-fraction" in said, (typed, said)
 
 
-@pytest.mark.parametrize("wrong", ["a mark", "a module"])
-def test_an_app_that_flower_refuses(
-    verdicts: Verdicts, folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    """`privsyn run` leaves that to Flower."""
+def test_an_app_that_flower_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     app = shutil.copytree(APP, folder / "app")
     project = app / "pyproject.toml"
     text = project.read_text()
-    if wrong == "a mark":
-        project.write_text("\ufeff" + text)
-    else:
-        project.write_text(text.replace("flower_privsyn.comparison.server_app", "nowhere.at_all"))
+    project.write_text(text.replace("flower_privsyn.comparison.server_app", "nowhere.at_all"))
     assert project.read_text() != text
-    monkeypatch.setattr("flower_privsyn.comparison.APP", app)
-    monkeypatch.setitem(verdicts.__globals__, "APP", app)
-    said = verdicts({})
-    assert "Flower refuses the app" in said["check"][1]
-    assert "Flower refuses the app" in said["compare"][1]
+    status, said = said_by(capsys, "check", str(app), *set_to({"data": "users.jsonl", **SMALL}))
+    assert status == 2
+    assert "Flower refuses the app" in said

@@ -91,10 +91,6 @@ def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> 
     assert launch.how_to_go_on(stopped) == command
     # A mistyped model would be mistyped again.
     stopped.mark_failed(ModelError("model 'privsyn-ml' does not exist"))
-    said = launch.how_to_go_on(stopped)
-    assert said is not None
-    assert said.startswith("nothing was spent: mend the setting that the error names and start a")
-    stopped.ledger_file.touch()
     assert launch.how_to_go_on(stopped) == f"mend what the error names, then {command}"
     # What `privsyn resume` would refuse, it is not advised for.
     launched(stopped, Path("/gone"))
@@ -149,28 +145,31 @@ def test_nothing_is_left_of_a_start_without_room(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_and_its_app_must_both_end_well(app: App, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recorded", "ended", "error"),
+    [
+        ("failed", ENDED, "The users file is missing."),
+        ("finished", ENDED, ""),
+        ("finished", FAILED, "The run has finished, and its app has not: No such bucket."),
+        ("finished", {"status": 0}, "The run has finished"),
+        ("finished", KILLED, "The run has finished"),
+        ("running", KILLED, "The ServerApp was killed."),
+        ("running", ENDED, "The ServerApp ended early"),
+    ],
+)
+def test_a_run_and_its_app_must_both_end_well(
+    app: App, tmp_path: Path, recorded: str, ended: dict[str, Any], error: str
+) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
-    run.mark_failed("The users file is missing.")
-    assert launch._judge(app, run.path, ENDED, {}).error == "The users file is missing."
-    run.mark_finished()
-    assert launch._judge(app, run.path, ENDED, {}).error is None
-    for ended in (FAILED, {"status": 0}, KILLED):
-        outcome = launch._judge(app, run.path, ended, {})
-        assert outcome.error is not None
-        assert outcome.unexpected
-        assert run.status == "finished"
-
-
-def test_a_run_that_recorded_no_end_has_failed(app: App, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    outcome = launch._judge(app, run.path, KILLED, {})
-    assert outcome.error == "The ServerApp was killed."
-    assert run.error == outcome.error
-    run.mark_running()
-    outcome = launch._judge(app, run.path, ENDED, {})
-    assert outcome.error is not None
-    assert outcome.error.startswith("The ServerApp ended early")
+    if recorded == "failed":
+        run.mark_failed("The users file is missing.")
+    elif recorded == "finished":
+        run.mark_finished()
+    outcome = launch._judge(app, run.path, ended, {})
+    assert (outcome.error or "").startswith(error)
+    assert (outcome.error is None) == (error == "")
+    assert run.status == ("failed" if recorded == "running" else recorded)
+    assert outcome.unexpected == (recorded != "failed" and error != "")
 
 
 def test_a_run_that_its_app_does_not_go_on_with_stays_as_it_was(
