@@ -30,7 +30,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def test_no_file_and_no_message_holds_the_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, public_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Server()
     found: list[Path] = []
@@ -57,6 +57,7 @@ def test_no_file_and_no_message_holds_the_key(
                 "--run-dir", str(tmp_path / "run"), "--set", "num-nodes=1",
                 "--set", f"generator={server.url}", "--set", "generator-api-key-env=TEST_KEY",
                 "--set", "generator-steps=0", "--set", "prompt=pre-text",
+                "--set", f"public-text={public_file}", "--set", "least-row-tokens=4",
                 "--set", "embedding-precision=float32",
             ],
             env={**os.environ, "TEST_KEY": KEY, "HOME": str(tmp_path / "home"),
