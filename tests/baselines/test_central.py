@@ -16,13 +16,17 @@ from flower_privsyn.testing import HashEmbedder
 from tests.support.run_files import lines
 from tests.support.topics import documents, write_topics
 
-pytest.importorskip("opacus")
-SCRIPT = runpy.run_path(
-    str(Path(__file__).parents[2] / "baselines" / "ctcl" / "central" / "central.py")
-)
+FILE = Path(__file__).parents[2] / "baselines" / "ctcl" / "central" / "central.py"
 
 #: Of two subjects, of the first twice as many.
 RECORDS = [text for n, text in enumerate(documents(60, seed=5, words=3)) if n % 12 in (0, 1, 6)]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    """The script's names; here, for Opacus takes seconds to load in every process that collects."""
+    pytest.importorskip("opacus")
+    return runpy.run_path(str(FILE))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,11 @@ RECORDS = [text for n, text in enumerate(documents(60, seed=5, words=3)) if n % 
     ["ctcl", pytest.param("vanilla", marks=pytest.mark.slow), "resampled", "downstream"],
 )
 def test_it_trains_writes_and_says_record_level(
-    method: str, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: dict[str, Any],
+    method: str,
+    llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data, output = tmp_path / "records.jsonl", tmp_path / "out"
     rows = [{"client_id": str(n), "text": text} for n, text in enumerate(RECORDS)]
@@ -41,8 +49,8 @@ def test_it_trains_writes_and_says_record_level(
     measured = method in ("vanilla", "downstream")
     words += ["--held-out", str(data)] if measured else []
     words += ["--topics", str(write_topics(tmp_path)), "--num-topics", "6"]
-    asked = SCRIPT["parser"]().parse_args(words)
-    SCRIPT["run"](asked, HashEmbedder())
+    asked = script["parser"]().parse_args(words)
+    script["run"](asked, HashEmbedder())
     said = capsys.readouterr().out
     assert f"{len(RECORDS)} records, epsilon 0.5; record level" in said
     assert ("next-token accuracy 0." in said) == measured
@@ -56,23 +64,25 @@ def test_it_trains_writes_and_says_record_level(
     if method != "downstream":
         assert len(lines(output / "synthetic.jsonl")) == 5
     with pytest.raises(SystemExit, match="new or empty"):
-        SCRIPT["run"](asked, HashEmbedder())
+        script["run"](asked, HashEmbedder())
 
 
-def test_the_noise_is_what_the_steps_cost_at_opacus_s_rate() -> None:
-    plan = SCRIPT["planned"](100, epsilon=0.5, steps=5, rate=1 / 4, histogram=False)
+def test_the_noise_is_what_the_steps_cost_at_opacus_s_rate(script: dict[str, Any]) -> None:
+    plan = script["planned"](100, epsilon=0.5, steps=5, rate=1 / 4, histogram=False)
     (steps,) = plan.phases
     sampling = PoissonSampling(rate=0.25, population=100)
     releases = [Release(noise_multiplier=steps.noise_multiplier, sampling=sampling)] * 5
     assert release_epsilon(releases, delta=plan.delta) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_records_are_clipped_and_one_without_text_adds_zero(llama: Path, tmp_path: Path) -> None:
+def test_records_are_clipped_and_one_without_text_adds_zero(
+    script: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
     """Without noise one step of AdamW moves by the clipped mean's sign, whatever the scale."""
     common: dict[str, Any] = {"noise_multiplier": 0.0, "steps": 1, "learning_rate": 1e-3}
     texts = ["a river in the valley", "the doctor and the nurse"]
     for name, given in (("two", texts), ("more", [*texts, ""])):
-        SCRIPT["train"](
+        script["train"](
             llama, [""] * len(given), given, tmp_path / name, batch_size=len(given), **common
         )
     from safetensors.numpy import load_file
@@ -86,10 +96,10 @@ def test_records_are_clipped_and_one_without_text_adds_zero(llama: Path, tmp_pat
         assert np.abs(two[key] - more[key]).max() <= 0.11 * common["learning_rate"]
 
 
-def test_texts_are_drawn_again_by_the_histogram() -> None:
+def test_texts_are_drawn_again_by_the_histogram(script: dict[str, Any]) -> None:
     texts = [f"text {n}" for n in range(10)]
     topics = np.array([0] * 8 + [1] * 2)
     histogram = np.array([1.0, 3.0, 9.0])  # of the third topic nothing was written
-    found = SCRIPT["resampled"](texts, topics, histogram, count=8, seed=0)
+    found = script["resampled"](texts, topics, histogram, count=8, seed=0)
     assert sum(text in texts[:8] for text in found) == 2
     assert sum(text in texts[8:] for text in found) == 6

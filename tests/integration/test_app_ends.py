@@ -27,7 +27,6 @@ def ran(app: Path, run: Path, does: str) -> int:
     [
         ("two strategies, then fails", "no credentials for the bucket"),
         ("thread, long work, then exits", "sys.exit"),
-        ("starts twice", "already holds a run"),
         ("is killed", "killed"),
     ],
 )

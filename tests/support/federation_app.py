@@ -81,8 +81,6 @@ def main(grid: Grid, context: Context) -> None:
         thread.join()
     else:
         start()
-    if does == "starts twice":
-        start()
     if does == "two strategies, then fails":
         asking(context, **{"run-dir": context.run_config["run-dir"] + "-2"}).start(grid)
         raise RuntimeError("no credentials for the bucket")
