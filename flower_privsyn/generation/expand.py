@@ -24,24 +24,6 @@ BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
 continuations were asked for by then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Earlier:
-    """What an expansion did that was interrupted; the same call goes on as if it had not been.
-
-    Attributes:
-        kept: texts that were kept.
-        attempts: continuations that were asked for.
-        known: texts that are not to be written again.
-    """
-
-    kept: int = 0
-    attempts: int = 0
-    known: tuple[str, ...] = ()
-
-
-NOTHING: Final = Earlier()
-"""Of an expansion that begins."""
-
 #: Seeds in a prompt, as in the paper.
 NUM_EXAMPLES: Final = 3
 
@@ -157,7 +139,9 @@ class Expand:
         seed: int,
         adapter: Path | None = None,
         on_batch: BatchCallback | None = None,
-        earlier: Earlier = NOTHING,
+        kept: int = 0,
+        attempts: int = 0,
+        known: Sequence[str] = (),
     ) -> ExpandResult:
         """Write new texts.
 
@@ -165,13 +149,15 @@ class Expand:
             seeds: The texts to stand in the prompts, never one twice in the same prompt. A text
                 that is given several times is drawn more often; empty ones are passed over. With
                 fewer different texts than ``num_examples`` every prompt holds them all.
-            num_samples: How many texts to keep, those of earlier included, >= 0.
+            num_samples: How many texts to keep, those kept before included, >= 0.
             seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
             adapter: The folder of a LoRA adapter for the generator.
             on_batch: Called after every batch with what it kept (never with nothing), so that
                 finished texts can be written down before the next batch is begun.
-            earlier: What an interrupted call with the same arguments did: this one writes the texts
+            kept: Texts that an interrupted call with the same arguments kept: this one writes those
                 that are missing, which are those that it would have written.
+            attempts: Continuations that it asked for.
+            known: Texts that are not to be written again.
 
         Returns:
             The texts kept now; fewer than ``num_samples`` when the attempts were used up.
@@ -184,16 +170,16 @@ class Expand:
         pool = _not_empty(flat) if wanted else []
         num_chosen = min(wanted, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
-        kept = _Kept(
-            max(0, num_samples - earlier.kept),
+        found = _Kept(
+            max(0, num_samples - kept),
             least_words=self._least_words,
-            known=earlier.known,
+            known=known,
         )
-        attempts = earlier.attempts
-        while kept.missing and attempts < max_attempts:
+        before = attempts
+        while found.missing and attempts < max_attempts:
             size = min(
                 at_once(self.generator),
-                self._attempts_for(kept.missing, attempts, earlier.kept + len(kept.texts)),
+                self._attempts_for(found.missing, attempts, kept + len(found.texts)),
                 max_attempts - attempts,
             )
             chosen = [
@@ -211,19 +197,19 @@ class Expand:
                 adapter=adapter,
             )
             attempts += size
-            first = len(kept.texts)
+            first = len(found.texts)
             joined = _joined(openings, [text for (text,) in continuations])
             for group, whole in zip(chosen, joined, strict=True):
                 examples = {flat[index] for index in group}
                 parsed = whole.strip() if self._prompt is None else self._prompt.parse(whole)
-                kept.take(parsed, group, examples)
-            if len(kept.texts) > first and on_batch is not None:
-                on_batch(kept.texts[first:], kept.parents[first:], attempts)
+                found.take(parsed, group, examples)
+            if len(found.texts) > first and on_batch is not None:
+                on_batch(found.texts[first:], found.parents[first:], attempts)
         return ExpandResult(
-            texts=tuple(kept.texts),
-            parents=tuple(kept.parents),
-            dropped=dict(kept.dropped),
-            num_generated=attempts - earlier.attempts,
+            texts=tuple(found.texts),
+            parents=tuple(found.parents),
+            dropped=dict(found.dropped),
+            num_generated=attempts - before,
         )
 
     def _rendered(self, examples: Sequence[str]) -> str:

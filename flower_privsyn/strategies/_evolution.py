@@ -33,7 +33,7 @@ from flower_privsyn.strategies._variation import (
     VariationSettings,
     hold_to_public_text,
     mask_filling,
-    read_seeds,
+    texts_before_quantile,
 )
 
 if TYPE_CHECKING:
@@ -118,8 +118,17 @@ class Evolution(Method):
 
     def _read_seeds(self) -> list[str]:
         """The public texts, at least so many as the first population needs."""
-        tokenizer = need(self._embedder).tokenizer
-        return read_seeds(self.config, tokenizer, fewest=self._seeds_needed)
+        from flower_privsyn.data import public_texts
+
+        config = self.config
+        return public_texts(
+            config.public_text,
+            tokenizer=need(self._embedder).tokenizer,
+            max_tokens=config.max_tokens,
+            at_sentences=config.whole_sentences,
+            fewest=texts_before_quantile(self._seeds_needed, config.likelihood_quantile),
+            wanted_by=f"num-candidates = {config.num_candidates}",
+        )
 
     def _prepare_seeds(self) -> None:
         """Read the public text, and have everything stay as likely as it where that is asked."""

@@ -77,32 +77,6 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
             )
 
 
-def read_public(tokenizer: Any, *, config: ResponseSettings) -> tuple[Prompt, list[str]]:
-    """Read the prompt, and the public texts of which some stand in it.
-
-    Args:
-        tokenizer: of the embedding model.
-        config: the settings.
-
-    Raises:
-        PrivsynError: one of them is unusable, or there are too few texts.
-    """
-    prompt = load_prompt(located(config.prompt))
-    if prompt.num_samples <= NUM_EXAMPLES:
-        raise ConfigError(
-            f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
-            f"{NUM_EXAMPLES} public samples need one that announces more"
-        )
-    samples = public_texts(
-        config.public_text,
-        tokenizer=tokenizer,
-        max_tokens=config.max_tokens,
-        fewest=NUM_EXAMPLES,
-        wanted_by=f'prompt = "{config.prompt}"',
-    )
-    return prompt, samples
-
-
 @dataclass(frozen=True, kw_only=True)
 class Responses:
     """A generator, and public samples in the prompts it responds to.
@@ -137,7 +111,19 @@ class Responses:
         """
         if generator is None:
             generator = config.load_generator()
-        prompt, samples = read_public(tokenizer, config=config)
+        prompt = load_prompt(located(config.prompt))
+        if prompt.num_samples <= NUM_EXAMPLES:
+            raise ConfigError(
+                f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
+                f"{NUM_EXAMPLES} public samples need one that announces more"
+            )
+        samples = public_texts(
+            config.public_text,
+            tokenizer=tokenizer,
+            max_tokens=config.max_tokens,
+            fewest=NUM_EXAMPLES,
+            wanted_by=f'prompt = "{config.prompt}"',
+        )
         return cls(
             config=config, generator=generator, tokenizer=tokenizer, prompt=prompt, samples=samples
         )
@@ -163,11 +149,7 @@ class Responses:
 
     def expansion(self) -> Expand:
         """How the generator writes the texts in the end, after prompts of public samples too."""
-        return Expand(
-            self.generator,
-            prompt=self.prompt,
-            sampling=self._sampling(0),
-        )
+        return Expand(self.generator, prompt=self.prompt, sampling=self._sampling(0))
 
     def rehearse(self, adapter: Path | None) -> None:
         """Have the generator write once with an adapter; nothing is kept.

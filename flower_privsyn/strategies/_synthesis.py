@@ -14,7 +14,6 @@ from flower_privsyn.checks import PositiveFloat, PositiveInt
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-from flower_privsyn.generation.expand import Earlier
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
@@ -125,11 +124,6 @@ def expand_resumably(
     """
     before = list(read_json_lines(kept))
     records = [record for record in before if label is None or record.get("label") == label]
-    earlier = Earlier(
-        kept=len(records),
-        attempts=max((int(record.get("attempts", 0)) for record in records), default=0),
-        known=tuple(str(record["text"]) for record in before),
-    )
     of_class = {} if label is None else {"label": label}
 
     def keep(texts: Sequence[str], parents: Sequence[tuple[int, ...]], attempts: int) -> None:
@@ -156,7 +150,9 @@ def expand_resumably(
             seed=seed,
             adapter=adapter,
             on_batch=keep,
-            earlier=earlier,
+            kept=len(records),
+            attempts=max((int(record.get("attempts", 0)) for record in records), default=0),
+            known=[str(record["text"]) for record in before],
         )
     # Where a resumed run goes on is of no interest to who reads the texts.
     texts = [{key: record[key] for key in record if key != "attempts"} for record in records]

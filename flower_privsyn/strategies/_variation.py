@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -230,29 +230,6 @@ def texts_before_quantile(fewest: int, quantile: float) -> int:
     while needed - math.ceil(quantile * (needed - 1)) < fewest:
         needed += 1
     return needed
-
-
-def read_seeds(config: VariationSettings, tokenizer: Any, *, fewest: int) -> list[str]:
-    """The public texts, at least so many as a first population needs.
-
-    Args:
-        config: the settings.
-        tokenizer: of the embedding model, which cuts them.
-        fewest: that are left when unlikely ones have been left out.
-
-    Raises:
-        DataError: they cannot be read, or are fewer.
-    """
-    from flower_privsyn.data import public_texts
-
-    return public_texts(
-        config.public_text,
-        tokenizer=tokenizer,
-        max_tokens=config.max_tokens,
-        at_sentences=config.whole_sentences,
-        fewest=texts_before_quantile(fewest, config.likelihood_quantile),
-        wanted_by=f"num-candidates = {config.num_candidates}",
-    )
 
 
 def hold_to_public_text(
