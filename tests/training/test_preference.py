@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.training import PreferencePair, preference
+from flower_privsyn.training import PreferencePair, TrainingReport, preference
 from tests.support.preferences import (
     distance,
     pairs_of_topics,
@@ -40,18 +40,31 @@ def scores(model: Path | str, adapter: Path | None, pairs: list[PreferencePair])
     )
 
 
+@pytest.fixture(scope="module")
+def learned(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, TrainingReport]]:
+    """A first round of each loss: its adapter, and what was said of it."""
+    folder = tmp_path_factory.mktemp("learned")
+    losses: tuple[Literal["dpo", "ipo", "sft"], ...] = ("dpo", "ipo", "sft")
+    return {
+        loss: (
+            folder / loss,
+            train(tiny, pairs_of_topics(24), folder / loss, settings=quick(loss=loss)),
+        )
+        for loss in losses
+    }
+
+
 class TestLosses:
     @pytest.mark.parametrize(("loss", "start"), [("dpo", math.log(2)), ("ipo", 25.0)])
-    def test_a_new_adapter_starts_at_the_reference(
-        self, tiny: Path, tmp_path: Path, loss: Any, start: float
-    ):
+    def test_a_new_adapter_starts_at_the_reference(self, learned: Any, loss: str, start: float):
         """ln 2 for DPO, (1 / (2 beta))^2 for IPO: whatever the model, its dropout off."""
-        report = train(tiny, pairs_of_topics(4), tmp_path / "a", settings=quick(loss=loss))
+        report = learned[loss][1]
         assert report.losses[0] == pytest.approx(start, abs=1e-6)
         assert report.losses[1] < start
 
-    @pytest.mark.parametrize("loss", ["dpo", "ipo"])
-    @pytest.mark.parametrize("beta", [0.1, 0.5])
+    @pytest.mark.parametrize(("loss", "beta"), [("dpo", 0.5), ("ipo", 0.1)])
     def test_the_loss_is_the_one_of_the_papers(
         self, tiny: Path, first: Path, tmp_path: Path, loss: Any, beta: float
     ):
@@ -106,58 +119,39 @@ class TestLosses:
 
     @pytest.mark.parametrize("loss", ["dpo", "sft"])
     def test_memory_does_not_change_the_result(self, tiny: Path, tmp_path: Path, loss: Any):
-        """Two steps of 4 pairs of different lengths, in pieces of 4 and of 1."""
-        settings = quick(loss=loss, training_micro_batch_size=4)
-        pairs = pairs_of_topics(8)
+        """4 pairs of different lengths at once; then one by one, activations recomputed."""
+        settings = quick(loss=loss)
+        pairs = pairs_of_topics(4)
         whole = train(tiny, pairs, tmp_path / "a", settings=settings)
-        pieces = train(
-            tiny, pairs, tmp_path / "b", settings=replace(settings, training_micro_batch_size=1)
-        )
+        little = replace(settings, training_micro_batch_size=1, gradient_checkpointing=True)
+        pieces = train(tiny, pairs, tmp_path / "b", settings=little)
         assert pieces.losses == pytest.approx(whole.losses, rel=1e-5)
         assert distance(tmp_path / "a", tmp_path / "b") < 1e-4
 
-    @pytest.mark.parametrize("loss", ["dpo", "sft"])
-    def test_recomputed_activations_change_nothing(self, tiny: Path, tmp_path: Path, loss: Any):
-        settings = quick(loss=loss)
-        train(tiny, pairs_of_topics(4), tmp_path / "a", settings=settings)
-        recomputing = replace(settings, gradient_checkpointing=True)
-        train(tiny, pairs_of_topics(4), tmp_path / "b", settings=recomputing)
-        assert distance(tmp_path / "a", tmp_path / "b") < 1e-5
 
-
-class TestReferences:
-    def test_they_agree_where_they_should(self, tiny: Path, tmp_path: Path):
-        """Without an adapter before, base and previous are the same."""
-        pairs = pairs_of_topics(6)
-        base = train(tiny, pairs, tmp_path / "base")
-        report = train(tiny, pairs, tmp_path / "previous", settings=quick(reference="previous"))
-        assert report.losses == pytest.approx(base.losses, rel=1e-5)
-        assert distance(tmp_path / "base", tmp_path / "previous") < 1e-5
-
-    def test_previous_is_the_adapter_the_round_began_with(
-        self, tiny: Path, first: Path, tmp_path: Path
-    ):
-        pairs = pairs_of_topics(6)
-        settings = quick(reference="previous")
-        report = train(tiny, pairs, tmp_path / "previous", adapter=first, settings=settings)
-        assert report.losses[0] == pytest.approx(math.log(2), abs=1e-6)
-        base = train(tiny, pairs, tmp_path / "base", adapter=first)
-        assert abs(base.losses[0] - math.log(2)) > 1e-3
-        assert distance(tmp_path / "base", tmp_path / "previous") > 1e-4
+def test_a_reference_is_the_base_or_the_adapter_the_round_began_with(
+    tiny: Path, first: Path, tmp_path: Path
+):
+    pairs = pairs_of_topics(4)
+    settings = quick(reference="previous")
+    report = train(tiny, pairs, tmp_path / "previous", adapter=first, settings=settings)
+    assert report.losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    base = train(tiny, pairs, tmp_path / "base", adapter=first)
+    assert abs(base.losses[0] - math.log(2)) > 1e-3
+    assert distance(tmp_path / "base", tmp_path / "previous") > 1e-4
 
 
 class TestLearning:
     @pytest.mark.parametrize("loss", ["dpo", "ipo"])
-    def test_the_margin_rises_on_held_out_pairs(self, tiny: Path, tmp_path: Path, loss: Any):
-        """Issue 3: after one round on hand-made preferences, on pairs never seen."""
+    def test_the_margin_rises_on_held_out_pairs(self, tiny: Path, learned: Any, loss: str):
+        """After one round on hand-made preferences, on pairs never seen."""
         held_out = pairs_of_topics(12, first=600)
-        report = train(tiny, pairs_of_topics(24), tmp_path / "a", settings=quick(loss=loss))
-        gain = scores(tiny, tmp_path / "a", held_out) - scores(tiny, None, held_out)
+        adapter, report = learned[loss]
+        gain = scores(tiny, adapter, held_out) - scores(tiny, None, held_out)
         margins = gain[:, 0] - gain[:, 1]
         assert (margins > 0).mean() >= 0.9
         assert margins.mean() > 1.0
         assert report.steps == 12
-        assert report.accuracy is not None
         assert report.accuracy > 0.9
 
     def test_other_architectures_learn_too(self, gpt2: Path, tmp_path: Path):
@@ -172,18 +166,15 @@ class TestLearning:
         gain = scores(gpt2, tmp_path / "a", pairs[8:]) - scores(gpt2, None, pairs[8:])
         assert (gain[:, 0] - gain[:, 1]).mean() > 0.5
 
-    def test_supervised_training_raises_the_chosen_responses(self, tiny: Path, tmp_path: Path):
+    def test_supervised_training_raises_the_chosen_responses(self, tiny: Path, learned: Any):
         held_out = pairs_of_topics(12, first=600)
-        train(tiny, pairs_of_topics(24), tmp_path / "a", settings=quick(loss="sft"))
-        gain = scores(tiny, tmp_path / "a", held_out) - scores(tiny, None, held_out)
+        gain = scores(tiny, learned["sft"][0], held_out) - scores(tiny, None, held_out)
         assert (gain[:, 0] > 1.0).all()
         assert gain[:, 0].mean() > gain[:, 1].mean()
 
-    def test_the_end_is_learned_when_it_is_given(self, tiny: Path, tmp_path: Path):
-        pairs = pairs_of_topics(16)
-        bare = [replace(pair, chosen_end="", rejected_end="") for pair in pairs]
+    def test_the_end_is_learned_when_it_is_given(self, tiny: Path, tmp_path: Path, learned: Any):
+        bare = [replace(pair, chosen_end="", rejected_end="") for pair in pairs_of_topics(24)]
         held_out = pairs_of_topics(8, first=600)
-        settings = quick(loss="sft", training_epochs=4)
 
         def end_given_text(adapter: Path) -> float:
             prompts = [pair.prompt for pair in held_out]
@@ -192,9 +183,8 @@ class TestLearning:
             whole = response_log_probabilities(tiny, adapter, prompts, with_end)
             return float((whole - response_log_probabilities(tiny, adapter, prompts, texts)).mean())
 
-        train(tiny, pairs, tmp_path / "with", settings=settings)
-        train(tiny, bare, tmp_path / "without", settings=settings)
-        assert end_given_text(tmp_path / "with") > end_given_text(tmp_path / "without") + 2
+        train(tiny, bare, tmp_path / "without", settings=quick(loss="sft"))
+        assert end_given_text(learned["sft"][0]) > end_given_text(tmp_path / "without") + 2
 
     def test_the_models_own_weights_never_change(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +200,7 @@ class TestLearning:
             write(model, folder, name)
 
         monkeypatch.setattr(preference, "_write", note)
-        train(tiny, pairs_of_topics(4), tmp_path / "a")
+        train(tiny, pairs_of_topics(4), tmp_path / "a", settings=quick(training_epochs=1))
         for name, value in before.items():
             found = after.get(name, after.get(name.replace(".weight", ".base_layer.weight")))
             assert found is not None
@@ -248,8 +238,6 @@ class TestPairs:
         assert "2 of 5 preference pairs are left out" in caplog.text
         assert "longer than 128 tokens: 1, 3" in caplog.text
         assert sum(passed) == 2 * 3
-        kept = [pairs[0], pairs[2], pairs[4]]
-        assert train(tiny, kept, tmp_path / "b").losses == report.losses
         # An unread rejected response does not make a pair too long.
         assert train(tiny, pairs, tmp_path / "c", settings=quick(loss="sft")).too_long == (1,)
 
