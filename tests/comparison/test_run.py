@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,18 @@ from unittest import mock
 import pytest
 
 from flower_privsyn.cli import main
+from flower_privsyn.client_apps.training import app as client_app
 from flower_privsyn.comparison import APP, Comparison, People, Plan, make_plan
 from flower_privsyn.comparison import run as comparison_run
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.host.app import load_app
+from flower_privsyn.host.app import App, load_app
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.run_format import FORMAT
+from flower_privsyn.strategies import strategy_of
+from flower_privsyn.testing import LoopbackGrid, flower_identity
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
@@ -46,15 +49,27 @@ class Compared:
         return (self.folder / "report.html").read_text()
 
 
+def run_here(_: App, path: Path, values: Mapping[str, Any], *, follow: Any) -> Outcome:
+    """A run by the app's two parts, in this process: neither loads the models another time."""
+    strategy = strategy_of({**values, "run-dir": str(path)})
+    with flower_identity():
+        strategy.start(LoopbackGrid(client_app, num_nodes=2, run_config=values))
+    return Outcome(path=path, error=None)
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
     """A run that works, a cell that can only fail once it has begun, and references."""
     folder = tmp_path_factory.mktemp("compared")
+    public = folder / "public.jsonl"
+    places = ("mill", "bridge", "market", "harbour", "school")
+    rows = ({"text": f"Boat {n} turns by the old {places[n % 5]}, slowly."} for n in range(300))
+    public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
         *("--methods", "public-only", "expand-only", "distill-public", "dp-prompt", "pre-text"),
-        "--distil",
+        *("--distil", "--set", f"public-text={public}"),
         *("--set", f"expand-only.prompt={folder / 'gone.txt'}"),
         *("--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
@@ -65,7 +80,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
     shown, complained = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PRIVSYN_CACHE", str(folder / "cache"))
-        patched.setenv("PRIVSYN_THREADS", "1")  # one process answers: each loads the models
+        patched.setattr(comparison_run, "run_app", run_here)
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(complained):
             code = main(words)
         yield Compared(
