@@ -58,8 +58,6 @@ preference_collator: Any = importlib.import_module(
     "trl.trainer.dpo_trainer"
 ).DataCollatorForPreference
 
-logger = logging.getLogger(__name__)
-
 #: Seconds between checkpoints. What is lost in a crash is at most this; writing one takes far less.
 CHECKPOINT_SECONDS = 30.0
 
@@ -220,20 +218,11 @@ def _rows(
         longest = list(map(max, longest, whole))
     limit = min(settings.max_tokens, context or settings.max_tokens)
     too_long = tuple(index for index, length in enumerate(longest) if length > limit)
-    if not too_long:
-        return rows, ()
-    if len(too_long) == len(rows):
+    if rows and len(too_long) == len(rows):
         raise ConfigError(
             f"training setting max_tokens is {settings.max_tokens} and the model takes {context}: "
             f"none of the {len(rows)} preference pairs fits, the shortest has {min(longest)} tokens"
         )
-    logger.warning(
-        "%d of %d preference pairs are left out of training, being longer than %d tokens: %s",
-        len(too_long),
-        len(rows),
-        limit,
-        ", ".join(map(str, too_long)),
-    )
     return [row for row, length in zip(rows, longest, strict=True) if length <= limit], too_long
 
 
