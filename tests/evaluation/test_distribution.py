@@ -18,7 +18,6 @@ from flower_privsyn.evaluation.distribution import (
     mean_discrepancy,
     precision_recall,
 )
-from flower_privsyn.evaluation.result import STAMP
 
 
 def normal(n: int, d: int, *, seed: int, shift: float = 0.0) -> npt.NDArray[Any]:
@@ -105,18 +104,3 @@ class TestMauve:
         exact = 5 * math.gamma(6) * math.gamma(5) / math.gamma(11)
         p, q = np.array([1.0, 0.0]), np.array([0.0, 1.0])
         assert divergence_area(p, q, points=20_001) == pytest.approx(exact, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "measure",
-    [
-        frechet_distance,
-        precision_recall,
-        mean_discrepancy,
-        mauve,
-    ],
-)
-class TestAll:
-    def test_stamped(self, measure: Any) -> None:
-        record = measure(normal(30, 3, seed=1), normal(20, 3, seed=2)).to_dict()
-        assert record["stamp"] == STAMP

@@ -13,7 +13,7 @@ import pytest
 
 from flower_privsyn import open_run
 from flower_privsyn.errors import LedgerError, RunDirectoryError
-from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.run import RunDirectory
 from tests.support import golden_runs
 from tests.support.ledgers import write_chain
 from tests.support.run_files import add_line
@@ -95,12 +95,6 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
     add_line(run, {"round": 1})
     with pytest.raises(LedgerError):
         _ = open_run(run.path).ledger
-
-
-def test_a_run_without_the_budget_is_stamped(tmp_path: Path) -> None:
-    printed = {"noise-calibration": "too-little-as-printed"}
-    run = RunDirectory.create(tmp_path / "run", config=printed)
-    assert open_run(run.path).summary.stamp == RESEARCH_STAMP
 
 
 def test_the_example_of_the_page_runs_without_a_model_library(
