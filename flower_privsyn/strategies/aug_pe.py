@@ -72,7 +72,9 @@ class AugPEConfig(EvolutionConfig):
     """
     variation: str = "style"
     """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
-    "fill-blanks", or a JSON file (Aug-PE); or "mask-fill", by `variation_model` (PrE-Text).
+    "fill-blanks", or a JSON file (Aug-PE), and for the first texts of each class; or "mask-fill",
+    by `variation_model` (PrE-Text): then the first ones are drawn from `public_text`, of each class
+    those whose `label` it is, or from all where none has a `label`.
     """
     domain: str = "text"
     """What the texts are, in public words, for prompts that ask for them: "reviews of restaurants".
@@ -88,11 +90,6 @@ class AugPEConfig(EvolutionConfig):
     classes: str = ""
     """The classes that texts are of, with semicolons between them; public. Documents of another one
     do not count. Empty: texts have no classes.
-    """
-    initial_text: Literal["written", "public"] = "written"
-    """The first candidates: "written", by `generator`, asked by `initial_prompt` for a text of each
-    class; "public", drawn from `public_text`, of each class those whose `label` it is, or from all
-    where none has a `label`.
     """
     initial_prompt: Annotated[str, IN_PYTHON] = "write"
     """What is asked for a first text: "write", or a JSON file."""
@@ -136,13 +133,12 @@ class EvolutionByClass(Evolution):
     @property
     def _writes(self) -> bool:
         """Whether the generator writes the first texts."""
-        return self.config.initial_text == "written"
+        return self.config.variation != "mask-fill"
 
     @property
     def asked_generator(self) -> str:
-        """The generator, where it writes the first texts or varies them."""
-        prompts = self.config.variation != "mask-fill" and self._given_variation is None
-        return self.config.generator if self._writes or prompts else ""
+        """The generator, where it writes the first texts and varies them."""
+        return self.config.generator if self._writes else ""
 
     @property
     def _reads_public_text(self) -> bool:

@@ -32,7 +32,7 @@ SMALL = {
     "num-rounds": "1",
     "num-candidates": "24",
     "num-variations": "3",
-    "initial-text": "public",
+    "variation": "mask-fill",
     **LIGHT,
 }
 

@@ -276,7 +276,7 @@ class TestTheAlgorithm:
             for n in range(30)
         ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = {"initial_text": "public", "variation": "mask-fill", "num_rounds": 1}
+        options = {"variation": "mask-fill", "num_rounds": 1}
         parts = {"variation": ShuffleWords(), "generator": None}
         method = strategy(config(public_text=str(path), **options), **parts)
         method.start(grid_of(labelled_users(6), tmp_path))
@@ -317,7 +317,6 @@ class TestSettings:
             ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),
             ({"classes": "law;law"}, "classes must be different names"),
             ({"num_variations": 1}, "num-variations"),
-            ({"initial_text": "found"}, "initial-text must be one of"),
         ],
     )
     def test_what_cannot_be_is_refused(

@@ -67,7 +67,6 @@ def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_samples=4,
         noise_multiplier=0.0,
         held_out_fraction=0.4,
-        initial_text="public",
         variation="mask-fill",
         public_text=str(folder / "public.jsonl"),
         run_dir=str(folder / "run"),
