@@ -36,6 +36,7 @@ class WordGenerator:
         *,
         num_samples: int = 1,
         sampling: Any,
+        system: str | None = None,
         adapter: Path | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[list[str]]:
