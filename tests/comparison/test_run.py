@@ -57,26 +57,31 @@ def run_here(_: App, path: Path, values: Mapping[str, Any], *, follow: Any) -> O
     return Outcome(path=path, error=None)
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    """A run that works, a cell that can only fail once it has begun, and references."""
-    folder = tmp_path_factory.mktemp("compared")
+def command(folder: Path, *methods: str) -> list[str]:
+    """The words of a small comparison."""
     public = folder / "public.jsonl"
     places = ("mill", "bridge", "market", "harbour", "school")
     rows = ({"text": f"Boat {n} turns by the old {places[n % 5]}, slowly."} for n in range(300))
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
+    return [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
-        *("--methods", "public-only", "expand-only", "distill-public", "dp-prompt", "pre-text"),
-        *("--distil", "--set", f"public-text={public}"),
-        *("--set", f"expand-only.prompt={folder / 'gone.txt'}"),
-        *("--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"),
+        *("--methods", *methods, "--distil", "--set", f"public-text={public}"),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
         *("--set", "pre-text.embedding-precision=float32"),
     ]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    """A run that works, a cell that can only fail once it has begun, and references."""
+    folder = tmp_path_factory.mktemp("compared")
+    methods = ("public-only", "expand-only", "distill-public", "dp-prompt", "pre-text")
+    words = command(folder, *methods)
+    words += ["--set", f"expand-only.prompt={folder / 'gone.txt'}"]
+    words += ["--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"]
     shown, complained = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PRIVSYN_CACHE", str(folder / "cache"))
@@ -99,6 +104,20 @@ def document(folder: Path) -> dict[str, Any]:
 
 def cells(folder: Path) -> dict[str, dict[str, Any]]:
     return {cell["method"]: cell for cell in document(folder)["cells"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_cell_is_run_by_the_processes_of_a_run(
+    compared: Compared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    assert main(command(tmp_path, "public-only", "pre-text")) == 0
+    found, here = cells(tmp_path / "out")["pre-text"], cells(compared.folder)["pre-text"]
+    assert found["status"] == "finished"
+    assert found["epsilon_release"] == here["epsilon_release"]
+    for key in ("rounds", "floats_up", "floats_down"):
+        assert found["costs"][key] == here["costs"][key]
 
 
 @pytest.mark.timeout(600)
