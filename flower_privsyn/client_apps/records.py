@@ -154,6 +154,7 @@ class FixedRecords:
         row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
         for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
             yield self.cohort.between(users.start, users.stop).select(chosen[users])
+            self.on_disk.forget()
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ class StoredRecords:
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
         labels: int64 (n,), classes of the records, as these; None where they have none.
+        pages: The mapped file; None in memory.
     """
 
     records: NDArray[np.float32]
@@ -62,6 +64,16 @@ class StoredRecords:
     user_ids: tuple[str, ...]
     fingerprint: str
     labels: NDArray[np.int64] | None = None
+    pages: mmap.mmap | None = None
+
+    def forget(self) -> None:
+        """Let go of the pages that were looked at: they are read again when they are asked for.
+
+        Until another process needs them they would count as memory of this one. Nothing where the
+        system knows no such call.
+        """
+        if self.pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.pages.madvise(mmap.MADV_DONTNEED)
 
 
 def content_key(
@@ -355,8 +367,9 @@ def _read(path: Path) -> StoredRecords:
     """
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as file:
-        batch = pa.ipc.open_file(file.read_buffer()).get_batch(0)
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    batch = pa.ipc.open_file(pa.py_buffer(pages)).get_batch(0)
     facts = json.loads(batch.schema.metadata[_FACTS])
     rows = batch.column("records")
     if not pa.types.is_fixed_size_list(rows.type):
@@ -367,6 +380,7 @@ def _read(path: Path) -> StoredRecords:
         user_ids=tuple(facts["user_ids"]),
         fingerprint=facts["fingerprint"],
         labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
+        pages=pages,
     )
     count, users, owners = len(stored.records), len(stored.user_ids), stored.owners
     whole = owners.shape == (count,) and (not count or 0 <= owners[0] <= owners[-1] < users)
