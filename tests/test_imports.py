@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
@@ -17,3 +19,14 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"A circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_looking_for_a_client_app_imports_none_of_its_modules() -> None:
+    """Flower's simulation does so while the ServerApp's thread imports the strategies."""
+    code = (
+        "import sys; from importlib.util import find_spec; "
+        "assert find_spec('flower_privsyn.client_apps.training'); "
+        "print(*sorted(name for name in sys.modules if name.startswith('flower_privsyn')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flower_privsyn", "flower_privsyn.client_apps"]
