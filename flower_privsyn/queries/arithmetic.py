@@ -148,6 +148,6 @@ def unit_rows(vectors: npt.NDArray[Any]) -> Float64Array:
         vectors: (n, d) real, finite, of float32's range.
     """
     rows = vectors.astype(np.float64)
-    norms = np.sqrt(squared_norms(rows))
+    norms = np.sqrt(squared_norms(vectors))
     rows /= np.where(norms > 0.0, norms, 1.0)[:, None]
     return rows

@@ -472,9 +472,9 @@ class Query(Settings, ABC):
     def _usable(self, cohort: Cohort) -> Cohort:
         """Drop rows that are not finite, then apply the cap."""
         if cohort.records.dtype != np.object_:
-            finite = np.isfinite(cohort.records).all(axis=1)
+            finite = np.isfinite(cohort.records)
             if not finite.all():
-                cohort = cohort.rows(finite)
+                cohort = cohort.rows(finite.all(axis=1))
         return cohort if self.max_records is None else cohort.cap(self.max_records)
 
 
