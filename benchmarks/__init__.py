@@ -27,33 +27,24 @@ class Ratio:
 
     Attributes:
         part: of the package, with its size: "votes, 2,048 candidates".
-        other: what it is measured against: "sgemm", "faiss".
+        other: what it is measured against: "sgemm", "generate()".
         kind: "floor": nobody can do without; "peer": how others do it.
         ours: what the part took, run by run.
-        theirs: what the other took, as many times or once; None where its library is missing.
+        theirs: what the other took, as many times or once.
         unit: "s" (of the clock) or "CPU s", of all threads; more is worse.
-        missing: how to install what is not.
     """
 
     part: str
     other: str
     kind: Against
     ours: Sequence[float]
-    theirs: Sequence[float] | None
+    theirs: Sequence[float]
     unit: str = "CPU s"
-    missing: str = ""
 
     @property
-    def ratio(self) -> float | None:
+    def ratio(self) -> float:
         """The median of ours over theirs, run by run: below 1, the package is faster."""
-        if self.theirs is None:
-            return None
         return float(np.median(np.divide(self.ours, self.theirs)))
-
-    @property
-    def least(self) -> float | None:
-        """The same of what each took at the least."""
-        return None if self.theirs is None else min(self.ours) / min(self.theirs)
 
 
 def in_turn(
@@ -74,39 +65,33 @@ def in_turn(
 def compared(
     part: str,
     ours: Work,
-    others: Mapping[tuple[str, Against], Work | float | None],
+    others: Mapping[tuple[str, Against], Work | float],
     *,
     repeats: int,
     unit: str = "CPU s",
-    missing: str = "",
 ) -> list[Ratio]:
     """A part beside others.
 
     Args:
         part: as `Ratio` has it.
         ours: the part.
-        others: by name and kind: work, or what it takes, or None where its library is missing.
+        others: by name and kind: work, or what it takes.
         repeats: >= 1.
         unit: as `Ratio` has it.
-        missing: how to install what is not.
     """
     works = {name: other for (name, _), other in others.items() if callable(other)}
     taken = in_turn({"": ours} | works, repeats=repeats, unit=unit)
-    found = []
-    for (name, kind), other in others.items():
-        theirs = None if other is None else taken[name] if callable(other) else [other]
-        found.append(
-            Ratio(
-                part=part,
-                other=name,
-                kind=kind,
-                ours=taken[""],
-                theirs=theirs,
-                unit=unit,
-                missing=missing,
-            )
+    return [
+        Ratio(
+            part=part,
+            other=name,
+            kind=kind,
+            ours=taken[""],
+            theirs=taken[name] if callable(other) else [other],
+            unit=unit,
         )
-    return found
+        for (name, kind), other in others.items()
+    ]
 
 
 def operations_per_second(*, precision: str = "float32", unit: str = "CPU s") -> float:
@@ -126,19 +111,16 @@ def unit_rows(generator: np.random.Generator, rows: int, dimension: int) -> np.n
 
 
 def table(ratios: Sequence[Ratio]) -> str:
-    """The ratios in Markdown, and below it the peers that are not there."""
+    """The ratios in Markdown."""
     lines = [
-        "| part | against | takes | the other takes | ratio | of the least |",
-        "|---|---|---|---|---|---|",
+        "| part | against | takes | the other takes | ratio |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {one.part} | {one.other} ({one.kind}) | {np.median(one.ours):.3g} {one.unit} "
+            f"| {np.median(one.theirs):.3g} {one.unit} | {one.ratio:.2f} |"
+            for one in ratios
+        ),
     ]
-    lines += [
-        f"| {one.part} | {one.other} ({one.kind}) | {np.median(one.ours):.3g} {one.unit} "
-        f"| {np.median(one.theirs):.3g} {one.unit} | {one.ratio:.2f} | {one.least:.2f} |"
-        for one in ratios
-        if one.theirs is not None
-    ]
-    absent = {one.other: one.missing for one in ratios if one.theirs is None}
-    lines += [f"\nLeft out: {name} ({how})." for name, how in absent.items()]
     return "\n".join(lines)
 
 

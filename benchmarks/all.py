@@ -4,8 +4,7 @@
 
 Each benchmark runs in a process of its own, one after the other, at a size of a minute or two;
 `python -m benchmarks.NAME` runs one at any size. A floor is what nobody can do without, a peer how
-others do the same; below 1 the package is faster. Peers whose libraries are not installed are named
-below the table.
+others do the same; below 1 the package is faster.
 """
 
 from __future__ import annotations

@@ -1,25 +1,15 @@
-"""Training of users on a node, beside its passes, pfl, and Flower's own strategy.
+"""Training of users on a node, beside its passes.
 
-    python -m benchmarks.local_training [--model privsyn-lm] [--users 20] [--in-process]
+    python -m benchmarks.local_training [--model privsyn-lm] [--users 20]
 
-The same users, samples and settings, in one process and one thread: what the client app does (one
-model, weights put back before each user, the update clipped and summed by the query); the forward
-and backward passes alone, the gradients thrown away; and Apple's simulator where it is installed,
-FederatedAveraging with clipping in a SimulatedBackend.
-
-Then whole rounds in Flower's simulation engine on two CPUs, server included, CPU seconds of all
-processes: `DPFedAvg` on two nodes that hold half of the users each; and Flower's own way, a client
-per user with `fixedclipping_mod` and `DifferentialPrivacyClientSideFixedClipping` around FedAvg.
-`--in-process` leaves these out.
-
-What the ways make of the users is compared before anything is timed, and stops the benchmark where
-it differs.
+In one process and one thread: what the client app does (one model, weights put back before each
+user, the update clipped and summed by the query); and the forward and backward passes alone, the
+gradients thrown away.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from collections.abc import Sequence
 
@@ -27,7 +17,6 @@ import numpy as np
 import torch
 
 from benchmarks import Ratio, compared, shown
-from benchmarks.other_frameworks import PFL_INSTALL, Pfl, by_flower, ordinary, ours_in_flower
 from flower_privsyn.data import public_texts
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import Cohort, ModelDelta
@@ -64,12 +53,6 @@ def floor(model: LocalModel, users: Sequence[Samples], query: ModelDelta) -> Non
             model._drop_gradients()
 
 
-def check_equal(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Stop where another way made something else of the users."""
-    if np.abs(found - expected).max() > 1e-3 * np.abs(expected).max():
-        raise SystemExit(f"{name} trains differently")
-
-
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -79,7 +62,6 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--in-process", action="store_true", help="without Flower")
     arguments = parser.parse_args(given)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     count, name = arguments.users, arguments.model
@@ -89,36 +71,15 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     np.random.default_rng(0).shuffle(texts)  # a user's samples differ in length
     tokens = model.encode(texts)
     users = [tokens[i::count] for i in range(count)]
-    written = [texts[i::count] for i in range(count)]
     query = ModelDelta(clip_to=0.1, learning_rate=0.1, batch_size=arguments.batch_size)
-    average = (by_cohort(model, users, query) * query.unit / count).astype(np.float32)
-    pfl = None
-    with contextlib.suppress(ImportError):
-        pfl = Pfl(ordinary(LocalModel(TrainableModel(name=name), device="cpu")), users, query)
-        check_equal("pfl", pfl.round(), average)
-    found = compared(
-        f"training on a node, {name}, {count} users",
-        lambda: by_cohort(model, users, query),
-        {
-            ("forward and backward alone", "floor"): lambda: floor(model, users, query),
-            ("pfl", "peer"): pfl.round if pfl else None,
-        },
-        repeats=arguments.repeats,
-        missing=PFL_INSTALL,
-    )
-    if not arguments.in_process:
-        theirs, update = by_flower(name, written, users, query)
-        check_equal("Flower's own strategy", update, average)
-        found.append(
-            Ratio(
-                part=f"a round of training in Flower, {name}, {count} users",
-                other="Flower's own strategy",
-                kind="peer",
-                ours=ours_in_flower(name, written, users, query),
-                theirs=theirs,
-            )
+    return shown(
+        compared(
+            f"training on a node, {name}, {count} users",
+            lambda: by_cohort(model, users, query),
+            {("forward and backward alone", "floor"): lambda: floor(model, users, query)},
+            repeats=arguments.repeats,
         )
-    return shown(found)
+    )
 
 
 if __name__ == "__main__":

@@ -2,34 +2,20 @@
 
     python -m benchmarks.nearest_neighbor [--users 10000] [--samples 8] [--repeats 5]
 
-For each number of candidates: the votes (`NearestNeighborHistogram.answer`); their product in
-float32 (records x candidates, in the same blocks), 2 n m d operations; and faiss's flat index where
-it is installed, which is also the search of Microsoft's `private-evolution`.
+For each number of candidates: the votes (`NearestNeighborHistogram.answer`), and their product in
+float32 (records x candidates, in the same blocks), 2 n m d operations.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from benchmarks import Ratio, compared, shown, unit_rows
 from flower_privsyn.queries import Cohort, NearestNeighborHistogram
 from flower_privsyn.queries.nearest_neighbor import block_rows
-
-
-def search(records: np.ndarray, candidates: np.ndarray) -> Callable[[], object] | None:
-    """Search by faiss for each record's nearest candidate; None where it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        return None
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    index = faiss.IndexFlatL2(records.shape[1])
-    index.add(candidates)
-    return lambda: index.search(records, 1)
 
 
 def main(given: Sequence[str] | None = None) -> list[Ratio]:
@@ -61,9 +47,8 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         found += compared(
             f"votes, {m:,} candidates",
             lambda c=candidates: query.answer(cohort, {"candidates": c}),  # type: ignore[misc]
-            {("sgemm", "floor"): sgemm, ("faiss", "peer"): search(records, candidates)},
+            {("sgemm", "floor"): sgemm},
             repeats=arguments.repeats,
-            missing="pip install faiss-cpu",
         )
     return shown(found)
 

@@ -3,11 +3,9 @@
     python -m benchmarks.similarity [--users 133000] [--samples 5] [--candidates 18000]
 
 Embeddings are random unit vectors, already cached, as in a round after the first. Both answer
-spaces of `MeanSimilarity.answer`, the candidates factorised before, and at the server the root of
-the candidates and `expand_scores`. The peer is the matrix of scores in float32 blocks (one product
-of users and candidates, norms, clipping, sum) on `--few` of the users, scaled up. The floor is
-2 (n + m) d^2 operations at the speed of one large product (n users, m candidates, d dimensions);
-the matrix takes 2 n m d.
+spaces of `MeanSimilarity.answer`, the candidates factorised before. The peer is the matrix of
+scores in float32 blocks (one product of users and candidates, norms, clipping, sum) on `--few` of
+the users, scaled up.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks import Ratio, compared, operations_per_second, shown, unit_rows
-from flower_privsyn.queries import Cohort, MeanSimilarity, expand_scores, similarity
+from benchmarks import Ratio, compared, shown, unit_rows
+from flower_privsyn.queries import Cohort, MeanSimilarity, similarity
 from flower_privsyn.queries.arithmetic import unit_rows as normalised
 from flower_privsyn.queries.arithmetic import user_means
 
@@ -55,7 +53,6 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     candidates, prompt = unit_rows(generator, m, d), np.arange(m) // 10
     few = next(cohort.blocks(arguments.few))
     centred = similarity._centred(candidates, prompt, "prompt")
-    floor = 2.0 * (n + m) * d**2 / operations_per_second()
     found, asked = list[Ratio](), {}
     for space in ("candidates", "span"):
         query = MeanSimilarity(answer_space=space)
@@ -65,31 +62,15 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
         ratios = compared(
             f'similarities, answer space "{space}", {n:,} users, {m:,} candidates',
             lambda q=query, b=asked[space]: q.answer(cohort, b),  # type: ignore[misc]
-            {
-                ("its products", "floor"): floor,
-                ("the matrix of scores", "peer"): lambda: by_matrix(few, centred),
-            },
+            {("the matrix of scores", "peer"): lambda: by_matrix(few, centred)},
             repeats=arguments.repeats,
         )
         scale = n / few.num_users
-        found += [
-            replace(one, theirs=[scale * value for value in one.theirs or ()])
-            if one.kind == "peer"
-            else one
-            for one in ratios
-        ]
+        found += [replace(one, theirs=[scale * value for value in one.theirs]) for one in ratios]
     direct = by_matrix(few, centred)
     ours = MeanSimilarity(answer_space="candidates").answer(few, asked["candidates"])
     if np.abs(ours - direct).max() > 5e-3 * np.abs(direct).max():
         raise SystemExit("the matrix of scores has other sums")
-    answer = MeanSimilarity(answer_space="span").answer(few, asked["span"])
-    candidates.flags.writeable = prompt.flags.writeable = False  # as those of a run's state
-    for part, work in (
-        ("the root of candidates", lambda: query.broadcast(candidates.copy(), prompt=prompt)),
-        ("scores from their span", lambda: expand_scores(answer, candidates, prompt=prompt)),
-    ):
-        product = {("2 m d^2", "floor"): 2.0 * m * d**2 / operations_per_second()}
-        found += compared(f"{part}, {m:,}", work, product, repeats=arguments.repeats)  # type: ignore[arg-type]
     return shown(found)
 
 

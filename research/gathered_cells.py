@@ -9,11 +9,10 @@ A piece is the folder of a comparison: of some of the methods, of some of the se
 table. A cell that the file has already is left as it is, so that the same command adds what has
 finished since.
 
-Pieces belong together if they held out as many users and trained the same downstream model in the
-same way; pieces of as many users also if those users and delta are the same; seeds of one method
-and epsilon if its settings are. Others are refused, and nothing is added. The lines of the file say
-all of that of themselves, so that a later call refuses what does not belong to them; those of a
-version that did not say it are taken as they are.
+Lines of the same text and users belong together if as many users were held out, and users, delta
+and the training of the downstream model are the same; seeds of one method and epsilon if its
+settings are. Others are refused, and nothing is added. Lines of a version that did not say all of
+that of themselves are taken as they are.
 """
 
 from __future__ import annotations
@@ -44,17 +43,23 @@ _KEPT = (
     "own_settings",
 )
 
-#: Of a comparison, what all lines of one file have in common.
-_ALIKE = ("downstream", "training", "max_texts")
+#: Of a comparison, what all lines of its text and users have in common.
+_ALIKE = ("users", "delta", "downstream", "training", "max_texts")
 
 
-def lines_of(document: Mapping[str, Any], *, data: str) -> list[dict[str, Any]]:
+def lines_of(piece: Path, *, data: str) -> list[dict[str, Any]]:
     """The finished cells of a comparison.
 
     Args:
-        document: its `compare.json`.
+        piece: its folder.
         data: what its text is.
+
+    Raises:
+        ConfigError: it holds none.
     """
+    document = read_json(piece / "compare.json")
+    if not document:
+        raise ConfigError(f"{piece} holds no comparison: it has no compare.json that can be read")
     users = int(document["data"]["private_users"])
     return [
         {
@@ -65,7 +70,7 @@ def lines_of(document: Mapping[str, Any], *, data: str) -> list[dict[str, Any]]:
             "stamp": document["stamp"],
             "fixed": {
                 "held_out_users": document["data"]["held_out_users"],
-                **{key: document["fixed"][key] for key in (*_ALIKE, "users")},
+                **{key: document["fixed"][key] for key in _ALIKE},
             },
         }
         for cell in document["cells"]
@@ -79,82 +84,26 @@ def _minutes(cell: Mapping[str, Any]) -> float | None:
     return None if seconds is None else round(seconds / 60, 2)
 
 
-def gather(
-    documents: Mapping[str, Mapping[str, Any]], known: Sequence[Mapping[str, Any]], *, data: str
-) -> list[dict[str, Any]]:
-    """The cells that are not known yet.
+def refuse_unlike(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse lines that are of different comparisons.
 
     Args:
-        documents: of each piece, by its name.
-        known: lines of earlier pieces.
-        data: what the text is.
+        lines: cells.
 
     Raises:
-        ConfigError: two pieces do not belong together, or one does not to the lines of as many
-            users of the same text that are known.
+        ConfigError: two lines of the same text and users, or two seeds of one method, were measured
+            in different ways.
     """
-    first: tuple[str, Any] | None = None
-    people: dict[int, tuple[str, Any]] = {}
-    for name, document in documents.items():
-        users = int(document["data"]["private_users"])
-        alike = {
-            "held_out_users": document["data"]["held_out_users"],
-            "stamp": document["stamp"],
-            **{key: document["fixed"][key] for key in _ALIKE},
-        }
-        first = first or (name, alike)
-        _refuse_unlike(first, (name, alike))
-        own = {key: document["fixed"][key] for key in ("users", "delta")}
-        _refuse_unlike(people.setdefault(users, (name, own)), (name, own))
-        _refuse_unlike(
-            ("the file", _of_lines(known, data=data, users=users)),
-            (name, {**alike, **own}),
-        )
-    seen = {_place(line) for line in known}
-    settings: dict[tuple[Any, ...], tuple[str, Any]] = {}
-    for line in known:
-        if line.get("own_settings") is not None:
-            settings.setdefault(_method(line), ("the file", line["own_settings"]))
-    found = []
-    for name, document in documents.items():
-        for line in lines_of(document, data=data):
-            if line["own_settings"] is not None:
-                here = (name, line["own_settings"])
-                _refuse_unlike(settings.setdefault(_method(line), here), here, strictly=True)
-            if _place(line) not in seen:
-                seen.add(_place(line))
-                found.append(line)
-    return found
-
-
-def _of_lines(known: Sequence[Mapping[str, Any]], *, data: str, users: int) -> dict[str, Any]:
-    """What lines of the same place say of how they were measured."""
-    own = [line for line in known if (line["data"], line["users"]) == (data, users)]
-    found: dict[str, Any] = {}
-    for line in own:
-        found |= {key: line[key] for key in ("stamp", "delta") if line.get(key) is not None}
-        found |= line.get("fixed") or {}
-    return found
-
-
-def _refuse_unlike(
-    one: tuple[str, Mapping[str, Any]],
-    other: tuple[str, Mapping[str, Any]],
-    *,
-    strictly: bool = False,
-) -> None:
-    for key in sorted(one[1].keys() | other[1].keys()):
-        # A setting that one of them does not have is the app's there; else it is an older line.
-        pair = one[1].get(key), other[1].get(key)
-        if pair[0] != pair[1] and (strictly or None not in pair):
-            raise ConfigError(
-                f"{one[0]} and {other[0]} are of different comparisons: {key} is {pair[0]!r} "
-                f"and {pair[1]!r}"
-            )
-
-
-def _method(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line[key] for key in ("data", "users", "method", "epsilon"))
+    first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for line in lines:
+        place = (line["data"], line["users"])
+        method = (*place, line["method"], line["epsilon"])
+        for key, said in ((place, line.get("fixed")), (method, line.get("own_settings"))):
+            if said is not None and first.setdefault(key, said) != said:
+                raise ConfigError(
+                    f"cells of {', '.join(map(str, key))} are of different comparisons: "
+                    f"{first[key]} and {said}"
+                )
 
 
 def _place(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -169,22 +118,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", required=True, help="what the text is, in the lines")
     options = parser.parse_args(words)
     try:
-        known = list(read_json_lines(options.cells))
-        documents = {str(piece): _read(piece) for piece in options.pieces}
-        found = gather(documents, known, data=options.data)
+        lines = list(read_json_lines(options.cells))
+        known = {_place(line) for line in lines}
+        every = [line for piece in options.pieces for line in lines_of(piece, data=options.data)]
+        refuse_unlike([*lines, *every])
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line in every:
+            if _place(line) not in known:
+                found.setdefault(_place(line), line)
     except PrivsynError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    append_json_lines(options.cells, found)
-    print(f"{len(found)} cells added, {len(known) + len(found)} in {options.cells}")
+    append_json_lines(options.cells, list(found.values()))
+    print(f"{len(found)} cells added, {len(lines) + len(found)} in {options.cells}")
     return 0
-
-
-def _read(piece: Path) -> dict[str, Any]:
-    found = read_json(piece / "compare.json")
-    if not found:
-        raise ConfigError(f"{piece} holds no comparison: it has no compare.json that can be read")
-    return found
 
 
 if __name__ == "__main__":

@@ -32,6 +32,12 @@ def cell(method: str, seed: int, **other: Any) -> dict[str, Any]:
     } | other
 
 
+def piece_of(method: str, **other: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A cell, and what its comparison has of its own."""
+    own = {key: other.pop(key) for key in ("own_settings",) if key in other}
+    return cell(method, 1, **own), other
+
+
 def piece(tmp_path: Path, name: str, *cells: dict[str, Any], **fixed: Any) -> Path:
     folder = tmp_path / name
     folder.mkdir()
@@ -85,57 +91,27 @@ def test_pieces_make_one_table(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "word"),
+    "other",
     [
-        ({"training": {"max_steps": 400}}, "training"),
-        ({"users": "beef"}, "users"),
-        ({"delta": 1e-5}, "delta"),
+        piece_of("dp-ftrl", training={"max_steps": 400}),
+        piece_of("dp-ftrl", users="beef"),
+        piece_of("popri", delta=1e-5),
+        piece_of("dp-ftrl", own_settings={"num-rounds": 64}),
     ],
 )
-def test_pieces_of_another_comparison_are_refused(
-    tmp_path: Path, capsys: Any, other: dict[str, Any], word: str
+def test_what_belongs_to_another_comparison_is_refused(
+    tmp_path: Path, capsys: Any, other: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     file = tmp_path / "cells.jsonl"
-    one = piece(tmp_path, "one", cell("dp-ftrl", 0))
-    two = piece(tmp_path, "two", cell("dp-ftrl", 1), **other)
-    assert main([str(file), str(one), str(two), "--data", DATA]) == 2
-    said = capsys.readouterr().err
-    assert f"{one} and {two} are of different comparisons: {word} is" in said
+    one = str(piece(tmp_path, "one", cell("dp-ftrl", 0)))
+    two = str(piece(tmp_path, "two", other[0], **other[1]))
+    assert main([str(file), one, two, "--data", DATA]) == 2
+    assert "are of different comparisons" in capsys.readouterr().err
     assert not file.exists()
-
-
-def test_lines_that_are_there_are_held_against_a_piece(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "cells.jsonl"
-    assert main([str(file), str(piece(tmp_path, "a", cell("dp-ftrl", 0))), "--data", DATA]) == 0
-    other = piece(tmp_path, "b", cell("dp-ftrl", 1), delta=1e-5)
-    assert main([str(file), str(other), "--data", DATA]) == 2
-    assert "delta is 4e-05 and 1e-05" in capsys.readouterr().err
-    assert main([str(file), str(other), "--data", "other text"]) == 0
+    assert main([str(file), one, "--data", DATA]) == 0
+    assert main([str(file), two, "--data", DATA]) == 2  # the file says it, too
+    assert main([str(file), two, "--data", "other text"]) == 0
     assert [line["data"] for line in lines(file)] == [DATA, "other text"]
-
-
-def test_seeds_of_other_settings_are_no_seeds_of_one_method(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "cells.jsonl"
-    first, second = piece(tmp_path, "a", cell("dp-ftrl", 0)), tmp_path / "b"
-    piece(tmp_path, "b", cell("dp-ftrl", 1, own_settings={"num-rounds": 64}))
-    assert main([str(file), str(first), str(second), "--data", DATA]) == 2
-    assert "are of different comparisons: num-rounds is 16 and 64" in capsys.readouterr().err
-    assert main([str(file), str(first), "--data", DATA]) == 0
-    assert main([str(file), str(second), "--data", DATA]) == 2  # the file says it, too
-    assert "the file and" in capsys.readouterr().err
-    more = piece(tmp_path, "c", cell("dp-ftrl", 1, own_settings={"num-rounds": 16, "x": 1}))
-    assert main([str(file), str(more), "--data", DATA]) == 2
-    assert "x is None and 1" in capsys.readouterr().err
-    other = piece(tmp_path, "d", cell("popri", 1), downstream="gpt2")
-    assert main([str(file), str(other), "--data", DATA]) == 2
-    assert "downstream is 'privsyn-tiny' and 'gpt2'" in capsys.readouterr().err
-    # Lines of a version that did not say it are taken as they are.
-    old = [
-        {k: v for k, v in line.items() if k not in ("own_settings", "fixed")}
-        for line in lines(file)
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
-    assert main([str(file), str(more), "--data", DATA]) == 0
 
 
 def test_a_folder_without_a_comparison_is_named(tmp_path: Path, capsys: Any) -> None:
