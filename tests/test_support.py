@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).parent
 MODULES = sorted(set(FOLDER.rglob("*.py")) - {Path(__file__)})  # which holds examples
 #: An import in the text of a script that a test runs.
@@ -40,18 +38,3 @@ def test_no_module_imports_a_test() -> None:
         if others:
             wrong[str(path.relative_to(FOLDER))] = others
     assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from tests.test_cli import main",
-        "from tests import test_cli",
-        "import tests.test_cli",
-        "from .test_cli import main",
-        "def f():\n    from tests.conftest import main",
-        'SCRIPT = """\nfrom tests.conftest import main\n"""',
-    ],
-)
-def test_another_module_is_seen(source: str) -> None:
-    assert {name for name in imported(source) if not name.startswith("tests.support.")}

@@ -191,16 +191,6 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
     assert len(set(found.__all__)) == len(found.__all__)
 
 
-def test_what_a_method_returns_and_takes_is_had_from_one_module() -> None:
-    from flower_privsyn import strategies
-
-    asked = {"Finding", "Question", "ReleasedSum", "RunContext"}
-    assert asked <= set(strategies.__all__)
-    assert {getattr(strategies, name).__module__ for name in asked} == {
-        strategies.Method.__module__
-    }
-
-
 def test_every_method_and_its_settings_are_public_names() -> None:
     import flower_privsyn
     from flower_privsyn import strategies

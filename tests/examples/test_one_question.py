@@ -41,18 +41,3 @@ def test_the_student_is_better_after_one_upload(
     before, after = found["public_model"], found["trained_model"]
     assert after["next_token_accuracy"]["value"] > before["next_token_accuracy"]["value"]
     assert after["bits_per_byte"]["value"] < before["bits_per_byte"]["value"]
-
-    # The release is read once more, by another process, with other settings.
-    again = tmp_path / "again"
-    words = ["expand", str(run.path), "--anew", str(again), "--set", "student-steps=5"]
-    assert main([*words, "--set", "num-bigrams=5"]) == 2
-    assert "a resumed run keeps its settings" in capsys.readouterr().err
-    assert not again.exists()
-    assert main([*words, "--set", "teacher-steps=2"]) == 0
-    said = capsys.readouterr().out
-    assert "delta = 3e-06, 1 releases" in said
-    assert f"Nothing was spent: the release is that of {run.path}." in said
-    assert (again / "ledger.jsonl").read_bytes() == run.ledger_file.read_bytes()
-    summary = RunDirectory.open(again).state["summary"]
-    assert summary["student_steps"] == 5
-    assert (again / "models" / "teacher" / "config.json").is_file()

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flower_privsyn.errors import ConfigError
 from research.gap_picture import bars_of, main
 from tests.support.compared import CELLS, cell
 
@@ -47,11 +46,6 @@ def test_what_asks_is_above_what_asks_nobody_and_the_best_is_first() -> None:
     assert bars[2].gap == pytest.approx(0.05)
     assert bars[4].title == "public text, distilled"
     assert len({bar.shade for bar in bars}) == 3
-
-
-def test_a_gap_has_two_ends() -> None:
-    with pytest.raises(ConfigError, match="public-only and finetune-private are the ends"):
-        bars_of([one for one in ALL if one["method"] != "finetune-private"], **PLACE)
 
 
 def test_the_picture_says_in_words_what_it_shows(tmp_path: Path, capsys: Any) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,27 +131,6 @@ def test_one_command_makes_a_model_that_loads(finished: dict[str, Path], name: s
     assert f"{evaluation['held_out'][min(objectives)]['nats_per_token']:.3f}" in card
 
 
-@pytest.mark.slow
-def test_the_curves_are_drawn(finished: dict[str, Path]) -> None:
-    assert finished["curves"].read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_shards_are_no_larger_than_asked(finished: dict[str, Path], tmp_path: Path) -> None:
-    import torch
-    from export import export, load
-    from networks import RECIPES
-
-    export(RECIPES[2], finished["work"], tmp_path, hardware="x", shard_bytes=2_500_000)
-    folder = tmp_path / "privsyn-tiny"
-    shards = sorted(folder.glob("*.safetensors"))
-    assert len(shards) >= 2
-    assert all(shard.stat().st_size < 2_600_000 for shard in shards)
-    whole = load(finished["output"] / "privsyn-tiny", RECIPES[2]).state_dict()
-    for name, weight in load(folder, RECIPES[2]).state_dict().items():
-        assert torch.equal(weight, whole[name])
-
-
 def test_a_private_document_in_the_training_text_stops_the_run(folders: dict[str, Path]) -> None:
     from private import PrivateCorpus, prove_unseen
 
@@ -172,69 +150,6 @@ def test_a_private_document_in_the_training_text_stops_the_run(folders: dict[str
     assert quoted["speech"]["windows_seen"] == 3
     assert quoted["speech"]["documents_with_a_window"] == 1
     assert quoted["speech"]["windows"] == 60 * (90 - 12)
-
-
-@pytest.mark.slow
-def test_what_was_trained_on_is_what_was_read(finished: dict[str, Path]) -> None:
-    from corpus import clean, is_held_out, read_corpus
-    from private import training_texts
-
-    documents = list(read_corpus(finished["corpus"]))
-    expected = [clean(d["text"]) for d in documents if not is_held_out(d)]
-    assert list(training_texts(finished["work"])) == expected
-    held_out = list(training_texts(finished["work"], "held_out"))
-    assert len(held_out) == 200 - len(expected) > 0
-
-
-@pytest.mark.slow
-def test_cross_entropy_per_byte_by_hand(finished: dict[str, Path]) -> None:
-    import torch
-    from evaluate import byte_lengths, score_causal
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(finished["work"] / "bpe.json"))
-    lengths = byte_lengths(tokenizer)
-    text = "Café at the river 🙂"
-    ids = tokenizer.encode(text).ids
-    assert int(lengths[ids].sum()) == len(text.encode())
-    assert not lengths[:8].any()
-
-    # A model that finds all tokens equally likely, wherever it is asked.
-    states = SimpleNamespace(last_hidden_state=torch.zeros(1, len(ids), 4))
-    model = SimpleNamespace(
-        parameters=lambda: iter([torch.zeros(1)]),
-        base_model=lambda input_ids: states,
-        lm_head=lambda hidden: torch.zeros(len(hidden), len(lengths)),
-    )
-    figures = score_causal(model, np.asarray([ids]), lengths).figures()
-    bits = np.log2(len(lengths)) * (len(ids) - 1) / lengths[ids[1:]].sum()
-    assert figures["bits_per_byte"] == pytest.approx(bits, abs=1e-3)
-    assert figures["tokens"] == len(ids) - 1
-
-
-@pytest.mark.slow
-def test_only_the_document_and_the_hole_are_counted(finished: dict[str, Path]) -> None:
-    from corpus import EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Corpus
-    from evaluate import of_documents, of_holes
-
-    corpus = Corpus(finished["work"], "train", 0)
-    ids = corpus.keyword_documents(6)
-    for row, mark in zip(ids, of_documents(corpus, ids), strict=True):
-        before = corpus.tokenizer.decode(row[: np.argmax(mark)].tolist())
-        assert before.startswith("Document Type: ")
-        assert before.endswith("\nDocument:\n")
-        assert EOS not in row[mark][:-1]
-    ids = corpus.fill_in_the_middle(6)
-    for row, mark in zip(ids, of_holes(ids), strict=True):
-        hole = row[mark].tolist()
-        assert hole[-1] == EOS
-        prefix, suffix = (row.tolist().index(marker) for marker in (FIM_SUFFIX, FIM_MIDDLE))
-        whole = [*row[1:prefix], *hole[:-1], *row[prefix + 1 : suffix]]
-        assert row[0] == FIM_PREFIX
-        assert any(
-            np.array_equal(whole, corpus.stream[i : i + len(whole)])
-            for i in range(len(corpus.stream) - len(whole))
-        )
 
 
 def test_the_sizes_fit_the_package() -> None:

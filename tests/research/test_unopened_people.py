@@ -14,7 +14,7 @@ import pytest
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.training.causal import CausalTraining, fine_tune
-from research.unopened_people import main, students_of, unopened
+from research.unopened_people import main
 
 IDS = [name for name in (f"person-{number}" for number in range(200)) if sealed([name])[0]]
 TEXT = "The court of appeal held hearing number {} in open session, and the record was kept."
@@ -77,15 +77,6 @@ def comparison(tmp_path: Path) -> Path:
     return folder
 
 
-def test_people_are_sealed_and_were_not_opened(data: Path, comparison: Path) -> None:
-    left = len(IDS) - 4
-    every = unopened(str(data), [comparison], people=left)
-    assert set(every.user_ids) == set(IDS[4:])
-    some = unopened(str(data), [comparison], people=3)
-    assert len(some) == 3
-    assert set(some.user_ids) < set(every.user_ids)
-
-
 def test_every_finished_model_is_read_once(
     data: Path, comparison: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -134,9 +125,3 @@ def test_what_cannot_be_measured_is_named(
     (comparison / "compare.json").unlink()
     assert main([str(comparison), *words]) == 2
     assert "holds no comparison" in capsys.readouterr().err
-
-
-def test_the_model_that_nobody_trained_is_the_downstream_one(comparison: Path) -> None:
-    first = next(students_of(comparison))
-    assert (first.cell["method"], first.model) == ("public-only", "privsyn-tiny")
-    assert first.max_tokens == 64

@@ -33,15 +33,6 @@ def test_every_page_is_in_the_navigation_once_and_nothing_else() -> None:
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
 
 
-def test_a_page_before_the_first_section_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a\.md stands before the first section"):
-        navigation.sections("# All\n- [A](a.md): a\n## One\n")
-    assert navigation.sections("## One\n- [A](a.md): a\n  [b](b.md)\n## Two\n") == {
-        "One": [("A", "a.md")],
-        "Two": [],
-    }
-
-
 def test_every_public_name_has_a_page(source: reference.Source) -> None:
     exported = source.exports()
     packages = [
@@ -59,17 +50,6 @@ def test_every_public_name_has_a_page(source: reference.Source) -> None:
             assert f"::: {entry.home}.{name}\n" in pages[entry.page]
             assert f"[`{name}`](" in index
     assert len(pages) == len({page.lower() for page in pages})  # also where case is ignored
-
-
-def test_pages_show_the_object_that_is_imported(source: reference.Source) -> None:
-    entries = {n.name: n for n in reference.public_names(source) if "flower_privsyn" in n.modules}
-    assert set(entries) | {"__version__"} == set(flower_privsyn.__all__)
-    for name, entry in entries.items():
-        offered = getattr(flower_privsyn, name)
-        assert getattr(importlib.import_module(entry.home), name) is offered
-        if isinstance(offered, type):
-            assert offered.__module__ == entry.home
-        assert entry.summary, f"{name} has no docstring"
 
 
 def test_links_lead_to_pages_of_the_site() -> None:
@@ -92,21 +72,6 @@ def test_links_lead_to_pages_of_the_site() -> None:
 def test_what_looks_like_a_link_in_code_is_none(code: str) -> None:
     text = "[a](b.md)\n" + code.format("[c](value)") + "\n[d](e.md)"
     assert repository.linked(text, "x.md", ROOT) == {"b.md", "e.md"}
-
-
-def test_source_with_fences_of_its_own_is_one_block_of_code(tmp_path: Path) -> None:
-    source = "a = 1\n````\n[b](value)\n```\n"
-    (tmp_path / "a.py").write_text(source, "utf-8")
-    shown = repository.shown("a.py", tmp_path)
-    assert shown.endswith(f"\n`````python\n{source}`````\n")
-    assert repository.linked(shown, "a.py", tmp_path) == set()
-
-
-def test_source_and_folders_become_pages() -> None:
-    shown = repository.shown("scripts/lines.py", ROOT)
-    assert "# scripts/lines.py" in shown
-    assert (ROOT / "scripts" / "lines.py").read_text("utf-8") in shown
-    assert "- `popri`" in repository.shown("baselines", ROOT)
 
 
 def test_a_notebook_becomes_text_code_and_what_it_printed() -> None:

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import flower_privsyn
-from flower_privsyn.cli.app import privsyn
-from flower_privsyn.strategies import POPriConfig
 from scripts import lines
 
 MODULE = '''"""What it is.
@@ -44,10 +41,6 @@ def folder(tmp_path: Path) -> Path:
         "tests/test_it.py": "",
         "research/measure.py": "x = 1\n",
         "docs/conf.py": "x = 1\n",
-        "docs/page.md": "Four words are here.\n",
-        "docs/settings.md": "not counted\n",
-        "flower_privsyn/examples/one/pyproject.toml": "[tool.flwr.app.config]\na = 1\nb.c = 2\n",
-        "flower_privsyn/examples/one/conf/small.toml": "a = 1\n",
         "pyproject.toml": '[[tool.importlinter.contracts]]\nlayers = ["a", "b | c"]\n',
     }
     for name, text in files.items():
@@ -86,17 +79,3 @@ def test_rooms_files_and_a_revision(folder: Path, capsys: pytest.CaptureFixture[
     assert found["flower_privsyn/report/page.py"][1] == "2 +1"
     with pytest.raises(SystemExit, match="nothing"):
         lines.main(["--folder", str(folder), "--against", "nothing"])
-
-
-def test_what_else_there_is_to_carry(folder: Path) -> None:
-    found = {name: counted() for name, counted in lines.house(folder)}
-    assert found["words in docs, without settings.md"] == 4
-    assert found["pages in docs, without settings.md"] == 1
-    assert found["most keys that one shipped TOML shows"] == 2
-    assert found["import layers"] == 2
-    # Of the package that is imported, whatever the folder.
-    assert found["names at the top level"] == len(flower_privsyn.__all__)
-    named = set(POPriConfig.declared)
-    assert len(named) < found["keys of runs (privsyn methods --settings)"] < 10 * len(named)
-    shown = {name for name in privsyn.list_commands(None) if name not in ("node", "data")}
-    assert len(shown) < found["commands of privsyn"] < found["their options"]

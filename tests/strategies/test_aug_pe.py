@@ -29,7 +29,6 @@ from flower_privsyn.testing import (
     ShuffleWords,
     hash_embedder,
 )
-from tests.support.generation_server import Server
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -214,16 +213,6 @@ class TestLabels:
 
 
 class TestTheAlgorithm:
-    def test_a_chat_model_writes_and_varies_by_messages(
-        self, config: Builder, tmp_path: Path, server: Server
-    ) -> None:
-        name = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
-        method = strategy(config(**name, num_rounds=1), generator=None)
-        method.start(grid_of(labelled_users(6), tmp_path))
-        assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
-        # First texts, their variations, and what was tried of both.
-        assert len(server.requests) > config().num_candidates
-
     def test_survivors_may_be_drawn_by_their_votes(self, config: Builder, tmp_path: Path) -> None:
         method = strategy(config(num_rounds=1, selection="resample"))
         method.start(grid_of(labelled_users(30), tmp_path))
@@ -252,19 +241,6 @@ class TestTheAlgorithm:
         last = [row for row in second if row["survived"]]
         synthetic = lines(method.run.path / "synthetic.jsonl")
         assert {row["text"] for row in synthetic} == {row["text"] for row in last}
-
-    def test_a_class_that_nobody_writes_of_keeps_as_many(
-        self, config: Builder, tmp_path: Path
-    ) -> None:
-        users = labelled_users(40)
-        lawyers = replace(users, labels=["law"] * len(users.texts))
-        method = strategy(config(num_rounds=1, max_samples=3))
-        method.start(grid_of(lawyers, tmp_path))
-        rows = population(method.run.path, 1)
-        assert not any(row["votes"] for row in rows if row["label"] == "river")
-        assert sum(row["votes"] > 0 for row in rows) > 8
-        survived = Counter(row["label"] for row in rows if row["survived"])
-        assert survived == {"law": 4, "river": 4}
 
     def test_first_texts_from_public_ones_of_each_class_or_of_all(
         self, config: Builder, tmp_path: Path
@@ -324,9 +300,3 @@ class TestSettings:
     ) -> None:
         with pytest.raises(ConfigError, match=sentence):
             config(**changes)
-
-    def test_settings_name_it(self) -> None:
-        keys = {"epsilon": 1.0, "classes": "a; b, c", "num-candidates": 28, "label-column": "kind"}
-        config = AugPEConfig.from_run_config(keys)
-        assert config.class_names == ("a", "b, c")
-        assert dict(config.node_settings) == {"label-column": "kind"}

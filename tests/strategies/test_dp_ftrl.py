@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.data import Users
-from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError, ModelError
+from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
@@ -41,7 +41,7 @@ from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
 from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, killed_at
-from tests.support.questions import asked_release, asked_round
+from tests.support.questions import asked_round
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 
@@ -143,18 +143,6 @@ class TestTurns:
             sent = strategy.method.candidates.astype(np.float16).astype(np.float32)
             exact = strategy.method.queries[0].answer(alone, {"candidates": sent})
             assert np.allclose(one.values, exact, atol=1e-6)
-
-    def test_nodes_are_told_the_round_and_nothing_about_others(
-        self, federation: Builder, votes: Builder
-    ) -> None:
-        grid = federation(make_users(9), num_nodes=3)
-        Probe(votes(num_rounds=4)).start(grid)
-        for message in asked(grid):
-            release = asked_release(message)
-            assert release["sampling"]["method"] == "cyclic"
-            assert release["sampling"]["round_number"] == release["round"]
-        for reply in grid.replies:
-            assert wire.unexpected_records(reply) == []
 
 
 class TestRestart:
@@ -411,31 +399,3 @@ def test_a_larger_budget_than_planned_is_refused(
         strategy.start(grid)
     assert asked(grid) == []
     assert not releases(tmp_path / "run")
-
-
-def test_an_initial_model_that_was_missing_is_asked_for_again(
-    lstm: Path, texts: list[str], tmp_path: Path
-) -> None:
-    """An app that has caught the error and put it there must not train without it."""
-    people = Users.from_rows((f"user-{i}", text) for i, text in enumerate(texts[:8]))
-    initial = tmp_path / "initial"
-    config = small_training(
-        DPFTRLConfig,
-        tmp_path / "run",
-        model=str(lstm),
-        initial_model=str(initial),
-        num_rounds=2,
-        min_separation=2,
-        clip_norm=1e-6,
-        resume="auto",
-    )
-    strategy = DPFTRL(config())
-    for _ in range(2):
-        with pytest.raises(ModelError, match="initial"):
-            strategy.start(training_nodes(people))
-    first = LocalModel(TrainableModel(name=str(lstm)))
-    moved = first.parameters + np.float32(0.1)
-    first.save(initial, moved)
-    strategy.start(training_nodes(people))
-    final = LocalModel(TrainableModel(name=str(strategy.run.path / "models" / "final")))
-    assert final.parameters == pytest.approx(moved, abs=1e-4)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
@@ -18,7 +17,6 @@ from flower_privsyn.run.method import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
 from flower_privsyn.testing import HashEmbedder
-from tests.support.answering import read_answer
 from tests.support.federation import make_users
 from tests.support.popri import popri, small_popri, stored, table
 from tests.support.run_files import lines, release, releases
@@ -72,50 +70,6 @@ class TestWholeRun:
         chosen = [index for index, row in enumerate(rows) if row["chosen"]]
         assert chosen
         assert all(scores[index] == scores[prompt == prompt[index]].max() for index in chosen)
-
-    def test_messages_hold_candidates_and_prompts_or_their_root_alone(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        for space, centre, names, numbers in (
-            ("candidates", "prompt", {"candidates", "prompt"}, None),
-            ("candidates", "all", {"candidates"}, None),
-            ("span", "prompt", {"root"}, 32),  # one per dimension
-        ):
-            grid = federation()
-            folder = config().run_dir + space + centre
-            strategy = popri(config(centre=centre, answer_space=space, run_dir=folder))
-            strategy.start(grid)
-            asked = [m for m in grid.requests if m.metadata.message_type == "query.mean_similarity"]
-            assert len(asked) == 6
-            sent = asked[-1].content["privsyn.broadcast"]
-            assert set(sent) == names
-            embeddings, prompt = stored(strategy.run.path, 3)
-            if space == "candidates":
-                assert np.array_equal(sent["candidates"].numpy(), embeddings)
-            else:
-                root = strategy.config.similarity().broadcast(embeddings, prompt=prompt)
-                assert np.array_equal(sent["root"].numpy(), root["root"])
-            answers = [
-                read_answer(reply).total
-                for reply in grid.replies
-                if "privsyn.answer" in reply.content
-            ]
-            assert {len(answer) for answer in answers[-2:]} == {numbers or len(embeddings)}
-
-    def test_the_generator_moves_towards_the_users(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        users = make_users(300)
-        strategy = popri(config(epsilon=8.0, num_rounds=5, num_prompts=16))
-        strategy.start(federation(users))
-        private = HashEmbedder().embed(users.texts)
-
-        def similarity(number: int) -> float:
-            return float((stored(strategy.run.path, number)[0] @ private.T).mean())
-
-        assert similarity(5) > similarity(1) + 0.15
-        written = [row["text"] for row in lines(strategy.run.synthetic_jsonl)]
-        assert float((HashEmbedder().embed(written) @ private.T).mean()) > similarity(1) + 0.15
 
 
 class TestJudgedByMoments:

@@ -207,14 +207,6 @@ class TestSurvivors:
         )
         assert evolution(settings()).method._survivors(population, release).tolist() == [1] * 16
 
-    def test_a_run_of_silent_rounds_finishes(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        strategy = evolution(settings(threshold=1e9))
-        strategy.start(federation())
-        assert strategy.run.status == "finished"
-        assert len(releases(strategy.run.path)) == 3
-
 
 def test_the_papers_settings() -> None:
     ours = PrivateEvolution.pre_text(epsilon=1.29).config

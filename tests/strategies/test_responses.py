@@ -204,44 +204,6 @@ class TestCandidates:
         assert {p for p in asked if "number 7\n" not in p} == set(candidates["prompts"]) < asked
 
 
-class TestResponsesOfAnInterruptedRound:
-    def test_are_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tests.support.words import WordGenerator
-
-        monkeypatch.setattr(WordGenerator, "at_once", 12, raising=False)
-
-        class Failing(WordGenerator):
-            calls = 0
-            asked = 0
-
-            def generate(self, prompts: Sequence[str], **kwargs: Any) -> list[list[str]]:
-                self.calls += 1
-                if self.calls == 3:
-                    raise GenerationError("the server is gone")
-                self.asked += len(prompts)
-                return super().generate(prompts, **kwargs)
-
-        vocabulary = [f"word{index}" for index in range(50)]
-        whole = written(rounds(tmp_path / "whole", WordGenerator(vocabulary), num_prompts=9))
-        with pytest.raises(GenerationError, match="gone"):
-            written(rounds(tmp_path / "torn", Failing(vocabulary), num_prompts=9))
-        kept = tmp_path / "torn/run/rounds/0001/scratch/responses.jsonl"
-        assert [json.loads(line)["prompt"] for line in kept.read_text().splitlines()] == [
-            0,
-            1,
-            2,
-            3,
-        ]
-        with kept.open("a") as file:
-            file.write('{"prompt": 4, "text": "torn li')
-        second = Failing(vocabulary)
-        second.calls = 10
-        resumed = written(rounds(tmp_path / "torn", second, num_prompts=9))
-        assert second.asked == 5
-        assert resumed["texts"] == whole["texts"]
-        assert resumed["prompts"] == whole["prompts"]
-
-
 class TestLearning:
     def test_pairs_adapters_and_record(self, tmp_path: Path) -> None:
         import pyarrow.parquet as pq
@@ -280,15 +242,6 @@ class TestLearning:
         assert (record["pairs"], record["dropped"]["one-response"]) == (0, 3)
         assert not (tmp_path / "run/rounds/0001/adapter").exists()
         assert "no prompt gave a pair" in caplog.text
-
-    def test_is_done_once(self, tmp_path: Path) -> None:
-        made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
-        candidates = written(made)
-        first = made._learn(1, candidates, np.tile([1.0, 0.0], 3))
-        file = tmp_path / "run/rounds/0001/adapter/adapter_config.json"
-        before = file.read_bytes()
-        assert made._learn(1, candidates, np.tile([0.0, 1.0], 3)) == first
-        assert file.read_bytes() == before
 
     def test_settings_and_ends_reach_the_training(self, tmp_path: Path) -> None:
         seen: dict[str, Any] = {}
