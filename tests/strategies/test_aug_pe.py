@@ -284,19 +284,3 @@ class TestTheAlgorithm:
                 grid_of(labelled_users(6), tmp_path)
             )
         assert not releases(tmp_path / "run")
-
-
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"num_candidates": 25}, "multiple of num-variations = 3 times the 2 classes, got 25"),
-            ({"classes": "law;law"}, "classes must be different names"),
-            ({"num_variations": 1}, "num-variations"),
-        ],
-    )
-    def test_what_cannot_be_is_refused(
-        self, config: Builder, changes: dict[str, Any], sentence: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=sentence):
-            config(**changes)

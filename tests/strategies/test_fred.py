@@ -423,20 +423,6 @@ class TestTheCommand:
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"estimator": "two-rounds"}, "num-rounds"),
-            ({"unit": "record", "max_samples": 0}, "max-samples"),
-            ({"num_records": 9}, "num-records = 9"),
-            ({"noise_calibration": "too-little-as-printed"}, "noise-calibration .* num-records"),
-            ({"candidates": "a.jsonl; ; b.jsonl"}, "candidates"),
-        ],
-    )
-    def test_settings_are_named(self, config: Builder, changes: Any, named: str) -> None:
-        with pytest.raises((ConfigError, DataError), match=named):
-            config(**changes)
-
-    @pytest.mark.parametrize(
         ("candidates", "named"),
         [
             ("{empty}", "holds no text"),

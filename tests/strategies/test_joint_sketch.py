@@ -410,17 +410,6 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"num_bigrams": 1}, "num-bigrams"),
-            ({"teacher_steps": 5}, 'teacher-steps = 5 needs a teacher, got teacher = ""'),
-        ],
-    )
-    def test_that_do_not_fit(self, config: Builder, changes: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(ConfigError, match=sentence):
-            config(**changes)
-
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
             ({"max_tokens": 600}, 'model = "privsyn-tiny" reads at most 511 tokens .* rows of 600'),

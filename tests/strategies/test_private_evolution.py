@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.data.sentences import is_whole
-from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.errors import GenerationError, PrivsynError
 from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
 from flower_privsyn.strategies._population import Population, resampled
@@ -216,36 +216,6 @@ def test_the_papers_settings() -> None:
 
 
 class TestBeforeSpending:
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"noise_multiplier": 1e-9}, "noise-multiplier"),
-            ({"sampling": "poisson", "sampling_rate": 0.5, "min_users": 3}, "min-users"),
-            ({"sampling_rate": 0.5}, "sampling-rate"),
-            ({"sample_size": 5}, "sample-size"),
-            (
-                {"sampling": "fixed-size", "sample_size": 3, "relation": "add-remove"},
-                "fixed-size.*add-remove",
-            ),
-            (
-                {
-                    "sampling": "poisson",
-                    "sampling_rate": 0.5,
-                    "relation": "replace-one",
-                    "accountant": "rdp",
-                },
-                "poisson.*pld",
-            ),
-            ({"newer_than": "March"}, "newer-than"),
-            ({"resume": True, "run_dir": ""}, "run-dir"),
-        ],
-    )
-    def test_bad_settings_are_named(
-        self, settings: Builder, changes: dict[str, Any], named: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=named):
-            settings(**changes)
-
     def test_negative_means_not_given(self) -> None:
         config = PrivateEvolutionConfig.from_run_config(
             {"epsilon": -1.0, "noise-multiplier": 2, "data": "users.jsonl", "my-key": 3},

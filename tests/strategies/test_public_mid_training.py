@@ -248,20 +248,6 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"first_rounds": 6}, r"first-rounds = 6 must be from 1 to num-rounds - 1 = 5"),
-            ({"first_rounds": 2, "position": "after"}, 'needs position = "middle"'),
-            ({"position": "before"}, 'public-rows = "matched" needs rounds before'),
-        ],
-    )
-    def test_bad_values_are_named(
-        self, config: Builder, changes: dict[str, Any], sentence: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=sentence):
-            config(**changes)
-
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
             ({"select_share": 0.01}, r"may leave \d rows, fewer than student-batch-size = 4"),
             ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
             ({"public_model": "privsyn-lm"}, "public-model must have the tokens of"),
