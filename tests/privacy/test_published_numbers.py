@@ -51,7 +51,7 @@ def test_the_reference_is_complete() -> None:
     assert len(REFERENCE["aug_pe_rows"]) == 9
 
 
-#: Of the rows whose users are drawn, which take seconds, every fourth; `pytest -m slow` has all.
+#: Of the rows whose users are drawn, which take seconds, every tenth; `pytest -m slow` has all.
 DRAWN = [row for row in ROWS if row["q"] != 1]
 YELP_LARGE = ("Yelp", "GPT2-XL batch 256")
 
@@ -61,7 +61,7 @@ YELP_LARGE = ("Yelp", "GPT2-XL batch 256")
     [
         *(row for row in ROWS if row["q"] == 1),
         *(
-            pytest.param(row, marks=[pytest.mark.slow] * (number % 4 > 0))
+            pytest.param(row, marks=[pytest.mark.slow] * (number % 10 > 0))
             for number, row in enumerate(DRAWN)
         ),
     ],

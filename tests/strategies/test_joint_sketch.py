@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
 from flower_privsyn.cli.expand import copy_released
+from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.comparison.teachers import writer_of
-from flower_privsyn.data import Chunking
+from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
@@ -33,7 +35,12 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.joint_sketch import biased_generator
-from flower_privsyn.testing import EchoGenerator
+from flower_privsyn.testing import (
+    EchoGenerator,
+    LoopbackGrid,
+    flower_identity,
+    hash_embedder,
+)
 from flower_privsyn.training.bias import save_biased, unlearnt
 from tests.support.federation import asked, make_users
 from tests.support.generation_server import Server
@@ -52,10 +59,9 @@ TOPICS = {
 }
 
 
-@pytest.fixture
-def topics(tmp_path: Path) -> Path:
+def topics_in(folder: Path) -> Path:
     """Public text on four topics, courts among them."""
-    file = tmp_path / "topics.jsonl"
+    file = folder / "topics.jsonl"
     rows = [
         {"text": f"{text} It was the {number}th time that this was said in the year."}
         for number in range(20)
@@ -65,45 +71,62 @@ def topics(tmp_path: Path) -> Path:
     return file
 
 
+def settings_in(folder: Path, topics: Path, **changes: Any) -> JointSketchConfig:
+    """Settings of a small run; keyword arguments replace them."""
+    values: dict[str, Any] = {
+        "num_nodes": 2,
+        "num_bigrams": 400,
+        "public_text": str(topics),
+        "select_share": 0.2,
+        "least_selected": 1,
+        "least_row_tokens": 4,
+        "most_overlap": 1.0,
+        "student_steps": 1,
+        "student_batch_size": 2,
+        "teacher": "",
+        "run_dir": str(folder / "run"),
+        "node_timeout": 0.2,
+        "accept_noise": True,
+        **changes,
+    }
+    if "epsilon" not in values and "noise_multiplier" not in values:
+        values["epsilon"] = 8.0
+    return JointSketchConfig(**values)
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> Path:
+    return topics_in(tmp_path)
+
+
 @pytest.fixture
 def config(
     tmp_path: Path, topics: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., JointSketchConfig]:
-    """Settings of a small run; keyword arguments replace them."""
     monkeypatch.setenv(environment.CACHE, str(tmp_path / "cache"))
+    return partial(settings_in, tmp_path, topics)
 
-    def build(**changes: Any) -> JointSketchConfig:
-        values: dict[str, Any] = {
-            "num_nodes": 2,
-            "num_bigrams": 400,
-            "public_text": str(topics),
-            "select_share": 0.2,
-            "least_selected": 1,
-            "least_row_tokens": 4,
-            "most_overlap": 1.0,
-            "student_steps": 1,
-            "student_batch_size": 2,
-            "teacher": "",
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values and "noise_multiplier" not in values:
-            values["epsilon"] = 8.0
-        return JointSketchConfig(**values)
 
-    return build
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> JointSketch:
+    """A run without noise of thirty users, which the tests read and leave as it is."""
+    folder = tmp_path_factory.mktemp("joint-sketch")
+
+    def load(context: Context) -> Users:
+        return make_users(30).partition(
+            partition_id=int(context.node_config["partition-id"]), num_partitions=2
+        )
+
+    app = create_client_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
+    strategy = JointSketch(settings_in(folder, topics_in(folder), noise_multiplier=0.0))
+    strategy.grid = LoopbackGrid(app, num_nodes=2)
+    with pytest.MonkeyPatch.context() as patched, flower_identity():
+        patched.setenv(environment.CACHE, str(folder / "cache"))
+        strategy.start(strategy.grid)
+    return strategy
 
 
 class TestARun:
-    @pytest.fixture
-    def finished(self, federation: Builder, config: Builder) -> JointSketch:
-        strategy = JointSketch(config(noise_multiplier=0.0))
-        strategy.grid = federation(make_users(30))
-        strategy.start(strategy.grid)
-        return strategy
-
     def test_asks_once_and_makes_the_rest_of_the_release(
         self, finished: JointSketch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -162,13 +185,8 @@ class TestARun:
         assert not (output / "models").exists()
         assert not (output / "synthetic.jsonl").exists()
         gone = federation(num_nodes=1)
-        settings = config(
-            noise_multiplier=0.0,
-            run_dir=str(output),
-            resume=True,
-            student_steps=2,
-            select_share=0.1,
-        )
+        same = {"noise_multiplier": 0.0, "public_text": finished.config.public_text, "resume": True}
+        settings = config(**same, run_dir=str(output), student_steps=2, select_share=0.1)
         strategy = JointSketch(settings)
         strategy.start(gone)
         assert gone.requests == []
@@ -181,9 +199,7 @@ class TestARun:
         # What a release depends on is not for it to change.
         other = copy_released(run, tmp_path / "other")
         with pytest.raises(ConfigError, match="num-bigrams"):
-            JointSketch(
-                config(noise_multiplier=0.0, run_dir=str(other.path), resume=True, num_bigrams=300)
-            ).start(gone)
+            JointSketch(config(**same, run_dir=str(other.path), num_bigrams=300)).start(gone)
         assert gone.requests == []
 
     def test_no_copy_is_made_of_a_run_with_a_round_that_could_be_asked_again(
@@ -282,18 +298,6 @@ class TestWriting:
         assert len(written) == len(found[-1]) == 15
         best = sorted(np.argsort(-found[-1], kind="stable")[:5].tolist())
         assert [record["text"] for record in records] == [written[place] for place in best]
-
-    def test_by_a_generator_of_the_same_tokens_is_biased(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = JointSketch(config(**self.BY_A_MODEL))
-        strategy.start(federation(make_users(20)))
-        assert 0 < len(lines(strategy.run.path / "synthetic.jsonl")) <= 2
-        writer, _ = load_pretrained(
-            strategy.run.path / "models" / "writer", kind="causal", dtype="float32", device="cpu"
-        )
-        court = load_tokenizer("privsyn-tiny")[0].encode(" court").ids[-1]
-        assert float(writer.token_bias[court]) > 1.0
 
     def test_a_generator_may_learn_from_what_was_chosen_first(
         self, federation: Builder, config: Builder

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from flower_privsyn.data import Users
@@ -19,11 +19,9 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import (
-    Correlation,
-    PrivacyLedger,
-)
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.progress import Progress
+from flower_privsyn.run.plan import plan_of
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFTRLConfig,
@@ -69,28 +67,13 @@ def model_of(folder: Path) -> LocalModel:
     return LocalModel(TrainableModel(name=str(folder)))
 
 
-def streams(run: Path) -> list[tuple[Correlation, float]]:
-    """Each mechanism of a ledger, and the noise multiplier of its rounds together."""
-    found = PrivacyLedger.read(run / "ledger.jsonl").correlations
-    return [(one, one.noise_multiplier(multiplier)) for one, multiplier in found.items()]
-
-
-def by_dp_accounting(*multipliers: float) -> float:
-    accountant = PLDAccountant()
-    for multiplier in multipliers:
-        accountant.compose(SelfComposedDpEvent(GaussianDpEvent(multiplier), 1))
-    return float(accountant.get_epsilon(DELTA))
-
-
-class TestCost:
-    def test_all_rounds_are_one_mechanism(self, config: Builder, people: Users) -> None:
-        strategy = PublicMidTraining(config(epsilon=2.0))
-        strategy.start(training_nodes(people))
-        ((correlation, multiplier),) = streams(strategy.run.path)
-        assert correlation.factorisation.rounds == 6
-        assert by_dp_accounting(multiplier) == pytest.approx(2.0, rel=1e-3)
-        ledger = PrivacyLedger.read(strategy.run.ledger_file)
-        assert ledger.epsilon_known_cohorts == ledger.epsilon_release
+def test_all_rounds_are_one_mechanism(config: Builder) -> None:
+    settings = config(epsilon=2.0)
+    plan = plan_of(PublicMidTraining(settings).method, settings, population=16)
+    ((release, times),) = calibrated(plan, epsilon=2.0).plan.released().items()
+    assert (plan.rounds, times) == (6, 1)
+    accountant = PLDAccountant().compose(GaussianDpEvent(release.noise_multiplier))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
 
 
 class TestWhoTakesPart:
