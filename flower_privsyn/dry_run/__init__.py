@@ -1,6 +1,6 @@
 """What a run would meet, found without starting it: nothing is spent."""
 
 from flower_privsyn.dry_run.check import check_app, check_plan, check_setup
-from flower_privsyn.dry_run.report import Diagnostic, Report
+from flower_privsyn.dry_run.report import Report
 
-__all__ = ["Diagnostic", "Report", "check_app", "check_plan", "check_setup"]
+__all__ = ["Report", "check_app", "check_plan", "check_setup"]

@@ -396,7 +396,7 @@ def _noise_alone(
     with report.refusals("noise"):
         found = method.check(plan.plan, spent="nothing was spent")
         if found is not None:
-            report.say("noise", found.sentence, level="warning" if found.warning else "fine")
+            report.say(found.topic, found.sentence, level=found.level)
 
 
 def _say_traffic(rounds: Sequence[Traffic], report: Report) -> None:

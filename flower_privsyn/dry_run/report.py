@@ -5,27 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.evaluation.result import STAMP
-
-Level = Literal["fine", "warning", "stops"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnostic:
-    """One sentence about the run.
-
-    Attributes:
-        topic: what it is about, in a word: "data", "models".
-        level: "fine"; "warning": the run works, and this is worth knowing; "stops": it does not.
-        sentence: in words.
-    """
-
-    topic: str
-    level: Level
-    sentence: str
+from flower_privsyn.run.method import Diagnostic, Level
 
 
 @dataclass

@@ -391,7 +391,7 @@ class Preparation:
         check_noise(settled.plan, settings, progress=progress, spent=spent)
         state = (last_state(run) or (0, None))[1]
         if (found := method.check(settled.plan, spent=spent, state=state)) is not None:
-            if found.warning:  # the session's warnings are noted
+            if found.level == "warning":  # the session's warnings are noted
                 logger.warning("%s", found.sentence)
             else:
                 logger.info("%s", found.sentence)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -143,17 +143,22 @@ class Question:
     broadcast: Broadcast
 
 
+Level = Literal["fine", "warning", "stops"]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What was found of a plan before anybody is asked.
+class Diagnostic:
+    """One sentence about a run before anybody is asked, for the person who started it.
 
     Attributes:
-        sentence: for the person who started the run.
-        warning: whether that person should think again.
+        topic: what it is about, in a word: "data", "noise".
+        level: "fine"; "warning": the run works, and this is worth knowing; "stops": it does not.
+        sentence: in words.
     """
 
+    topic: str
+    level: Level = "fine"
     sentence: str
-    warning: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +344,7 @@ class Method(ABC):
         """
         return None
 
-    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Diagnostic | None:
         """Refuse a plan whose releases could not be used; asked before the next round is.
 
         What it reads is public.

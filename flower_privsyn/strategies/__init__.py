@@ -1,7 +1,7 @@
 """The server's half, one file per method."""
 
 from flower_privsyn.run.method import (
-    Finding,
+    Diagnostic,
     Method,
     Question,
     RecordSource,
@@ -51,9 +51,9 @@ __all__ = [
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
+    "Diagnostic",
     "FederatedTraining",
     "FederatedTrainingConfig",
-    "Finding",
     "FreD",
     "FreDConfig",
     "Hybrid",

@@ -19,7 +19,7 @@ from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.queries import ModelDelta
-from flower_privsyn.run.method import Finding
+from flower_privsyn.run.method import Diagnostic
 from flower_privsyn.run.plan import NoiseAgainstUsers
 from flower_privsyn.run.settings import PrivateSumConfig
 
@@ -124,7 +124,7 @@ class NoiseAlone:
             after += self.model.loss(self.rows, parameters=shift + start) / _DRAWS
         return after - self.model.loss(self.rows)
 
-    def diagnostic(self, step: float, *, chosen: bool, spent: str) -> Finding:
+    def diagnostic(self, step: float, *, chosen: bool, spent: str) -> Diagnostic:
         """What the noise takes from the model, in a sentence.
 
         Args:
@@ -150,11 +150,11 @@ class NoiseAlone:
                 f"the same; {spent}"
             )
         if not chosen:
-            return Finding(sentence=said)
+            return Diagnostic(topic="noise", sentence=said)
         said += ", and shorter as the clip norm grows" if self.adapts else ""
         if short := step < _SHORT:
             said += "; with steps as short as that little of what users say is learnt"
-        return Finding(sentence=said, warning=short)
+        return Diagnostic(topic="noise", level="warning" if short else "fine", sentence=said)
 
     def longest_step(self) -> float:
         """The longest step at which little is lost, or the shortest: more noise takes more.

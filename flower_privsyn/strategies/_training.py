@@ -27,7 +27,7 @@ from flower_privsyn.queries import Broadcast, ModelDelta, Query
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate
 from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import (
-    Finding,
+    Diagnostic,
     Method,
     Question,
     RecordSource,
@@ -205,7 +205,7 @@ class FederatedTraining(Method):
             "longest_step": self._longest_step,
         }
 
-    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Diagnostic | None:
         """Try the noise of all rounds on the model, choose the step, refuse what would destroy it.
 
         A run that goes on keeps its step, or takes a shorter one where there are fewer users now.

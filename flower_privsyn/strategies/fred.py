@@ -44,7 +44,8 @@ from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import (
-    Finding,
+    Diagnostic,
+    Level,
     Method,
     Question,
     RecordSource,
@@ -259,7 +260,7 @@ class ReleasedMoments(Method):
         self._questions = config.questions(self._space.radius)
         return (embeddings_by(embedder),)
 
-    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Finding | None:  # noqa: ARG002
+    def check(self, plan: Plan, *, spent: str, state: State | None = None) -> Diagnostic | None:  # noqa: ARG002
         """Say how much of a covariance like that of public text the noise leaves.
 
         Refuse where it leaves nothing.
@@ -285,7 +286,8 @@ class ReleasedMoments(Method):
             said += f", above {WARN_ABOVE:g}: take fewer dimensions, more users or a larger epsilon"
         if ratio > _MOST_RATIO and not config.accept_noise:
             raise ConfigError(f"{said}, or set accept-noise = true to run all the same; {spent}")
-        return Finding(sentence=said, warning=ratio > WARN_ABOVE)
+        level: Level = "warning" if ratio > WARN_ABOVE else "fine"
+        return Diagnostic(topic="noise", level=level, sentence=said)
 
     # ------------------------------------------------------------------ the rounds
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.dry_run import Diagnostic
+from flower_privsyn.run.method import Diagnostic
 from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]

@@ -189,7 +189,7 @@ class TestRefusal:
             with pytest.raises(ConfigError, match="accept-noise"):
                 found.diagnostic(1.0, chosen=False, spent="nothing was spent")
         else:
-            assert not found.diagnostic(1.0, chosen=False, spent="").warning
+            assert found.diagnostic(1.0, chosen=False, spent="").level == "fine"
 
 
 class TestStep:
@@ -213,7 +213,9 @@ class TestStep:
         self, ftrl: Builder, model: LocalModel, clip_norm: float, short: bool
     ) -> None:
         found = alone(model, ftrl(noise_multiplier=0.3, clip_norm=clip_norm))
-        assert found.diagnostic(found.longest_step(), chosen=True, spent="").warning == short
+        assert found.diagnostic(found.longest_step(), chosen=True, spent="").level == (
+            "warning" if short else "fine"
+        )
 
     def test_a_run_takes_it_in_every_round_and_says_so(
         self, ftrl: Builder, people: Users, model: LocalModel
