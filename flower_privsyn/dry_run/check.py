@@ -23,8 +23,6 @@ from flower_privsyn.host.app import (
     App,
     ConfigValue,
     check_data,
-    num_nodes,
-    refuse_what_flower_refuses,
     strategies_of,
 )
 from flower_privsyn.host.launch import place_of, require_simulation
@@ -74,12 +72,9 @@ def check_app(
         What was found, in words and figures.
     """
     report = Report()
-    with report.refusals("app"):
-        refuse_what_flower_refuses(app)
     if not deployment:
         with report.refusals("machine"):
             require_simulation(ray=ray)
-            num_nodes(values)
     _place(app, values, run_dir, report)
     every = _settings_of(app, values, report)
     if report.unknown and not every and not deployment:
@@ -291,8 +286,6 @@ def _read(
             planned = f"{settings.num_users:,} were planned (num-users)"
             said = f"{people.users:,} users take part, {planned}"
             report.say("data", said, level="stops")
-        if people.users and settings.delta >= 1 / people.users:
-            _large_delta(settings.delta, people.users, report)
         return people  # and None where that is refused
 
 
@@ -318,17 +311,6 @@ def _planned(settings: PrivateSumConfig, report: Report) -> None:
     if share:
         said += f", besides those that the nodes hold out (held-out-fraction = {share:g})"
     report.say("data", said)
-    if settings.delta >= 1 / settings.num_users:
-        _large_delta(settings.delta, settings.num_users, report)
-
-
-def _large_delta(delta: float, users: int, report: Report) -> None:
-    report.say(
-        "privacy",
-        f"delta = {delta:g} is not below 1 / {users:,} users: even publishing one random user's "
-        "text would count as private",
-        level="warning",
-    )
 
 
 def _plan(
@@ -338,6 +320,8 @@ def _plan(
     known = people is not None and people.all_read and people.users > 0
     population = people.users if known and people is not None else max(1, settings.num_users)
     with report.refusals("privacy"):
+        if said := settings.large_delta(people.users if people else settings.num_users):
+            report.say("privacy", said, level="warning")
         plan = calibrated(
             plan_of(method, settings, population=population), epsilon=settings.epsilon
         )

@@ -18,8 +18,10 @@ from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
+from flower_privsyn.privacy import ReleaseSpec, Sampling
 from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
+from flower_privsyn.run.method import ReleasedSum
 from flower_privsyn.secure_aggregation import (
     KeyCard,
     Roster,
@@ -41,20 +43,103 @@ _OTHER_ERROR = "error of Flower or another code"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What honest replies of a round look like.
+class Recipient:
+    """How one node is asked in a round.
 
     Attributes:
-        query: the question that was asked.
-        length: how many numbers it answers.
-        most_users: by node that was asked, the most users that may be in its answer.
-        roster_users: by node that was asked, the users that it announced.
+        sampling: that the node applies.
+        count: users to draw, under fixed-size sampling; -1 otherwise.
+        roster_users: users that the node announced.
     """
 
+    sampling: Sampling
+    count: int
+    roster_users: int
+
+    @property
+    def most_users(self) -> int:
+        """Users that may be in its answer."""
+        return self.roster_users if self.count < 0 else self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRound:
+    """A round that was begun, until its release.
+
+    Attributes:
+        spec: what is released, its round counted over the whole run.
+        query: the question.
+        length: how many numbers it answers.
+        recipients: the nodes that were asked, and how.
+        always_asked: nodes that are asked whoever is drawn.
+        begun: when, for the owner.
+        traffic: what one exchange carries.
+        secure: whether answers are aggregated securely.
+    """
+
+    spec: ReleaseSpec
     query: Query
     length: int
-    most_users: Mapping[int, int]
-    roster_users: Mapping[int, int]
+    recipients: Mapping[int, Recipient]
+    always_asked: frozenset[int]
+    begun: float
+    traffic: wire.Traffic
+    secure: bool = False
+
+    def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
+        """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
+
+        Args:
+            released: its release; None where none was made.
+            counts: replies that were used, and why others were not.
+        """
+        metrics: dict[str, Any] = {"round": self.spec.round, "released": released is not None}
+        if self.spec.sampling.hides_cohort:
+            # Who was asked, answered or failed to is part of what the amplification by sampling
+            # assumes unseen, and who is late was asked in an earlier round.
+            return metrics
+        metrics["num_nodes"] = len(self.recipients)
+        metrics["num_users"] = 0 if released is None else released.num_users
+        return metrics | {key: counts[key] for key in sorted(counts)}
+
+    def why_lost(self, reason: str) -> str:
+        """Why there is no sum, as the run directory may hold it.
+
+        Args:
+            reason: in full; where who was drawn is secret the server's owner alone is told of it.
+        """
+        if not self.spec.sampling.hides_cohort:
+            return reason
+        logger.warning("round %d: %s", self.spec.round, reason, extra=FOR_THE_OWNER)
+        return "too few nodes answered for a sum"
+
+    def told(self, counts: Counter[str]) -> str:
+        """Why nodes are not in the sum, as ": 2 x the client app failed"; "" where all are.
+
+        Args:
+            counts: replies that were used, and why others were not.
+        """
+        found = [
+            f"{count} x {words_of(reason)}"
+            for reason, count in sorted(counts.items())
+            if count and reason != "answers" and reason not in BESIDE
+        ]
+        return f": {', '.join(found)}" if found else ""
+
+    def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
+        """What rounds that too few answered have cost, and how the run goes on.
+
+        Args:
+            makes_up: whether a round that nobody answered may be asked again.
+            go_on: what to do.
+        """
+        if self.secure:
+            return f"they are charged if nodes had answered; {go_on}"
+        if self.spec.sampling.hides_cohort:
+            return f"they are charged; {go_on}"
+        if not makes_up:
+            return f"they are not asked again; {go_on}, which goes on with the next"
+        return f"they cost nothing; {go_on}, which asks them again"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -105,12 +190,12 @@ class Aggregation(ABC):
         """
 
     @abstractmethod
-    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
+    def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
         """Add up the replies that may be.
 
         Args:
             replies: to what `messages` sent, each looked at once and forgotten.
-            expected: what honest ones look like.
+            asked: the round, with what honest ones look like.
         """
 
 
@@ -201,22 +286,21 @@ class Central(Aggregation):
                 message_type=wire.message_type(ask.query),
             )
 
-    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
+    def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
         """Add up the first usable reply of every node that was asked."""
-        asked = expected.most_users
         counts: Counter[str] = Counter()
-        total = np.zeros(expected.length, dtype=np.int64)
+        total = np.zeros(asked.length, dtype=np.int64)
         num_users = 0
         answering: set[int] = set()
-        for reply in first_replies(replies, asked=asked.keys(), counts=counts):
+        for reply in first_replies(replies, asked=asked.recipients.keys(), counts=counts):
             node = reply.metadata.src_node_id
             try:
                 answer = wire.unpack_answer(
                     reply,
-                    query=expected.query,
-                    length=expected.length,
-                    roster_users=expected.roster_users[node],
-                    most_users=asked[node],
+                    query=asked.query,
+                    length=asked.length,
+                    roster_users=asked.recipients[node].roster_users,
+                    most_users=asked.recipients[node].most_users,
                 )
             except wire.WireError as error:
                 counts[f"rejected: {error}"] += 1
@@ -253,7 +337,6 @@ class Secure(Aggregation):
         self._begun: tuple[wire.Ask, ServerRound] | None = None
         self._lost = ""
         self._counts: Counter[str] = Counter()
-        self._told: set[frozenset[int]] = set()
 
     def messages(
         self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
@@ -289,18 +372,18 @@ class Secure(Aggregation):
             for node in sorted(active)
         )
 
-    def collect(self, replies: Iterable[Message], *, expected: Expected) -> Collected:
+    def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
         """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
         begun, counts = self._begun, Counter[str]()
         if begun is None:
             for _ in first_replies(replies, asked=(), counts=counts):
                 pass
-            return self._without_sum(expected, counts | self._counts, charged=False)
+            return self._without_sum(asked, counts | self._counts, charged=False)
         ask, protocol = begun
         self._take(
             first_replies(replies, asked=protocol.active, counts=counts),
             lambda node, reply: protocol.add_answer(
-                node, *secure_wire.unpack_masked(reply, length=expected.length)
+                node, *secure_wire.unpack_masked(reply, length=asked.length)
             ),
             counts,
         )
@@ -337,14 +420,16 @@ class Secure(Aggregation):
             total = protocol.total()
         except ProtocolError as error:
             self._lost = str(error)
-            return self._without_sum(expected, counts | self._counts, charged=True)
+            return self._without_sum(asked, counts | self._counts, charged=True)
         counts["answers"] = len(survivors)
         # How many answered depends on the draw: a node whose users are drawn has more to compute.
         secret = ask.release.sampling.hides_cohort
-        nodes = len(expected.roster_users if secret else survivors)
+        nodes = len(asked.recipients if secret else survivors)
         return Collected(
             total=total.view(np.int64),
-            num_users=0 if secret else sum(expected.roster_users[node] for node in survivors),
+            num_users=0
+            if secret
+            else sum(asked.recipients[node].roster_users for node in survivors),
             answering=survivors,
             counts=counts | self._counts,
             # Of so many nodes, each of which adds its share.
@@ -366,18 +451,16 @@ class Secure(Aggregation):
         if terms is None:
             raise RuntimeError("a question without terms cannot be aggregated securely")
         shown: dict[int, tuple[int, KeyCard]] = {}
-        holders: dict[bytes, int] = {}
+        held: set[bytes] = set()
 
         def take_card(node: int, reply: Message) -> None:
             found = secure_wire.unpack_shown(reply)
             run, card = found.run, found.card
             # First: whoever copies a public key, and cannot sign by it, does not hold it.
             card.check(Session(run=run, round_number=number))
-            if card.node_key in holders:
-                self._tell_of_one_key(holders[card.node_key], node)
             # A node that shows such keys would end the round for all: it counts as lost.
-            card.check_keys(holders.keys())
-            holders.update(dict.fromkeys((card.node_key, card.seal_key, card.mask_key), node))
+            card.check_keys(held)
+            held.update((card.node_key, card.seal_key, card.mask_key))
             shown[node] = run, card
 
         request = secure_wire.pack(secure_wire.Asked(round=number))
@@ -397,19 +480,6 @@ class Secure(Aggregation):
             lambda node, reply: protocol.add_shares(node, secure_wire.unpack_reply(Sealed, reply)),
         )
         return protocol
-
-    def _tell_of_one_key(self, first: int, second: int) -> None:
-        """Tell the server's owner once of two nodes with one key: nobody else can mend it."""
-        pair = frozenset((first, second))
-        if pair not in self._told:
-            self._told.add(pair)
-            logger.warning(
-                "nodes %d and %d have one node key, as of a copied disk: in every round the one "
-                "that is heard of second is lost; give one of them its own (`privsyn node key "
-                "--init`), and list it in the policies of all nodes",
-                *sorted(pair),
-                extra=FOR_THE_OWNER,
-            )
 
     def _exchange(
         self,
@@ -435,17 +505,19 @@ class Secure(Aggregation):
         counts: Counter[str],
     ) -> None:
         for reply in replies:
+            node = reply.metadata.src_node_id
             try:
-                take(reply.metadata.src_node_id, reply)
+                take(node, reply)
             except (wire.WireError, ProtocolError) as error:
-                logger.debug("a reply is left out: %s", error)
                 # A sentence about a node may name it: the run directory gets the kind alone.
+                told = "a reply of node %d is left out: %s"
+                logger.warning(told, node, error, extra=FOR_THE_OWNER)
                 told = str(error) if isinstance(error, wire.WireError) else "breaks the protocol"
                 counts[f"rejected: {told}"] += 1
 
-    def _without_sum(self, expected: Expected, counts: Counter[str], *, charged: bool) -> Collected:
+    def _without_sum(self, asked: AskedRound, counts: Counter[str], *, charged: bool) -> Collected:
         return Collected(
-            total=np.zeros(expected.length, dtype=np.int64),
+            total=np.zeros(asked.length, dtype=np.int64),
             num_users=0,
             answering=frozenset(),
             counts=counts,

@@ -22,7 +22,7 @@ from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.progress import FOR_THE_OWNER, Progress, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.aggregation import error_key, first_replies, words_of
+from flower_privsyn.run.aggregation import Recipient, error_key, first_replies, words_of
 from flower_privsyn.run.changes import (
     changes_of_run,
     may_leave_out_nodes,
@@ -161,26 +161,6 @@ _INSTALL = (
 
 #: Nodes of a simulation are there sooner; whoever waits longer is told for what.
 _QUIET_SECONDS = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipient:
-    """How one node is asked in a round.
-
-    Attributes:
-        sampling: that the node applies.
-        count: users to draw, under fixed-size sampling; -1 otherwise.
-        roster_users: users that the node announced.
-    """
-
-    sampling: Sampling
-    count: int
-    roster_users: int
-
-    @property
-    def most_users(self) -> int:
-        """Users that may be in its answer."""
-        return self.roster_users if self.count < 0 else self.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +343,8 @@ class Preparation:
         spent = nothing_spent(run)
         known = announcement(method, settings, settled, behind=rounds_behind(run))
         roster = self._registered(sources, known, spent=spent, resume=resume)
-        settings.check_delta(roster.total)
+        if said := settings.large_delta(roster.total):
+            logger.warning("%s", said)
         # Nodes without users have nothing to hide and are asked nothing.
         asked = sum(users > 0 for users in roster.users.values())
         terms = settings.secure_terms(asked)

@@ -444,13 +444,11 @@ class PrivateSumConfig(Settings):
             )
         return max(1, self.min_users)
 
-    def check_delta(self, population: int) -> None:
-        """Warn when delta allows to publish one user's data outright."""
-        if population and self.delta >= 1 / population:
-            logger.warning(
-                "delta = %g is not below 1 / %d users = %g: at such a delta even publishing one "
-                "random user's text would count as private",
-                self.delta,
-                population,
-                1 / population,
-            )
+    def large_delta(self, population: int) -> str | None:
+        """What is said where delta allows to publish one user's data outright; None elsewhere."""
+        if not population or self.delta < 1 / population:
+            return None
+        return (
+            f"delta = {self.delta:g} is not below 1 / {population:,} users: even publishing one "
+            "random user's text would count as private"
+        )

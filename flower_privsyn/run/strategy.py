@@ -37,7 +37,6 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     RandomSource,
     ReleaseSpec,
-    Sampling,
     SecureRandom,
 )
 from flower_privsyn.privacy.calibrated import CalibratedPlan
@@ -47,13 +46,11 @@ from flower_privsyn.queries import Query
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.run.aggregation import (
-    BESIDE,
     Aggregation,
+    AskedRound,
     Central,
-    Expected,
     Secure,
     answered_by,
-    words_of,
 )
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
@@ -78,86 +75,6 @@ from flower_privsyn.secure_aggregation import Terms
 from flower_privsyn.trackers import Tracker
 
 logger = logging.getLogger("flwr.privsyn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedRound:
-    """A round that was begun, until its release.
-
-    Attributes:
-        number: 1-based, over the whole run.
-        mechanism: the noise on its sum.
-        sampling: who takes part.
-        expected: what honest replies look like.
-        always_asked: nodes that are asked whoever is drawn.
-        begun: when, for the owner.
-        traffic: what one exchange carries.
-        secure: whether answers are aggregated securely.
-    """
-
-    number: int
-    mechanism: GaussianMechanism
-    sampling: Sampling
-    expected: Expected
-    always_asked: frozenset[int]
-    begun: float
-    traffic: wire.Traffic
-    secure: bool = False
-
-    def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
-        """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
-
-        Args:
-            released: its release; None where none was made.
-            counts: replies that were used, and why others were not.
-        """
-        metrics: dict[str, Any] = {"round": self.number, "released": released is not None}
-        if self.sampling.hides_cohort:
-            # Who was asked, answered or failed to is part of what the amplification by sampling
-            # assumes unseen, and who is late was asked in an earlier round.
-            return metrics
-        metrics["num_nodes"] = len(self.expected.most_users)
-        metrics["num_users"] = 0 if released is None else released.num_users
-        return metrics | {key: counts[key] for key in sorted(counts)}
-
-    def why_lost(self, reason: str) -> str:
-        """Why there is no sum, as the run directory may hold it.
-
-        Args:
-            reason: in full; where who was drawn is secret the server's owner alone is told of it.
-        """
-        if not self.sampling.hides_cohort:
-            return reason
-        logger.warning("round %d: %s", self.number, reason, extra=FOR_THE_OWNER)
-        return "too few nodes answered for a sum"
-
-    def told(self, counts: Counter[str]) -> str:
-        """Why nodes are not in the sum, as ": 2 x the client app failed"; "" where all are.
-
-        Args:
-            counts: replies that were used, and why others were not.
-        """
-        found = [
-            f"{count} x {words_of(reason)}"
-            for reason, count in sorted(counts.items())
-            if count and reason != "answers" and reason not in BESIDE
-        ]
-        return f": {', '.join(found)}" if found else ""
-
-    def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
-        """What rounds that too few answered have cost, and how the run goes on.
-
-        Args:
-            makes_up: whether a round that nobody answered may be asked again.
-            go_on: what to do.
-        """
-        if self.secure:
-            return f"they are charged if nodes had answered; {go_on}"
-        if self.sampling.hides_cohort:
-            return f"they are charged; {go_on}"
-        if not makes_up:
-            return f"they are not asked again; {go_on}, which goes on with the next"
-        return f"they cost nothing; {go_on}, which asks them again"
 
 
 def refuse_unfit(
@@ -636,22 +553,17 @@ class PrivateSumStrategy(Strategy):
             secure=started.federation.terms,
         )
         asked = AskedRound(
-            number=number,
-            mechanism=ask.release.mechanism,
-            sampling=ask.release.sampling,
-            expected=Expected(
-                query=question.query,
-                length=question.query.answer_length(question.broadcast),
-                most_users={node: one.most_users for node, one in recipients.items()},
-                roster_users={node: one.roster_users for node, one in recipients.items()},
-            ),
+            spec=ask.release,
+            query=question.query,
+            length=question.query.answer_length(question.broadcast),
+            recipients=recipients,
             always_asked=always,
             begun=begun,
             # Packed before it is paid for: what cannot be packed is not asked.
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
             secure=self.config.secure_aggregation,
         )
-        self._begin(asked, ask.release)
+        self._begin(asked)
 
         def asks() -> Iterator[tuple[int, wire.Ask]]:
             for node, one in recipients.items():
@@ -670,14 +582,14 @@ class PrivateSumStrategy(Strategy):
 
         return started.aggregation.messages(asks(), arrays)
 
-    def _begin(self, asked: AskedRound, spec: ReleaseSpec) -> None:
+    def _begin(self, asked: AskedRound) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
-        started = need(self._started)
-        started.rounds.refuse_where_stopped(asked.number)
-        self._open_noise(asked.number, spec.correlation)
+        started, spec = need(self._started), asked.spec
+        started.rounds.refuse_where_stopped(spec.round)
+        self._open_noise(spec.round, spec.correlation)
         started.ledger.begin(
             spec,
-            planned_users=max(1, round(asked.sampling.expected_users)),
+            planned_users=max(1, round(spec.sampling.expected_users)),
             secure_randomness=self._random.secure,
         )
         started.asked = asked
@@ -688,26 +600,27 @@ class PrivateSumStrategy(Strategy):
         """Release the noisy sum of a round and hand it to the method."""
         started = need(self._started)
         asked, rounds = need(started.asked), started.rounds
+        number = asked.spec.round
         released, counts = self._release(asked, replies)
         if late := started.grid.take_late():
             counts["rejected: late reply"] = late
         answered = files.seconds()
         spent = {**started.ledger.spent, **self._stamped()}
         metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
-        makes_up = self.plan.at(asked.number).makes_up
+        makes_up = self.plan.at(number).makes_up
         rounds.record(released, metrics)
         if released is not None:
             rounds.release(released)
-        elif asked.number in started.ledger.rounds_charged:
-            rounds.leave_out(asked.number, "lost")
+        elif number in started.ledger.rounds_charged:
+            rounds.leave_out(number, "lost")
         elif asked.secure or answered_by(counts) or not makes_up:
             # A node begins a round of secure aggregation once in a run of Flower's, and one that
             # answered has charged it: asked again at once it would charge both as one sum.
-            rounds.leave_out(asked.number, "discarded")
+            rounds.leave_out(number, "discarded")
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(
             "round",
-            round=asked.number,
+            round=number,
             seconds_feedback=answered - asked.begun,
             seconds_server=files.seconds() - answered,
         )
@@ -744,14 +657,14 @@ class PrivateSumStrategy(Strategy):
             The release, or None when too few users answered for it to be made; and how many
             replies were used, and why others were not.
         """
-        started, expected = need(self._started), asked.expected
-        collected = started.aggregation.collect(replies, expected=expected)
+        started, spec = need(self._started), asked.spec
+        collected = started.aggregation.collect(replies, asked=asked)
         counts, num_users = collected.counts, collected.num_users
-        required = self.config.required_users(asked.sampling)
+        required = self.config.required_users(spec.sampling)
         reason = collected.lost
         if not reason and num_users < required:
             reason = (
-                f"{num_users} users on {counts['answers']} of {len(expected.most_users)} nodes "
+                f"{num_users} users on {counts['answers']} of {len(asked.recipients)} nodes "
                 f"answered, {required} are required{asked.told(counts)}"
             )
         if reason:
@@ -759,59 +672,59 @@ class PrivateSumStrategy(Strategy):
             return None, counts
         self._note_attendance(asked, collected.answering, counts)
         random: RandomSource = self._random
-        noise_std = asked.mechanism.standard_deviation
+        noise_std = spec.mechanism.standard_deviation
         if started.noise is not None:
             # On the disk before the ledger says that the sum is out: what is out, later rounds
             # must take up. The round's noise then comes from there in place of fresh noise.
-            started.noise.prepare(asked.number, expected.length)
-            noise_std *= started.noise.deviation(asked.number)
+            started.noise.prepare(spec.round, asked.length)
+            noise_std *= started.noise.deviation(spec.round)
             random = started.noise
-        started.ledger.charge(round=asked.number, num_users=num_users, extra=collected.facts)
+        started.ledger.charge(round=spec.round, num_users=num_users, extra=collected.facts)
         if collected.noise_std:
             # The nodes have added it.
             values, noise_std = from_grid(collected.total), collected.noise_std
         else:
-            values = from_grid(asked.mechanism.release_steps(collected.total, random=random))
+            values = from_grid(spec.mechanism.release_steps(collected.total, random=random))
         del collected
         return (
             ReleasedSum(
-                round_number=asked.number,
+                round_number=spec.round,
                 values=values,
                 noise_std=float(noise_std),
-                num_users=None if asked.sampling.hides_cohort else num_users,
-                sampling=asked.sampling,
+                num_users=None if spec.sampling.hides_cohort else num_users,
+                sampling=spec.sampling,
             ),
             counts,
         )
 
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
-        started, told = need(self._started), asked.why_lost(reason)
-        started.federation.attendance.lost(asked.number, told)
-        if charged or asked.sampling.hides_cohort:
-            started.ledger.charge(round=asked.number, num_users=num_users)
+        started, told, spec = need(self._started), asked.why_lost(reason), asked.spec
+        started.federation.attendance.lost(spec.round, told)
+        if charged or spec.sampling.hides_cohort:
+            started.ledger.charge(round=spec.round, num_users=num_users)
         else:
-            started.ledger.discard(round=asked.number, num_users=num_users, reason=reason)
-        logger.warning("round %d is left out: %s", asked.number, told)
+            started.ledger.discard(round=spec.round, num_users=num_users, reason=reason)
+        logger.warning("round %d is left out: %s", spec.round, told)
 
     def _note_attendance(
         self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
     ) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
-        attendance = need(self._started).federation.attendance
-        if not asked.sampling.hides_cohort or answering & asked.always_asked:
+        attendance, spec = need(self._started).federation.attendance, asked.spec
+        if not spec.sampling.hides_cohort or answering & asked.always_asked:
             attendance.answered()
         else:
-            attendance.lost(asked.number, "no node that is asked in every round answered")
-        if asked.expected.most_users and not answering:
+            attendance.lost(spec.round, "no node that is asked in every round answered")
+        if asked.recipients and not answering:
             # It depends on the draw where nodes of one user are drawn.
             logger.warning(
                 "round %d: none of the nodes that were asked answered; it is released, as noise "
                 "alone, and charged",
-                asked.number,
+                spec.round,
                 extra=FOR_THE_OWNER,
             )
-        attendance.missed(asked.number, asked.told(counts))
+        attendance.missed(spec.round, asked.told(counts))
 
     def _open_noise(self, number: int, correlation: Correlation | None) -> None:
         """Begin the stream of a phase's correlated noise, or go on with it."""

@@ -155,10 +155,10 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="noise divided by the number of users",
             guards="noise of the whole sensitivity",
             where="run/strategy.py::PrivateSumStrategy._release",
-            before="from_grid(asked.mechanism.release_steps(collected.total, random=random))",
+            before="from_grid(spec.mechanism.release_steps(collected.total, random=random))",
             after=(
                 "from_grid(collected.total) + from_grid(\n"
-                "asked.mechanism.release_steps(0 * collected.total, random=random)\n"
+                "spec.mechanism.release_steps(0 * collected.total, random=random)\n"
                 ") / max(1, num_users)"
             ),
             tests=("tests/run/test_engine.py::TestNoise",),
@@ -213,7 +213,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             guards="what is spent is written down before it is used",
             where="run/strategy.py::PrivateSumStrategy._release",
             before=(
-                "    started.ledger.charge(round=asked.number, num_users=num_users, "
+                "    started.ledger.charge(round=spec.round, num_users=num_users, "
                 "extra=collected.facts)\n"
             ),
             after="",

@@ -37,7 +37,7 @@ def same_release(monkeypatch: pytest.MonkeyPatch) -> None:
         released, counts = release(self, asked, replies)
         if released is None:
             return None, counts
-        values = np.random.default_rng(asked.number).standard_normal(len(released.values))
+        values = np.random.default_rng(asked.spec.round).standard_normal(len(released.values))
         return replace(released, values=np.rint(values * 2**30) / 2**30), counts
 
     monkeypatch.setattr(PrivateSumStrategy, "_release", fixed)
