@@ -22,7 +22,6 @@ from flower_privsyn.files import read_toml
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
-    refuse_what_flower_refuses,
     resolve_config,
     strategies_of,
     written_settings,
@@ -267,8 +266,6 @@ class Plan:
                     f"figures are made with {' and '.join(missing)}: "
                     "pip install 'flower-privsyn[evaluation]'"
                 )
-        with report.refusals("app"):
-            refuse_what_flower_refuses(self.app)
         for cell in cells:
             # Where the smallest budget is enough against the noise, every larger one is.
             if cell.epsilon in (0.0, None, self.epsilons[0]) and (

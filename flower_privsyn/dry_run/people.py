@@ -8,7 +8,6 @@ was changed by a letter, or put together otherwise than by lines, is not found.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import secrets
@@ -20,11 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import LoadClientAppError
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
@@ -35,6 +35,7 @@ from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import expanded, located
 from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
+from flower_privsyn.host.grid import loaded_app
 
 #: After so long no further node is asked.
 _READING_SECONDS: Final = 5.0
@@ -201,33 +202,23 @@ def people_of(
 @contextlib.contextmanager
 def _imported(app: App) -> Iterator[ClientApp]:
     """The ClientApp of an app, its modules known only as long as it is needed."""
-    module, _, name = app.client.partition(":")
-    before, writes = set(sys.modules), sys.dont_write_bytecode
-    sys.path.insert(0, str(app.path))
+    path, before, writes = sys.path[:], set(sys.modules), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # nothing is written, in the app's folder either
     try:
         try:
-            found = getattr(importlib.import_module(module), name or "app", None)
+            client = loaded_app(app.client, str(app.path), ClientApp, LoadClientAppError)
         except Exception as error:  # whatever the app's own modules may raise
-            kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
             raise ConfigError(
-                f"{app.client} of {app.name} cannot be imported: {kind}{error}"
+                f"{app.client} of {app.name} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(found, ClientApp):
-            raise ConfigError(f"{app.client} of {app.name} is no ClientApp")
-        yield found
+        yield client
     finally:
-        sys.dont_write_bytecode = writes
-        sys.path.remove(str(app.path))
+        sys.path[:], sys.dont_write_bytecode = path, writes
         # Another app may call its modules by the same names.
         for known in set(sys.modules) - before:
-            if _lies_in(app.path, sys.modules[known]):
+            file = getattr(sys.modules[known], "__file__", None)
+            if file is not None and Path(file).is_relative_to(app.path):
                 del sys.modules[known]
-
-
-def _lies_in(folder: Path, module: Any) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).is_relative_to(folder)
 
 
 # ---- public text that is theirs ----------------------------------------------------------------

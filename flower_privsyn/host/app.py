@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flower_privsyn.errors import ConfigError, FederationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, read_toml
 
 if TYPE_CHECKING:
@@ -58,53 +58,29 @@ class App:
 
 
 def load_app(path: str | Path) -> App:
-    """Read a Flower app's `pyproject.toml`.
+    """Read a Flower app's `pyproject.toml`, by what `flwr run` reads it with.
 
     Raises:
         ConfigError: There is no such folder, or it holds no Flower app.
     """
+    from flwr.cli.config_utils import load_and_validate
+
     folder = expanded(path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"There is no app folder {path}.")
     file = folder / "pyproject.toml"
-    if not file.is_file():
-        raise ConfigError(f"{path} is not a Flower app: it holds no pyproject.toml.")
-    document = read_toml(file)
-    project = document.get("project", {})
-    app = document.get("tool", {}).get("flwr", {}).get("app", {})
-    components = app.get("components", {}) if isinstance(app, dict) else {}
-    if not isinstance(components, dict) or not {"serverapp", "clientapp"} <= set(components):
-        raise ConfigError(
-            f"{file} does not describe a Flower app: [tool.flwr.app.components] must name "
-            "a serverapp and a clientapp."
-        )
-    if not isinstance(project.get("name"), str):
-        raise ConfigError(f"{file} has no [project] name.")
+    try:
+        document, _ = load_and_validate(file)
+    except Exception as error:  # whatever Flower, or what it reads files with, may raise
+        raise ConfigError(f"{path} is no Flower app: {' '.join(str(error).split())}") from error
+    app = document["tool"]["flwr"]["app"]
     return App(
         path=folder,
-        name=project["name"],
+        name=document["project"]["name"],
         defaults=_flatten(app.get("config", {}), file),
-        server=str(components["serverapp"]),
-        client=str(components["clientapp"]),
+        server=app["components"]["serverapp"],
+        client=app["components"]["clientapp"],
     )
-
-
-def refuse_what_flower_refuses(app: App) -> None:
-    """Have Flower look at an app as `flwr run` does before it hands it in.
-
-    Raises:
-        FederationError: It would refuse it.
-    """
-    from flwr.cli.build import build_fab_from_disk
-    from flwr.cli.config_utils import load_and_validate
-
-    try:
-        load_and_validate(app.path / "pyproject.toml")
-        build_fab_from_disk(app.path)
-    except Exception as error:  # whatever Flower, or what it reads files with, may raise
-        raise FederationError(
-            f"Flower refuses the app {app.path}: {' '.join(str(error).split())}"
-        ) from error
 
 
 def strategies_of(
@@ -274,29 +250,10 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
     return value
 
 
-def _flatten(table: Any, file: Path, prefix: str = "") -> dict[str, ConfigValue]:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{file}: the settings must be a table.")
-    flat: dict[str, ConfigValue] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, file, f"{prefix}{key}."))
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{prefix}{key}"] = value
-        else:
-            raise ConfigError(
-                f"{file}: the setting {prefix}{key} must be a number, a text or true or false."
-            )
-    return flat
+def _flatten(table: dict[str, Any], file: Path) -> dict[str, ConfigValue]:
+    from flwr.common.config import flatten_dict
 
-
-def num_nodes(values: Mapping[str, ConfigValue]) -> int:
-    """How many nodes a simulation is to have.
-
-    Raises:
-        ConfigError: `num-nodes` is not a whole number of at least 1.
-    """
-    nodes = values.get("num-nodes", 2)
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise ConfigError(f"The setting num-nodes is {nodes!r}; it must be a whole number >= 1.")
-    return nodes
+    try:
+        return flatten_dict(table)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error

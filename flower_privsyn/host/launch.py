@@ -43,7 +43,6 @@ from flower_privsyn.host.app import (
     ConfigValue,
     check_setting,
     load_app,
-    num_nodes,
     read_settings,
 )
 from flower_privsyn.locks import lock_file
@@ -272,7 +271,6 @@ def _launch(
     follow: Follower | None,
 ) -> Outcome:
     require_simulation(ray=bool(launch.get("ray")))
-    num_nodes(launch["run-config"])
     owner = OwnerFolder(run_path)
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
     try:
@@ -357,7 +355,7 @@ def _to_its_end(
         values["run-dir"] = str(run.path)
     if "resume" in values:
         values["resume"] = resume
-    nodes = num_nodes(values)
+    nodes = values.get("num-nodes", 2)
     asked = {
         "app": str(app.path),
         "server": app.server,

@@ -341,8 +341,7 @@ def refuse_uncarried(query: Query) -> None:
     arrived = {}
     for key, value in sent.items():
         try:
-            record = ConfigRecord({key: value})
-            arrived[key] = ConfigRecord.inflate(record.deflate())[key]
+            arrived[key] = ConfigRecord.inflate(ConfigRecord({key: value}).deflate())[key]
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the parameter {key.replace('-', '_')} of the query {query.name} is {value!r} "
@@ -350,18 +349,12 @@ def refuse_uncarried(query: Query) -> None:
                 f"{_CARRIED}"
             ) from error
     try:
-        received = type(query).from_wire(arrived).to_wire()
+        received: object = type(query).from_wire(arrived).to_wire()
     except Exception as error:
+        received = error
+    if received != sent:
         raise ConfigError(
-            f"the query {query.name} cannot be made of its own parameters ({', '.join(sent)}) "
-            f"after a message has carried them ({type(error).__name__}: {error}): its `from_wire` "
-            "must take what its `to_wire` gives"
-        ) from error
-    changed = [key for key in sent if key not in received or received[key] != sent[key]]
-    if changed:
-        raise ConfigError(
-            f"the parameter {changed[0].replace('-', '_')} of the query {query.name} is "
-            f"{sent[changed[0]]!r} and arrives on a node as {received.get(changed[0])!r}: its "
+            f"the query {query.name} is {sent!r} and arrives on a node as {received!r}: its "
             "`from_wire` must make the same query of what its `to_wire` gives"
         )
 

@@ -116,7 +116,6 @@ def test_a_node_s_reasons_are_in_the_log_that_is_named(
         (["run", "app", "--run-dir", "file"], "file is a file, not a folder"),
         (["run", "app", "--run-dir", "file/below"], "is a file, not a folder"),
         (["run", "app", "--run-dir", "run", "--set", "resume=true"], "privsyn resume run"),
-        (["run", "app", "--set", "num-nodes=0"], "num-nodes is 0; it must be a whole number"),
         (["resume", "run"], "has finished; there is nothing to resume."),
         (["inspect", "app"], "is not a run directory: it holds no config.json."),
     ],

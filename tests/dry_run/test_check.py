@@ -182,4 +182,4 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
     )
     everywhere = "return Users.from_rows([('ann', 'a text')])"
     assert "puts users on 2 nodes, where max-nodes-per-user = 1" in said(everywhere)
-    assert "cannot be imported: No module named 'nowhere'" in said("pass", "import nowhere\n")
+    assert "No module named 'nowhere'" in said("pass", "import nowhere\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, num_nodes, resolve_config
+from flower_privsyn.host.app import App, resolve_config
 
 
 def test_an_app_is_read(app: App) -> None:
@@ -46,10 +46,3 @@ def test_a_wrong_setting_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         resolve_config(app, config_name=config, settings=[setting] if setting else [])
-
-
-def test_a_simulation_has_a_node_at_least(app: App) -> None:
-    assert num_nodes({"num-nodes": 1000}) == 1000
-    assert num_nodes({}) == 2
-    with pytest.raises(ConfigError, match="num-nodes is 0; it must be a whole number >= 1"):
-        num_nodes({"num-nodes": 0})
