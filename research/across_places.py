@@ -66,8 +66,8 @@ def _figures(row: Mapping[str, Any]) -> str:
     said = f"{100 * figure['mean']:.2f}"
     if figure["standard_error"] is not None:
         said += f" ± {100 * figure['standard_error']:.2f}"
-    if taught := row.get("distilled_accuracy"):
-        said += f"; {100 * taught['mean']:.2f}"
+    if taught := row["taught"]:
+        said += f"; {100 * taught:.2f}"
     if gap := row.get("gap_closed"):
         said += f" ({100 * gap['mean']:z.0f} %)"
     return said

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flower_privsyn.comparison import APP
@@ -60,13 +62,11 @@ def table_of(
     return markdown(
         {
             "stamp": cells[0]["stamp"],
-            "titles": {name: method.title for name, method in methods.items()},
             "summary": rows,
-            "cells": cells,
+            "cells": named(cells)[1],
             "data": {"name": data, "private_users": users, "held_out_users": held_out},
             "downstream": downstream,
             "delta": deltas.pop() if deltas else float("nan"),
-            "seeds": seeds,
         }
     )
 
@@ -98,10 +98,10 @@ def cells_of(
     return cells
 
 
-def summary_of(
+def named(
     cells: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, ComparedMethod], list[dict[str, Any]]]:
-    """All methods that there are, and a row of means for every one that was run, in their order.
+    """All methods that there are, and the cells in their order, with what each is called.
 
     Args:
         cells: of one place (`cells_of`).
@@ -110,10 +110,45 @@ def summary_of(
         ConfigError: nobody knows a method.
     """
     methods = methods_of(load_app(APP), *CONFIGS)
-    asked = {cell["method"] for cell in cells}
-    if unknown := sorted(asked - methods.keys()):
+    if unknown := sorted({cell["method"] for cell in cells} - methods.keys()):
         raise ConfigError(f"no settings of {', '.join(CONFIGS)} are called {', '.join(unknown)}")
-    return methods, summarise(cells, [methods[name] for name in methods if name in asked])
+    order = list(methods)
+
+    def place(cell: Mapping[str, Any]) -> tuple[int, float, int]:
+        budget = inf if cell["epsilon"] is None else cell["epsilon"]
+        return order.index(cell["method"]), budget, cell["seed"]
+
+    return methods, [
+        {**cell, "title": methods[cell["method"]].title, "kind": methods[cell["method"]].kind}
+        for cell in sorted(cells, key=place)
+    ]
+
+
+def summary_of(
+    cells: Sequence[Mapping[str, Any]],
+) -> tuple[Mapping[str, ComparedMethod], list[dict[str, Any]]]:
+    """All methods that there are, and a row of means for every one that was run, in their order.
+
+    A row has `taught`, too: the mean accuracy of a second student that some cells have, taught by
+    the generator of its text; None where none has.
+
+    Args:
+        cells: of one place (`cells_of`).
+
+    Raises:
+        ConfigError: nobody knows a method.
+    """
+    methods, known = named(cells)
+    rows = summarise(known)
+    for row in rows:
+        taught = [
+            cell["distilled"]["next_token_accuracy"]
+            for cell in known
+            if (cell["method"], cell["epsilon"]) == (row["method"], row["epsilon"])
+            and cell.get("distilled")
+        ]
+        row["taught"] = fmean(taught) if taught else None
+    return methods, rows
 
 
 def main(words: Sequence[str] | None = None) -> int:

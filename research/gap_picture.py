@@ -34,6 +34,9 @@ CEILING = "finetune-private"
 #: Where the catalogue's title is one below another's.
 _TITLES = {"distill-public": "public text, distilled"}
 
+#: What a method that asks nobody sends.
+_NONE = {"mean": 0.0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
@@ -111,16 +114,16 @@ def bars_of(
         gap, name = row.get("gap_closed"), str(row["method"])
         if gap is None or name in ends or row["epsilon"] not in (0.0, epsilon):
             continue
-        taught = row.get("distilled_accuracy")
+        taught = row["taught"]
         found.append(
             Bar(
                 method=name,
                 title=_TITLES.get(name) or CHOICES.get(name, methods[name].title),
                 gap=gap["mean"],
                 error=gap["standard_error"],
-                taught=None if taught is None else (taught["mean"] - floor) / (ceiling - floor),
-                bytes_up=round(row["bytes_up"] or 0),
-                rounds=round(row["rounds"] or 0),
+                taught=None if taught is None else (taught - floor) / (ceiling - floor),
+                bytes_up=round((row["bytes_up"] or _NONE)["mean"]),
+                rounds=round((row["rounds"] or _NONE)["mean"]),
             )
         )
     return sorted(found, key=lambda bar: (not bar.asks, -bar.end))

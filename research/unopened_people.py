@@ -27,7 +27,6 @@ import numpy as np
 
 from flower_privsyn.comparison.measures import STUDENT
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.comparison.plan import Cell
 from flower_privsyn.data import Samples, Users, load_users
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.embedding import load_tokenizer
@@ -78,12 +77,12 @@ def students_of(comparison: Path) -> Iterator[Student]:
     for cell in document["cells"]:
         if cell["status"] != "finished":
             continue
-        folder = comparison / "cells" / Cell(**{key: cell[key] for key in PLACE}).name
+        folder = comparison / cell["folder"]
         places = {"quality": folder / STUDENT, "distilled": folder / "distilled"}
         for figures, place in places.items():
             if not cell.get(figures):
                 continue
-            if document["kinds"][cell["method"]] in OF_MODELS:
+            if cell["kind"] in OF_MODELS:
                 place = folder / "run" / TRAINED_MODEL  # of what writes, it is the generator
             model = str(document["downstream"] if cell["method"] == _FLOOR else place)
             if cell["method"] != _FLOOR and not (place / "config.json").is_file():

@@ -29,13 +29,11 @@ def compare(
         list[str] | None,
         option(
             "NAME ...",
-            "which of the app's (default: all but public-mid-training, dp-prompt, expand-private)",
+            "which of the app's, beside the floors (default: all but public-mid-training, "
+            "dp-prompt, expand-private)",
         ),
     ] = None,
     seeds: Annotated[int, option("N", "repetitions of every cell")] = 3,
-    first_seed: Annotated[
-        int, option("N", "of the repetitions: others than a piece that runs elsewhere has")
-    ] = 0,
     users: Annotated[
         int, option("N", "users that take part (default: all)", show_default=False)
     ] = 0,
@@ -57,14 +55,6 @@ def compare(
     ] = "privsyn-tiny",
     steps: Annotated[int, option("N", "of its fine-tuning")] = 200,
     learning_rate: Annotated[float, option("X", "AdamW's")] = 2e-4,
-    learn_ends: Annotated[
-        bool,
-        typer.Option(
-            "--learn-ends",
-            help="students learn where texts end, too; they are not asked for it, and most written "
-            "text ends where its generator was cut off",
-        ),
-    ] = False,
     app: Annotated[
         str | None, option("DIR", "folder of the runs' settings (default: the package's)")
     ] = None,
@@ -74,6 +64,9 @@ def compare(
             "SIZE ...",
             "folders in its conf/; of a method in several, the first counts (default: cpu)",
         ),
+    ] = None,
+    public_text: Annotated[
+        str | None, option("FILE", "public text of all methods (default: the app's, bundled)")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -92,13 +85,6 @@ def compare(
             show_default=False,
         ),
     ] = 0,
-    distil: Annotated[
-        bool,
-        typer.Option(
-            "--distil",
-            help="train a second student on every text, taught by the run's generator as well",
-        ),
-    ] = False,
     output: Annotated[str, option("DIR", "where to write")] = "comparison",
     columns: Columns = "",
 ) -> int:
@@ -106,15 +92,16 @@ def compare(
 
     One downstream model is fine-tuned on what each gives and measured on users who took no part.
     The figures are computed from private text without noise: they are for choosing a method. The
-    same command continues what was interrupted.
+    same command continues what was interrupted; one for more methods, epsilons or seeds with the
+    same --output adds them to the table.
     """
     from flower_privsyn.comparison import APP, Comparison, People, make_plan
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal import CausalTraining
 
     # 0 would be passes over the text, which nobody here can set.
-    check_whole("--steps", steps, ge=0 if methods == ["public-only"] else 1)
-    training = CausalTraining(learning_rate=learning_rate, max_steps=steps, learn_ends=learn_ends)
+    check_whole("--steps", steps, ge=1)
+    training = CausalTraining(learning_rate=learning_rate, max_steps=steps, learn_ends=False)
     people = People.read(
         data,
         held_out,
@@ -130,13 +117,12 @@ def compare(
         epsilons=epsilon,
         methods=methods or (),
         seeds=seeds,
-        first_seed=first_seed,
         configs=config or ["cpu"],
         delta=delta,
         downstream=downstream,
         training=training,
+        public_text=public_text,
         settings=settings or (),
-        distil=distil,
     )
     command = shlex.join(["privsyn", *context.obj])
     return _follow(Comparison(plan, Path(output), command=command))
@@ -172,11 +158,11 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
-    cells = document["cells"]
-    failed = len(failures(document))
+    asked = {cell.to_dict()["folder"] for cell in comparison.plan.cells()}
+    failed = sum(cell["folder"] in asked for cell in failures(document))
     if failed:
         return complain(
-            f"{failed} of {len(cells)} cells failed; {comparison.folder / 'comparison.md'} "
+            f"{failed} of {len(asked)} cells failed; {comparison.folder / 'comparison.md'} "
             "says why, and the same command tries them again",
             FAILED,
         )

@@ -128,13 +128,14 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
         ("held out", f"{record.held_out_texts:,} texts of {record.held_out_users:,} users")
     )
     if record.texts is not None:
-        far = record.texts.frechet
+        far, like = record.texts.frechet, record.texts.mauve
         found += [
             (
                 "Fréchet distance, squared",
                 f"{far.squared:.4f} ({far.extrapolated:.4f} for infinitely many texts), embeddings "
                 f"of {record.texts.embedding_model}",
             ),
+            ("MAUVE", f"{like.score:.3f} ({like.smoothed:.3f} smoothed)"),
             ("copies of held-out text", _copies(record.texts.held_out_copies)),
         ]
         if record.texts.private_copies is not None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
-from flower_privsyn.comparison.teachers import able, teaching
 from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import DataError
@@ -26,7 +25,6 @@ from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import (
     LEAST_TEXTS,
     RememberingEmbedder,
-    TextComparison,
     compare_texts,
     random_public_text,
     run_samples,
@@ -42,6 +40,9 @@ if TYPE_CHECKING:
 
 #: Folder of the model that a cell has fine-tuned, in that of the cell.
 STUDENT: Final = "downstream"
+
+#: How many tokens of each held-out user it finds: in the folder of a cell.
+USERS_FILE: Final = "held_out.npy"
 
 #: Most texts on either side of a comparison of distributions.
 MAX_TEXTS: Final = 1000
@@ -82,32 +83,23 @@ class Job:
 class Measures:
     """Measures cells of one comparison.
 
-    Args:
+    Attributes:
         plan: of the comparison.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         self._common = plan.common_values()
         self._embedders: dict[tuple[str, str], RememberingEmbedder] = {}
         self._held_out_copies: float | None = None
 
-    def of_text(
-        self,
-        job: Job,
-        texts: Sequence[str],
-        costs: Mapping[str, Any],
-        *,
-        writer: str | Path = "",
-    ) -> dict[str, Any]:
+    def of_text(self, job: Job, texts: Sequence[str], costs: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of a cell that wrote text.
 
         Args:
             job: the cell.
             texts: what it wrote.
             costs: of writing them.
-            writer: the model that did, to teach a second student where the plan has one; "" for
-                the `teacher` of the settings.
 
         Raises:
             DataError: There is no text.
@@ -117,26 +109,10 @@ class Measures:
         step = max(1, len(texts) // _SAMPLES)
         return {
             "quality": self.tuned(job, texts),
-            "distilled": self.distilled(job, texts, writer=writer),
             "texts": self._compared(job, texts),
             "costs": dict(costs),
             "samples": list(texts[::step][:_SAMPLES]),
         }
-
-    def distilled(
-        self, job: Job, texts: Sequence[str], *, writer: str | Path = ""
-    ) -> dict[str, Any] | None:
-        """The figures of a second student of the same texts, taught; None where the plan has none.
-
-        Args:
-            job: the cell.
-            texts: to fine-tune on.
-            writer: who teaches; "" for the `teacher` of the settings.
-        """
-        if not self._plan.teaches(self._plan.method(job.cell)):
-            return None
-        taught = teaching(job.values, teacher=writer)
-        return self.tuned(job, texts, distillation=taught, student="distilled")
 
     def labels(self, job: Job, run: RunDirectory) -> dict[str, float | None] | None:
         """How often a classifier that learned from a run's labelled text is right about others'.
@@ -156,7 +132,7 @@ class Measures:
         embedder = self.embedder(job.values)
         held_out, private = (
             run_samples(run.config, users, tokenizer=embedder.tokenizer)
-            for users in (self._plan.people.held_out, self._plan.people.private)
+            for users in (self.plan.people.held_out, self.plan.people.private)
         )
         (found,) = classify_run(
             run,
@@ -173,71 +149,55 @@ class Measures:
             shares[name] = None if score is None else score.accuracy.value
         return shares
 
-    def tuned(
-        self,
-        job: Job,
-        texts: Sequence[str],
-        *,
-        distillation: Distillation | None = None,
-        student: str = STUDENT,
-    ) -> dict[str, Any]:
-        """The figures of the downstream model, fine-tuned on texts.
+    def tuned(self, job: Job, texts: Sequence[str]) -> dict[str, Any]:
+        """The figures of the downstream model, fine-tuned on texts."""
+        return self.quality(job, self.trained(job, texts))
+
+    def trained(
+        self, job: Job, texts: Sequence[str], distillation: Distillation | None = None
+    ) -> str:
+        """Fine-tune the downstream model; the folder that it is in.
 
         Args:
             job: the cell.
             texts: to fine-tune on.
             distillation: a teacher on them; None for the texts alone.
-            student: folder of the model that it becomes, in that of the cell.
         """
-        return self.quality(job, self.trained(job, texts, distillation, student=student))
-
-    def trained(
-        self,
-        job: Job,
-        texts: Sequence[str],
-        distillation: Distillation | None = None,
-        *,
-        student: str = STUDENT,
-    ) -> str:
-        """Fine-tune the downstream model, as `tuned` does; the folder that it is in."""
-        reads_private_text = self._plan.method(job.cell).kind == "private text"
         output = tuned(
-            self._plan.downstream,
+            self.plan.downstream,
             texts,
-            settings=self._plan.training,
-            output=job.folder / student,
+            settings=self.plan.training,
+            output=job.folder / STUDENT,
             seed=job.cell.seed,
             progress=job.progress,
             distillation=distillation,
-            stamp=STAMP if reads_private_text else "",
+            stamp=STAMP if job.cell.method.kind == "private text" else "",
         )
         return str(output)
 
     def quality(self, job: Job, model: str) -> dict[str, Any]:
         """The figures of a language model on held-out text."""
-        held_out = self.samples(self._plan.people.held_out)
+        held_out = self.samples(self.plan.people.held_out)
         figures = evaluate_language_model(
             model,
             held_out.texts,
             owners=held_out.owners,
-            max_tokens=self._plan.training.max_tokens,
+            max_tokens=self.plan.training.max_tokens,
+            users_file=job.folder / USERS_FILE,
             progress=job.progress,
         )
         accuracy, bits = figures.next_token_accuracy, figures.bits_per_byte
         return {
             "next_token_accuracy": accuracy.value,
             "next_token_accuracy_interval": [accuracy.low, accuracy.high],
-            "cross_entropy": figures.cross_entropy.value,
-            "perplexity": figures.perplexity.value,
             "bits_per_byte": None if bits is None else bits.value,
-            "user_next_token_accuracy": figures.user_next_token_accuracy.value,
         }
 
     def _compared(self, job: Job, texts: Sequence[str]) -> dict[str, Any] | None:
-        held_out = self.samples(self._plan.people.held_out).texts
+        held_out = self.samples(self.plan.people.held_out).texts
         if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
-        private = self.samples(self._plan.people.private).texts
+        private = self.samples(self.plan.people.private).texts
         found = compare_texts(
             texts,
             held_out,
@@ -249,7 +209,13 @@ class Measures:
         )
         if self._held_out_copies is None:
             self._held_out_copies = copy_rates(held_out, private).any
-        return {**_figures(found), "copies_held_out": self._held_out_copies}
+        copies = found.private_copies or found.held_out_copies
+        return {
+            "frechet": found.frechet.squared,
+            "mauve": found.mauve.score,
+            "copies": copies.any,
+            "copies_held_out": self._held_out_copies,
+        }
 
     def samples(self, users: Users, *, max_tokens: int | None = None) -> Samples:
         """All text of some users, cut as nodes cut it.
@@ -308,45 +274,28 @@ def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
     }
 
 
-def _figures(found: TextComparison) -> dict[str, Any]:
-    copies = found.private_copies or found.held_out_copies
-    return {
-        "frechet": found.frechet.squared,
-        "mmd": found.discrepancy.squared,
-        "precision": found.precision_recall.precision,
-        "recall": found.precision_recall.recall,
-        "mauve": found.mauve.score,
-        "self_similarity": found.synthetic_diversity.self_similarity,
-        "distinct_2": found.synthetic_diversity.distinct[2],
-        "copies_exact": copies.exact,
-        "copies_near": copies.near,
-        "copies": copies.any,
-    }
-
-
 # ---------------------------------------------------------------------- references
 
 
-def floor(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def floor(job: Job, measures: Measures) -> dict[str, Any]:
     """The downstream model as it is."""
-    quality = measures.quality(job, plan.downstream)
+    quality = measures.quality(job, measures.plan.downstream)
     return {"quality": quality, "texts": None, "costs": dict(_NO_COSTS), "samples": []}
 
 
-def ceiling(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def ceiling(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
-    own = measures.samples(plan.people.private).texts
+    own = measures.samples(measures.plan.people.private).texts
     return {
         "quality": measures.tuned(job, own),
-        "distilled": measures.distilled(job, own),
         "texts": None,
         "costs": None,
         "samples": [],
     }
 
 
-def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on public text that the generator has expanded."""
     from flower_privsyn.data import public_texts
 
@@ -358,35 +307,33 @@ def expanded_public(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     )
     texts = _expanded(job, known, source="public")
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    writer = able(str(values["generator"]), plan.downstream)
-    return measures.of_text(job, texts, costs, writer=writer)
+    return measures.of_text(job, texts, costs)
 
 
-def expanded_private(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def expanded_private(job: Job, measures: Measures) -> dict[str, Any]:
     """The same of the private text itself: the ceiling of private evolution, without privacy."""
-    generator = str(job.values["generator"])
-    own = measures.samples(plan.people.private).texts
-    texts = _expanded(job, own, source="private")
-    found = measures.of_text(job, texts, {}, writer=able(generator, plan.downstream))
+    own = measures.samples(measures.plan.people.private).texts
+    found = measures.of_text(job, _expanded(job, own, source="private"), {})
     # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
     return {**found, "costs": None, "samples": []}
 
 
-def random_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def random_text(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on public text that nobody chose, as much as is read, by the seed.
 
     Taught, it is by the larger public model that teaches the joint sketch's student.
-
-    Raises:
-        ConfigError: It is to be taught, and the app of the comparison names no `teacher`.
     """
-    taught = teaching(job.values) if job.cell.method == "distill-public" else None
+    from flower_privsyn.training.distillation import Distillation
+
+    taught = None
+    if job.cell.method.name == "distill-public":
+        taught = Distillation(located(str(job.values["teacher"])))
     begun = time.monotonic()
     with job.progress.stage("Read the public text"):
         texts = random_public_text(
             located(str(job.values["public-text"])),
-            plan.downstream,
-            settings=plan.training,
+            measures.plan.downstream,
+            settings=measures.plan.training,
             seed=job.cell.seed,
         )
     model = measures.trained(job, texts, taught)
@@ -394,7 +341,7 @@ def random_text(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     return {"quality": measures.quality(job, model), "texts": None, "costs": costs, "samples": []}
 
 
-def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
+def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on users' texts in other words, each told by its owner (DP-Prompt).
 
     The epsilon is pure, local and of one sample of text, and follows from the `temperature`:
@@ -410,7 +357,7 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
     from flower_privsyn.privacy.randomness import SecureRandom
 
     values = job.values
-    samples = measures.samples(plan.people.private, max_tokens=int(values["max-tokens"]))
+    samples = measures.samples(measures.plan.people.private, max_tokens=int(values["max-tokens"]))
     random = np.random.default_rng([job.cell.seed, 4])
     wanted = min(int(values["synthetic-samples"]), len(samples))
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
@@ -434,21 +381,21 @@ def paraphrases(job: Job, plan: Plan, measures: Measures) -> dict[str, Any]:
         for batch in paraphraser.paraphrase(chosen, choice, random=SecureRandom()):
             texts += batch
             stage.update(len(batch))
+    people = len(measures.plan.people.private)
     costs = {
         **_NO_COSTS,
         # A message of the text itself; of those whose text was not drawn, none.
-        "bytes_up": round(sum(len(text.encode()) for text in texts) / len(plan.people.private)),
-        "client_cpu_seconds": (time.process_time() - begun) / len(plan.people.private),
+        "bytes_up": round(sum(len(text.encode()) for text in texts) / people),
+        "client_cpu_seconds": (time.process_time() - begun) / people,
     }
     most = int(np.bincount(samples.owners[drawn]).max(initial=0))
     local = {"sample": epsilon, "user": most * epsilon}
-    writer = able(str(values["generator"]), plan.downstream)
-    found = measures.of_text(job, [text for text in texts if text], costs, writer=writer)
+    found = measures.of_text(job, [text for text in texts if text], costs)
     return {**found, "local_epsilon": local}
 
 
 #: The part of a cell's record that says what was measured, by the method's name.
-REFERENCES: Final[Mapping[str, Callable[[Job, Plan, Measures], dict[str, Any]]]] = {
+REFERENCES: Final[Mapping[str, Callable[[Job, Measures], dict[str, Any]]]] = {
     "public-only": floor,
     "expand-only": expanded_public,
     "random-public": random_text,

@@ -18,7 +18,7 @@ from flower_privsyn.dry_run import Report, check_plan, check_setup
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, fingerprints, people_of
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.files import read_toml
+from flower_privsyn.files import located, read_toml
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -40,15 +40,12 @@ APP: Final = Path(__file__).parent / "app"
 #: What the figures of every cell are made with: of the extra `evaluation`.
 _MEASURED_WITH: Final = ("sklearn", "jinja2", "matplotlib")
 
-#: What has no text of its own to teach another student by: the model as it is, public text at
-#: random, and the same taught.
-_UNTAUGHT: Final = ("public-only", "random-public", "distill-public")
+#: What asks nobody, and is in every table: the model as it is, public text at random, and the same
+#: taught by a larger public model.
+FLOORS: Final = ("public-only", "random-public", "distill-public")
 
 #: `synthesis` of a method that has a generator write after what its release chose.
 _WRITTEN: Final = "written"
-
-#: Far enough below 2^32, where the seeds of numpy end.
-_LARGEST_FIRST_SEED: Final = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +53,34 @@ class Cell:
     """One method at one epsilon with one seed.
 
     Attributes:
-        method: its name.
+        method: what is run, or made.
         epsilon: the budget; 0.0 for methods that see no private text, None for infinity and for
             those whose epsilon is local.
         seed: of everything public.
     """
 
-    method: str
+    method: ComparedMethod
     epsilon: float | None
     seed: int
 
     @property
     def name(self) -> str:
-        """The folder of the cell."""
+        """Of its folder."""
         budget = "inf" if self.epsilon is None else f"{self.epsilon:g}"
         if self.epsilon is not None and float(budget) != self.epsilon:
             budget = repr(self.epsilon)  # its neighbours have folders of their own
-        return f"{self.method}-eps-{budget}-seed-{self.seed}"
+        return f"{self.method.name}-eps-{budget}-seed-{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Which cell it is, for whoever reads the table without the plan."""
+        return {
+            "method": self.method.name,
+            "title": self.method.title,
+            "kind": self.method.kind,
+            "epsilon": self.epsilon,
+            "seed": self.seed,
+            "folder": f"cells/{self.name}",
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +94,11 @@ class Plan:
         people: who takes part, and who is held out.
         methods: in the order of the table.
         epsilons: budgets, ascending.
-        seeds: of the repetitions.
+        seeds: repetitions, of the seeds 0, 1 and so on.
         delta: of every run.
         downstream: causal language model that every method is to make better.
         training: how it is fine-tuned, the same for every method that fine-tunes.
         settings: `key=value` or `method.key=value`.
-        distil: whether a second student learns from every text, taught by its writer as well.
     """
 
     app: App
@@ -99,12 +106,11 @@ class Plan:
     people: People
     methods: tuple[ComparedMethod, ...]
     epsilons: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: int
     delta: float
     downstream: str
     training: CausalTraining
     settings: tuple[str, ...] = ()
-    distil: bool = False
 
     @property
     def stamp(self) -> str:
@@ -114,27 +120,21 @@ class Plan:
     def cells(self) -> list[Cell]:
         """All cells, in the order in which they are run: a whole table per seed.
 
-        What no seed changes is run once, and called seed 0 whatever the others are, so that it is
-        the same cell in every piece of a comparison.
+        What no seed changes is run once, as seed 0.
         """
         found: list[Cell] = []
-        for number, seed in enumerate(self.seeds):
+        for seed in range(self.seeds):
             for method in self.methods:
-                if not method.asks_users and (method.seeded or number == 0):
+                if not method.asks_users and (method.seeded or seed == 0):
                     budget = 0.0 if method.kind == "public text" else None
-                    own = seed if method.seeded else 0
-                    found.append(Cell(method=method.name, epsilon=budget, seed=own))
+                    found.append(Cell(method=method, epsilon=budget, seed=seed))
             for epsilon in self.epsilons:
                 found += [
-                    Cell(method=method.name, epsilon=epsilon, seed=seed)
+                    Cell(method=method, epsilon=epsilon, seed=seed)
                     for method in self.methods
                     if method.asks_users
                 ]
         return found
-
-    def method(self, cell: Cell) -> ComparedMethod:
-        """The method of a cell."""
-        return next(method for method in self.methods if method.name == cell.method)
 
     def values(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
         """The run configuration of a cell.
@@ -143,9 +143,9 @@ class Plan:
             cell: of a method that asks users, or that needs settings as they do.
             data: file of the private users.
         """
-        method = self.method(cell)
+        method = cell.method
         values = resolve_config(
-            self.app, config_name=self._file_of(method), settings=self._settings_of(cell.method)
+            self.app, config_name=self._file_of(method), settings=self._settings_of(method.name)
         )
         values |= self._decided(cell, data)
         trained = self._trained(method)
@@ -168,7 +168,7 @@ class Plan:
         Returns:
             By their keys; of a setting that names a file or folder the last part of its name.
         """
-        given = {**self.app.defaults, **self._trained(self.method(cell))}
+        given = {**self.app.defaults, **self._trained(cell.method)}
         decided = self._decided(cell, Path()).keys() | {"run-dir", "resume"}
         return {
             key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
@@ -181,11 +181,6 @@ class Plan:
         files = [f"{config}/{method.name}" for config in self.configs]
         written = [name for name in files if (self.app.path / "conf" / f"{name}.toml").is_file()]
         return next(iter(written or files if method.asks_users else written), None)
-
-    def teaches(self, method: ComparedMethod) -> bool:
-        """Whether a second student learns from a method's text, taught by its writer."""
-        has_text = not (method.trains_student or method.name in _UNTAUGHT)
-        return self.distil and has_text
 
     def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
@@ -268,9 +263,7 @@ class Plan:
                 )
         for cell in cells:
             # Where the smallest budget is enough against the noise, every larger one is.
-            if cell.epsilon in (0.0, None, self.epsilons[0]) and (
-                cell.seed == self.seeds[0] or not self.method(cell).seeded
-            ):
+            if cell.seed == 0 and cell.epsilon in (0.0, None, self.epsilons[0]):
                 self._check_cell(cell, report, setups)
         # Loading models takes a while: what stops one of the runs without them is said first.
         for method, set_up in setups if report.ready else ():
@@ -289,12 +282,10 @@ class Plan:
 
         What asks nobody is run before all others, and is not set up here.
         """
-        with report.refusals(cell.method):
-            from flower_privsyn.comparison.teachers import teaching
-            from flower_privsyn.training.distillation import check_same_tokens
-
+        name = cell.method.name
+        with report.refusals(name):
             values, found = self.values(cell, Path("private.jsonl")), Report()
-            if self.method(cell).asks_users:
+            if cell.method.asks_users:
                 for settings, strategy in strategies_of(self.app, values):
                     if settings.class_names:
                         check_labels([self.people.held_out], settings.class_names)
@@ -307,22 +298,31 @@ class Plan:
                     plan = check_plan(method, settings, people, report=found)
                     if plan is not None:
                         set_up = partial(check_setup, method, settings, plan, people)
-                        setups.append((cell.method, set_up))
+                        setups.append((name, set_up))
             else:
-                public = str(values.get("public-text", BUNDLED))
-                check_public_text(public, self._written, data="")
-                generator = str(values.get("generator", ""))
-                if cell.method == "expand-private" and "://" in generator:
-                    raise ConfigError(
-                        f'generator = "{generator}" is another machine or another process: '
-                        "private text is expanded by a model that runs here, or not at all"
-                    )
-            if self.teaches(self.method(cell)):
-                check_same_tokens(
-                    self.downstream, teaching(values).teacher, setting="--distil: teacher"
-                )
+                self._check_reference(name, values)
             for diagnostic in found.of_level("stops"):
-                report.say(cell.method, diagnostic.sentence, level="stops")
+                report.say(name, diagnostic.sentence, level="stops")
+
+    def _check_reference(self, name: str, values: Mapping[str, ConfigValue]) -> None:
+        """Check what asks nobody: the text it reads, and who writes or teaches."""
+        from flower_privsyn.training.distillation import check_same_tokens
+
+        check_public_text(str(values.get("public-text", BUNDLED)), self._written, data="")
+        generator = str(values.get("generator", ""))
+        if name == "expand-private" and "://" in generator:
+            raise ConfigError(
+                f'generator = "{generator}" is another machine or another process: '
+                "private text is expanded by a model that runs here, or not at all"
+            )
+        if name == "distill-public":
+            if not values.get("teacher"):
+                raise ConfigError(
+                    'teacher = "" teaches nobody: --set distill-public.teacher=NAME names one'
+                )
+            check_same_tokens(
+                located(self.downstream), located(str(values["teacher"])), setting="teacher"
+            )
 
     @cached_property
     def _written(self) -> frozenset[int]:
@@ -388,13 +388,12 @@ def make_plan(
     epsilons: Sequence[float],
     methods: Sequence[str] = (),
     seeds: int = 3,
-    first_seed: int = 0,
     configs: Sequence[str] = ("cpu",),
     delta: float | None = None,
     downstream: str = "privsyn-tiny",
     training: CausalTraining | None = None,
+    public_text: str | None = None,
     settings: Sequence[str] = (),
-    distil: bool = False,
 ) -> Plan:
     """Choose what is compared, and check all of it.
 
@@ -402,15 +401,15 @@ def make_plan(
         app: what is run; see `methods_of`.
         people: who takes part, and who is held out.
         epsilons: budgets, each > 0.
-        methods: names; empty for all of the app but those that the catalogue wants to be named.
+        methods: names, to which the floors are added; empty for all of the app but those that the
+            catalogue wants to be named.
         seeds: repetitions, >= 1.
-        first_seed: of the repetitions, between 0 and 2^31; the others follow it.
         configs: see `Plan`.
         delta: None for 1 / (n ln n) of the n users that take part.
         downstream: causal language model.
         training: how it is fine-tuned.
+        public_text: of all methods, `public-text` of their settings; None for the app's.
         settings: see `Plan`.
-        distil: see `Plan`.
 
     Raises:
         ConfigError: Something asked for is not possible; the sentence names it.
@@ -423,21 +422,20 @@ def make_plan(
             "finetune-private"
         )
     check_whole("--seeds", seeds, ge=1)
-    check_whole("--first-seed", first_seed, ge=0, le=_LARGEST_FIRST_SEED)
     chosen = _chosen(app, configs, methods)
     size = len(people.private)
+    public = () if public_text is None else (f"public-text={public_text}",)
     plan = Plan(
         app=app,
         configs=tuple(configs),
         people=people,
         methods=chosen,
         epsilons=budgets,
-        seeds=tuple(range(first_seed, first_seed + seeds)),
+        seeds=seeds,
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
         downstream=downstream,
         training=training or CausalTraining(learn_ends=False),
-        settings=tuple(settings),
-        distil=distil,
+        settings=(*public, *settings),
     )
     plan.check()
     return plan
@@ -454,7 +452,7 @@ def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[Com
                 f"there is no method {name!r}{where}; {app.name} with the settings "
                 f"{' '.join(configs)} has {', '.join(known)}"
             )
-    wanted = set(names) or {name for name, one in known.items() if one.by_default}
+    wanted = {*FLOORS, *names} if names else {n for n, one in known.items() if one.by_default}
     return tuple(method for name, method in known.items() if name in wanted)
 
 

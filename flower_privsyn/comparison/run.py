@@ -17,17 +17,24 @@ import json
 import math
 import os
 import platform
-import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from flower_privsyn import environment, files
-from flower_privsyn.comparison.measures import MAX_TEXTS, REFERENCES, Job, Measures, spent
-from flower_privsyn.comparison.plan import Cell, Plan, settings_of
-from flower_privsyn.comparison.teachers import writer_of
+from flower_privsyn.comparison.measures import (
+    MAX_TEXTS,
+    REFERENCES,
+    USERS_FILE,
+    Job,
+    Measures,
+    spent,
+)
+from flower_privsyn.comparison.plan import FLOORS, Cell, Plan, settings_of
 from flower_privsyn.data import Users
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import (
@@ -37,6 +44,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
     StoppedError,
 )
+from flower_privsyn.evaluation.language_model import Float64Array, resampled_accuracies
 from flower_privsyn.files import (
     append_json_lines,
     expanded,
@@ -52,30 +60,25 @@ from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import Progress
 from flower_privsyn.report import write_comparison_page
-from flower_privsyn.report.comparison import markdown
+from flower_privsyn.report.comparison import called, markdown
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED
-from flower_privsyn.strategies.catalogue import ComparedMethod
+from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.training.storage import weight_files
 
 Shown = Callable[[], contextlib.AbstractContextManager[Follower]]
 """Opens a display of stages, as `flower_privsyn.cli.terminal.follower` does."""
 
 
-#: Figures of `quality` and of `texts` that the table has.
-_QUALITY = ("next_token_accuracy", "perplexity", "bits_per_byte")
-_TEXTS = ("frechet", "mmd", "mauve", "self_similarity", "copies", "copies_held_out")
-_LABELS = ("synthetic", "majority", "public", "private")
-_COSTS = (
-    "rounds",
-    "floats_up",
-    "bytes_up",
-    "floats_down",
-    "bytes_down",
-    "client_cpu_seconds",
-    "server_seconds",
-)
+#: Figures of a cell that the table has, by the part of its record.
+_FIGURES: Final[Mapping[str, Sequence[str]]] = {
+    "quality": ("next_token_accuracy", "bits_per_byte"),
+    "texts": ("frechet", "mauve", "copies", "copies_held_out"),
+    "labels": ("synthetic", "majority", "public", "private"),
+    "local_epsilon": ("sample", "user"),
+    "costs": ("rounds", "bytes_up", "bytes_down", "client_cpu_seconds", "server_seconds"),
+}
 
 
 class Comparison:
@@ -177,27 +180,14 @@ class Comparison:
             cells = self.plan.cells()
             for cell in cells:
                 self._refuse_changed(cell, data)
-            self._write(cells, running=None)
+            self._write(running=None)
             for number, cell in enumerate(cells, start=1):
-                if self._is_finished(cell):
+                if self._result(cell).get("status") == "finished":
                     continue
-                say(f"[{number}/{len(cells)}] {self._called(cell)}")
-                self._write(cells, running=cell)
+                say(f"[{number}/{len(cells)}] {called(cell.to_dict())}")
+                self._write(running=cell)
                 say(f"    {self._attempt(cell, data, follower)}")
-            return self._write(cells, running=None)
-
-    def _is_finished(self, cell: Cell) -> bool:
-        """Whether nothing is left to do; a second student that is asked for later is something."""
-        found, teaches = self._result(cell), self.plan.teaches(self.plan.method(cell))
-        return found.get("status") == "finished" and bool(found.get("distilled") or not teaches)
-
-    def _called(self, cell: Cell) -> str:
-        method = self.plan.method(cell)
-        if cell.epsilon is None:
-            budget = "a local epsilon" if method.kind == "local text" else "epsilon infinity"
-        else:
-            budget = f"epsilon {cell.epsilon:g}"
-        return f"{method.title}, {budget}, seed {cell.seed}"
+            return self._write(running=None)
 
     def _write_users(self) -> Path:
         """Both groups of users as files; the private one is what the nodes read."""
@@ -239,7 +229,7 @@ class Comparison:
         values = self.plan.values(cell, data)
         record = {
             "stamp": self.plan.stamp,
-            **vars(cell),
+            **cell.to_dict(),
             "status": "pending",
             "error": None,
             "settings": settings_of(values),
@@ -253,7 +243,7 @@ class Comparison:
         seconds = None if before else time.monotonic() - begun
         status = "finished" if error is None else "failed"
         record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
-        if before and not self.plan.method(cell).asks_users and record.get("costs"):
+        if before and not cell.method.asks_users and record.get("costs"):
             record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
         write_json(folder / "cell.json", record)
         if error is not None:
@@ -277,13 +267,13 @@ class Comparison:
     def _outcome(self, cell: Cell, data: Path, follower: Shown) -> dict[str, Any]:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
-        if self.plan.method(cell).asks_users:
+        if cell.method.asks_users:
             with follower() as follow:
                 run = self._run(folder, values, follow)
         with follower() as follow:
             job = Job(cell=cell, values=values, folder=folder, progress=Progress(follow))
             if run is None:
-                return REFERENCES[cell.method](job, self.plan, self._measures)
+                return REFERENCES[cell.method.name](job, self._measures)
             return self._released(job, run)
 
     def _run(self, folder: Path, values: Mapping[str, Any], follow: Follower) -> RunDirectory:
@@ -306,15 +296,11 @@ class Comparison:
         """What a finished run gave, spent and cost."""
         found = spent(run, job.folder / "cpu_time.jsonl", len(self.plan.people.private))
         found["run"] = str(run.path.relative_to(self.folder))
-        if self.plan.method(job.cell).trains_student:
+        if job.cell.method.trains_student:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-        writer: str | Path = ""
-        if self.plan.teaches(self.plan.method(job.cell)):
-            writer = writer_of(run, student=self.plan.downstream, folder=job.folder / "writer")
-        figures = self._measures.of_text(job, texts, found["costs"], writer=writer)
-        shutil.rmtree(job.folder / "writer", ignore_errors=True)
+        figures = self._measures.of_text(job, texts, found["costs"])
         return {**found, **figures, "labels": self._measures.labels(job, run)}
 
     # ------------------------------------------------------------------ the document
@@ -322,20 +308,60 @@ class Comparison:
     def _result(self, cell: Cell) -> dict[str, Any]:
         return read_json(self._cell_folder(cell) / "cell.json")
 
-    def _write(self, cells: Sequence[Cell], *, running: Cell | None) -> dict[str, Any]:
-        records = []
-        for cell in cells:
-            record = self._result(cell) or {**vars(cell), "status": "pending"}
-            if record["status"] != "finished" and cell == running:
-                record |= {"status": "running", "error": None}
-            records.append(record)
-        document = document_of(
-            self.plan,
-            records,
-            command=self.command,
-            created=read_json(self.document_file).get("created"),
-            fixed=self._fixed,
+    def _records(self, running: Cell | None) -> list[dict[str, Any]]:
+        """What is known of every cell in the folder or the plan, in the order of a table.
+
+        Those of an earlier command stay, whatever this one asks for.
+        """
+        found = {cell.name: {**cell.to_dict(), "status": "pending"} for cell in self.plan.cells()}
+        for file in (self.folder / "cells").glob("*/cell.json"):
+            found[file.parent.name] = read_json(file)
+        if running is not None:
+            found[running.name] |= {"status": "running", "error": None}
+        order = {name: place for place, name in enumerate(compared())}
+        # Methods of one's own stand before the ceiling.
+        own = max(order.values()) - 0.5
+
+        def place(record: Mapping[str, Any]) -> tuple[Any, ...]:
+            method, epsilon = record["method"], record["epsilon"]
+            budget = math.inf if epsilon is None else epsilon
+            return order.get(method, own), method, budget, record["seed"]
+
+        return sorted(filter(None, found.values()), key=place)
+
+    def _write(self, *, running: Cell | None) -> dict[str, Any]:
+        before, records = read_json(self.document_file), self._records(running)
+        counts = {
+            record["folder"]: np.load(file)
+            for record in records
+            if record["status"] == "finished"
+            and (file := self.folder / record["folder"] / USERS_FILE).is_file()
+        }
+        people = self.plan.people
+        versions = library_versions(
+            "flower-privsyn", "flwr", "torch", "transformers", "trl", "peft"
         )
+        document = {
+            "stamp": self.plan.stamp,
+            "created": before.get("created") or files.now(),
+            "commands": list(dict.fromkeys([*before.get("commands", ()), self.command])),
+            "versions": {name: version for name, version in versions.items() if version},
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
+            f"Python {platform.python_version()}",
+            "data": {
+                "name": people.source,
+                "private_users": len(people.private),
+                "held_out_users": len(people.held_out),
+            },
+            "downstream": self.plan.downstream,
+            "delta": self.plan.delta,
+            "fixed": self._fixed,
+            "cells": [
+                {key: record[key] for key in record if key not in ("settings", "stamp")}
+                for record in records
+            ],
+            "summary": summarise(records, counts),
+        }
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
@@ -355,116 +381,86 @@ def _rows(users: Users) -> Iterator[dict[str, str]]:
         yield row if label is None else {**row, "label": label}
 
 
-# ---------------------------------------------------------------------- from cells to a document
-
-
-def document_of(
-    plan: Plan,
-    cells: Sequence[Mapping[str, Any]],
-    *,
-    command: str,
-    created: str | None,
-    fixed: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What `compare.json` holds.
-
-    Args:
-        plan: what is compared.
-        cells: what is known of each, in the order in which they are run.
-        command: how the comparison was asked for.
-        created: when it was begun; None for this moment.
-        fixed: what continuing it must not change.
-    """
-    results = [
-        {key: cell[key] for key in cell if key not in ("settings", "stamp")} for cell in cells
-    ]
-    versions = library_versions("flower-privsyn", "flwr", "torch", "transformers", "trl", "peft")
-    return {
-        "stamp": plan.stamp,
-        "created": created or files.now(),
-        "command": command,
-        "versions": {name: version for name, version in versions.items() if version},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}",
-        "data": {
-            "name": plan.people.source,
-            "private_users": len(plan.people.private),
-            "held_out_users": len(plan.people.held_out),
-        },
-        "downstream": plan.downstream,
-        "delta": plan.delta,
-        "seeds": list(plan.seeds),
-        "methods": [method.name for method in plan.methods],
-        "titles": {method.name: method.title for method in plan.methods},
-        "kinds": {method.name: method.kind for method in plan.methods},
-        "fixed": fixed,
-        "cells": results,
-        "summary": summarise(results, plan.methods),
-    }
+# ---------------------------------------------------------------------- from cells to rows
 
 
 def summarise(
-    cells: Sequence[Mapping[str, Any]], methods: Sequence[ComparedMethod]
+    cells: Sequence[Mapping[str, Any]], counts: Mapping[str, Float64Array] | None = None
 ) -> list[dict[str, Any]]:
-    """One row per method and epsilon, in the order of the methods, then of the epsilons.
+    """One row per method and epsilon, in the order in which the methods come, then of epsilons.
 
     Args:
         cells: records of `compare.json`.
-        methods: in the order of the table.
+        counts: by a cell's `folder`, what `evaluate_language_model` keeps of each user; those of
+            cells without it are in no difference.
 
     Returns:
-        Rows with `method`, `epsilon`, `seeds` (finished), `failed`, figures as
-        `{"mean", "standard_error"}` over the finished seeds (the standard error is None for one
-        seed), mean costs, and the mean `local_epsilon_sample` and `local_epsilon_user` of methods
-        with an epsilon of their own. `gap_closed` is the share of the way from the accuracy of the
-        public model (0) to that of private fine-tuning (1), both means over their seeds; None where
-        one of them is missing or the second is not above the first. `distilled_accuracy` and
-        `distilled_bits_per_byte` are of the students that were taught by the writer of their text;
-        `distilled_gap` is their share of the way from public text at random, taught as well, to
-        private text, taught as well, and that of the student itself where a method has no other.
-        `label_synthetic` and the like are of methods with classes: see `Measures.labels`.
+        Rows with `method`, `title`, `epsilon`, `seeds` (finished), `failed`, `planned`, and by
+        their names the figures of cells as `{"mean", "standard_error"}` over the finished seeds
+        (the standard error is None for one seed; None where no cell has the figure).
+
+        `gap_closed` is the share of the way from the accuracy of the public model (0) to that of
+        private fine-tuning (1), both means over their seeds; None where one of them is missing or
+        the second is not above the first. `over_floor` is the accuracy above that of the best
+        floor, `to_best` that above the best method at the same epsilon: `{"value", "low", "high",
+        "of"}` with a 95 % interval over people who are drawn for both alike; None where there is
+        none but itself.
     """
     gap = (_accuracy(cells, "public-only"), _accuracy(cells, "finetune-private"))
-    distilled_gap = (
-        _accuracy(cells, "distill-public"),
-        _accuracy(cells, "finetune-private", part="distilled"),
-    )
-    rows = []
-    for method in methods:
-        own = [cell for cell in cells if cell["method"] == method.name]
-        budgets = sorted(
-            {cell["epsilon"] for cell in own},
-            key=lambda value: math.inf if value is None else value,
-        )
-        for epsilon in budgets:
+    rows: dict[tuple[str, float | None], dict[str, Any]] = {}
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        own = [cell for cell in cells if cell["method"] == method]
+        for epsilon in dict.fromkeys(cell["epsilon"] for cell in own):
             here = [cell for cell in own if cell["epsilon"] == epsilon]
             done = [cell for cell in here if cell["status"] == "finished"]
             row: dict[str, Any] = {
-                "method": method.name,
+                "method": method,
+                "title": here[0]["title"],
                 "epsilon": epsilon,
                 "seeds": len(done),
                 "failed": sum(cell["status"] == "failed" for cell in here),
                 "planned": len(here),
             }
-            row |= {key: _mean(_column(done, "quality", key)) for key in _QUALITY}
-            row |= {key: _mean(_column(done, "texts", key)) for key in _TEXTS}
-            own_students = _column(done, "quality", "next_token_accuracy")
-            row |= {f"label_{key}": _mean(_column(done, "labels", key)) for key in _LABELS}
-            row["gap_closed"] = _gap(own_students, *gap)
-            taught = _column(done, "distilled", "next_token_accuracy")
-            row["distilled_accuracy"] = _mean(taught)
-            row["distilled_bits_per_byte"] = _mean(_column(done, "distilled", "bits_per_byte"))
-            # Itself the floor of the taught ones.
-            alone = method.trains_student or method.name == "distill-public"
-            row["distilled_gap"] = _gap(own_students if alone else taught, *distilled_gap)
-            for key in ("sample", "user"):
-                local = _mean(_column(done, "local_epsilon", key))
-                row[f"local_epsilon_{key}"] = None if local is None else local["mean"]
-            for key in _COSTS:
-                figure = _mean(_column(done, "costs", key))
-                row[key] = None if figure is None else figure["mean"]
-            rows.append(row)
-    return rows
+            for part, keys in _FIGURES.items():
+                prefix = f"{part}_" if part in ("labels", "local_epsilon") else ""
+                row |= {prefix + key: _mean(_column(done, part, key)) for key in keys}
+            row["gap_closed"] = _gap(_column(done, "quality", "next_token_accuracy"), *gap)
+            rows[method, epsilon] = row
+    _compare_people(rows, cells, counts or {})
+    return list(rows.values())
+
+
+def _compare_people(
+    rows: Mapping[tuple[str, float | None], dict[str, Any]],
+    cells: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, Float64Array],
+) -> None:
+    """Put `over_floor` and `to_best` of `summarise` into its rows."""
+    known = [cell for cell in cells if cell.get("folder") in counts]
+    drawn: dict[tuple[str, float | None], Float64Array] = {}
+    if known:
+        accuracies = resampled_accuracies([counts[cell["folder"]] for cell in known])
+        places = [(cell["method"], cell["epsilon"]) for cell in known]
+        for key in dict.fromkeys(places):
+            drawn[key] = accuracies[:, [place == key for place in places]].mean(axis=1)
+
+    def mean(key: tuple[str, float | None]) -> float:
+        return float(rows[key]["next_token_accuracy"]["mean"])
+
+    def above(
+        key: tuple[str, float | None], others: Iterable[tuple[str, float | None]]
+    ) -> dict[str, Any] | None:
+        best = max(others, key=mean, default=key)
+        if best == key or key not in drawn:
+            return None
+        low, high = np.percentile(drawn[key] - drawn[best], [2.5, 97.5]).tolist()
+        of = rows[best]["title"]
+        return {"value": mean(key) - mean(best), "low": low, "high": high, "of": of}
+
+    for key, row in rows.items():
+        floors = [other for other in drawn if other[0] in FLOORS]
+        rivals = [other for other in drawn if other[1] == key[1] and key[1]]
+        row["over_floor"], row["to_best"] = above(key, floors), above(key, rivals)
 
 
 def _column(cells: Sequence[Mapping[str, Any]], part: str, key: str) -> list[float]:
@@ -479,11 +475,9 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
     return {"mean": statistics.fmean(values), "standard_error": error}
 
 
-def _accuracy(
-    cells: Sequence[Mapping[str, Any]], method: str, *, part: str = "quality"
-) -> float | None:
+def _accuracy(cells: Sequence[Mapping[str, Any]], method: str) -> float | None:
     done = [cell for cell in cells if cell["method"] == method and cell["status"] == "finished"]
-    figure = _mean(_column(done, part, "next_token_accuracy"))
+    figure = _mean(_column(done, "quality", "next_token_accuracy"))
     return None if figure is None else figure["mean"]
 
 

@@ -7,16 +7,12 @@ matrix is private text.
 Papers:
     Heusel et al., "GANs Trained by a Two Time-Scale Update Rule ..." (NIPS 2017): the Fréchet
         distance; Chong and Forsyth, "Effectively Unbiased FID ..." (CVPR 2020): its bias.
-    Kynkäänniemi et al., "Improved Precision and Recall Metric for Assessing Generative Models"
-        (NeurIPS 2019).
-    Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012): the maximum mean discrepancy.
     Pillutla et al., "MAUVE: Measuring the Gap Between Neural Text and Human Text ..." (NeurIPS
         2021) and "MAUVE Scores for Generative Models" (JMLR 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -30,20 +26,8 @@ from flower_privsyn.evaluation.result import NotPrivate
 Matrix = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 
-#: MiB of one block of pairwise distances: they are never one whole matrix.
-_BLOCK_MIB = 64
-
-#: Rows that the median heuristic looks at.
-_MEDIAN_ROWS = 2000
-
-#: Two squared distances of unit vectors closer than this are equal up to the rounding of a product.
-_ROUNDING = 1e-12
-
 #: Sample sizes, as shares of all texts, through which the distance is extrapolated.
 _SHARES = (0.5, 0.6, 0.75, 1.0)
-
-#: Neighbour to which a ball of precision and recall reaches.
-_NEIGHBORS = 3
 
 #: c in exp(-c KL) of MAUVE, as in the papers.
 _SCALING = 5.0
@@ -65,40 +49,13 @@ class FrechetDistance(NotPrivate):
 
     Attributes:
         squared: the plain estimate, >= 0, in squared units of the embeddings.
-        mean_part: its first term, the squared distance of the means.
         extrapolated: the estimate continued to infinitely many texts by a straight line in
             1 / texts, without most of the bias; it has more variance and can be below zero. With no
             more texts than dimensions the bias is no straight line, and part of it stays.
     """
 
     squared: float
-    mean_part: float
     extrapolated: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionRecall(NotPrivate):
-    """Shares of each set that lie in the other's estimated support.
-
-    Attributes:
-        precision: share of synthetic texts inside a ball around a private text, in [0, 1]:
-            fidelity.
-        recall: share of private texts inside a ball around a synthetic text, in [0, 1]: coverage.
-    """
-
-    precision: float
-    recall: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanDiscrepancy(NotPrivate):
-    """Squared maximum mean discrepancy with a Gaussian kernel.
-
-    Attributes:
-        squared: unbiased, hence below zero about half the time for equal distributions.
-    """
-
-    squared: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,66 +136,7 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
     weights = np.array([1.0 if inverse > 1.0 else _DRAWS for inverse in inverses])
     # Weights of polyfit multiply residuals, not their squares.
     _, intercept = np.polyfit(inverses, distances, deg=1, w=np.sqrt(weights))
-    difference = first.mean(axis=0) - second.mean(axis=0)
-    return FrechetDistance(
-        squared=distances[-1],
-        mean_part=float(difference @ difference),
-        extrapolated=float(intercept),
-    )
-
-
-def precision_recall(synthetic: Matrix, private: Matrix) -> PrecisionRecall:
-    """Improved precision and recall: balls reach to the third neighbour, as in the paper.
-
-    Both figures grow with the number of texts on the side of the balls.
-
-    Args:
-        synthetic: (n, d), n > 3.
-        private: (m, d), m > 3.
-
-    Raises:
-        ConfigError: A matrix is too small, not finite, or of another width.
-
-    References:
-        Kynkäänniemi et al. 2019, equations 1 and 2.
-    """
-    first, second = _checked(synthetic, private, least=_NEIGHBORS + 1)
-    return PrecisionRecall(
-        precision=_share_inside(first, second), recall=_share_inside(second, first)
-    )
-
-
-def mean_discrepancy(synthetic: Matrix, private: Matrix) -> MeanDiscrepancy:
-    """Unbiased squared maximum mean discrepancy.
-
-    The kernel is exp(-distance^2 / (2 b^2)), b the median distance between private texts: the same
-    for every method that is compared with them.
-
-    Args:
-        synthetic: (n, d), n >= 2.
-        private: (m, d), m >= 2.
-
-    Raises:
-        ConfigError: A matrix is too small, not finite, or of another width, or more than half of
-            the private texts are equal.
-
-    References:
-        Gretton et al. 2012, equation 3.
-    """
-    first, second = _checked(synthetic, private, least=2)
-    n, m = len(first), len(second)
-    scale = -0.5 / _bandwidth(second) ** 2
-
-    def kernel(points: Float64Array, targets: Float64Array) -> float:
-        """Its sum over all pairs."""
-        return sum(
-            float(np.exp(scale * block).sum()) for block in _squared_distances(points, targets)
-        )
-
-    within_first = (kernel(first, first) - n) / (n * (n - 1))  # without a text and itself
-    within_second = (kernel(second, second) - m) / (m * (m - 1))
-    across = kernel(first, second) / (n * m)
-    return MeanDiscrepancy(squared=within_first + within_second - 2.0 * across)
+    return FrechetDistance(squared=distances[-1], extrapolated=float(intercept))
 
 
 def mauve(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Mauve:
@@ -348,39 +246,6 @@ def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> F
     if share == 1.0:
         return rows
     return rows[generator.permutation(len(rows))[: max(2, round(share * len(rows)))]]
-
-
-def _share_inside(points: Float64Array, centres: Float64Array) -> float:
-    """Share of the points inside the ball of a centre, which reaches to its k-th neighbour."""
-    nearest = library("sklearn.neighbors").NearestNeighbors(
-        n_neighbors=_NEIGHBORS, metric="sqeuclidean", algorithm="brute"
-    )
-    radii = nearest.fit(centres).kneighbors()[0][:, -1]
-    largest = max(np.abs(points).max(), np.abs(centres).max())
-    slack = _ROUNDING * max(1.0, points.shape[1] * largest**2)
-    inside = sum(
-        int((distances <= radii + slack).any(axis=1).sum())
-        for distances in _squared_distances(points, centres)
-    )
-    return inside / len(points)
-
-
-def _bandwidth(rows: Float64Array) -> float:
-    """Median distance between rows, of 2,000 of them where there are more."""
-    if len(rows) > _MEDIAN_ROWS:
-        rows = rows[np.random.default_rng(0).permutation(len(rows))[:_MEDIAN_ROWS]]
-    median = float(np.median(library("scipy.spatial.distance").pdist(rows)))
-    if not median > 1e-6 * float(np.linalg.norm(rows - rows.mean(axis=0), axis=1).max()):
-        raise ConfigError("more than half of the private embeddings are equal")
-    return median
-
-
-def _squared_distances(points: Float64Array, targets: Float64Array) -> Iterator[Float64Array]:
-    """Squared Euclidean distances, (rows, m) for some of the points at a time, in their order."""
-    blocks: Iterator[Float64Array] = library("sklearn.metrics").pairwise_distances_chunked(
-        points, targets, metric="euclidean", squared=True, working_memory=_BLOCK_MIB
-    )
-    return blocks
 
 
 def _quantise(rows: Float64Array, clusters: int, seed: int) -> npt.NDArray[np.int64]:

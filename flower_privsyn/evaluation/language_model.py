@@ -50,20 +50,17 @@ class Interval:
 class LanguageModelEvaluation(NotPrivate):
     """Next-token prediction on held-out text, with 95 % intervals by the bootstrap over users.
 
-    Two weightings are given. By token, every token counts the same, so people who write much count
-    more. By user, figures are taken for each user and averaged, so every person counts the same.
+    Every token counts the same, so people who write much count more.
 
     Attributes:
-        next_token_accuracy: share of tokens that are the model's first choice, by token.
+        next_token_accuracy: share of tokens that are the model's first choice.
         in_vocabulary_accuracy: the same of the tokens that the tokenizer knows: neither unknown
             tokens nor the end of a text, which is never predicted here, count. The same figure
             where nothing is unknown; None where hardly anything is known.
-        cross_entropy: nats per token, by token.
+        cross_entropy: nats per token.
         perplexity: exp(cross_entropy); of the tokens of this model's tokenizer.
         bits_per_byte: of UTF-8 text, by byte: what models with different tokenizers can be
             compared by. None if a tokenizer loses text, as one with an unknown token may.
-        user_next_token_accuracy: the mean of the users' shares.
-        user_cross_entropy: the mean of the users' nats per token.
         tokens: scored; every token of every text, exactly once.
         unknown_tokens: how many of them stand for text the tokenizer does not know.
         bytes: of all texts in UTF-8.
@@ -77,8 +74,6 @@ class LanguageModelEvaluation(NotPrivate):
     cross_entropy: Interval
     perplexity: Interval
     bits_per_byte: Interval | None
-    user_next_token_accuracy: Interval
-    user_cross_entropy: Interval
     tokens: int
     unknown_tokens: int
     bytes: int
@@ -117,6 +112,7 @@ def evaluate_language_model(
     precision: str = "float32",
     resamples: int = 2000,
     seed: int = 0,
+    users_file: Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModelEvaluation:
     """Measure next-token prediction on held-out private text.
@@ -138,6 +134,8 @@ def evaluate_language_model(
         precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
+        users_file: where the counts of each user are kept, for `resampled_accuracies`; None to
+            keep none.
         progress: where the step is shown.
 
     Raises:
@@ -179,6 +177,8 @@ def evaluate_language_model(
     counts = [np.bincount(users, weights=column) for column in columns]
     table = np.stack(counts, axis=1, dtype=np.float64)
     table = table[table[:, 0] > 0]  # users with a token
+    if users_file is not None:
+        np.save(users_file, table[:, :2])
     unknown = int(scores.unknown.sum())
     figures = _figures(table, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
@@ -202,14 +202,11 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
         seed: of the bootstrap.
     """
     tokens, correct, nats, size, known, known_correct = table.T
-    each = np.ones(len(table))
     ratios = {
         "next_token_accuracy": (correct, tokens),
         "in_vocabulary_accuracy": (known_correct, known),
         "cross_entropy": (nats, tokens),
         "bits_per_byte": (nats / math.log(2), size),
-        "user_next_token_accuracy": (correct / tokens, each),
-        "user_cross_entropy": (nats / tokens, each),
     }
     columns = np.stack([column for ratio in ratios.values() for column in ratio], axis=1)
     draws = _resampled(columns, resamples=resamples, seed=seed)
@@ -225,6 +222,28 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
         value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
     )
     return found
+
+
+def resampled_accuracies(
+    counts: Sequence[Float64Array], *, resamples: int = 2000, seed: int = 0
+) -> Float64Array:
+    """The accuracies of several models on the same people, drawn with replacement.
+
+    What two models differ by has the spread of the difference over draws: people are in it once,
+    and not once for each model.
+
+    Args:
+        counts: of each model (users, 2): tokens, and right ones, as `evaluate_language_model` keeps
+            them, of the same users in the same order.
+        resamples: draws of as many users.
+        seed: of the draws.
+
+    Returns:
+        (resamples, models).
+    """
+    draws = _resampled(np.concatenate(counts, axis=1), resamples=resamples, seed=seed)
+    accuracies: Float64Array = draws[:, 1::2] / draws[:, 0::2]
+    return accuracies
 
 
 def score_texts(

@@ -26,14 +26,9 @@ from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
     Mauve,
-    MeanDiscrepancy,
-    PrecisionRecall,
     frechet_distance,
     mauve,
-    mean_discrepancy,
-    precision_recall,
 )
-from flower_privsyn.evaluation.diversity import Diversity, diversity
 from flower_privsyn.evaluation.language_model import (
     LanguageModelEvaluation,
     evaluate_language_model,
@@ -71,11 +66,7 @@ class TextComparison(NotPrivate):
         embedding_model: whose embeddings the distances are of.
         texts: of both sides, that were embedded.
         frechet: squared Fréchet distance.
-        precision_recall: fidelity and coverage.
-        discrepancy: squared maximum mean discrepancy.
         mauve: with these embeddings as features.
-        synthetic_diversity: variety of the synthetic text.
-        private_diversity: of the held-out text, for scale.
         held_out_copies: how much held-out text the synthetic text repeats: chance, since the run
             never met these users.
         private_copies: how much it repeats of the users the run learned from; None if they were
@@ -85,11 +76,7 @@ class TextComparison(NotPrivate):
     embedding_model: str
     texts: tuple[int, int]
     frechet: FrechetDistance
-    precision_recall: PrecisionRecall
-    discrepancy: MeanDiscrepancy
     mauve: Mauve
-    synthetic_diversity: Diversity
-    private_diversity: Diversity
     held_out_copies: CopyRates
     private_copies: CopyRates | None
 
@@ -391,11 +378,7 @@ def compare_texts(
             embedding_model=embedding_model,
             texts=(len(some), len(others)),
             frechet=frechet_distance(*vectors, seed=seed),
-            precision_recall=precision_recall(*vectors),
-            discrepancy=mean_discrepancy(*vectors),
             mauve=mauve(*vectors, seed=seed),
-            synthetic_diversity=diversity(some, embeddings=vectors[0], seed=seed),
-            private_diversity=diversity(others, embeddings=vectors[1], seed=seed),
             held_out_copies=copy_rates(synthetic, held_out),
             private_copies=copy_rates(synthetic, private) if private else None,
         )

@@ -68,23 +68,6 @@ class AdapterSwitch:
             del self._model.peft_config
 
 
-def merge_adapter(model: Any, folder: Path, *, name: str) -> Any:
-    """The model with the adapter of a folder in its weights; the model given is used for it.
-
-    Args:
-        model: a causal language model of Transformers.
-        folder: as PEFT writes it.
-        name: of the model, for sentences.
-
-    Raises:
-        ModelError: The folder holds no adapter for this model.
-        MissingExtraError: PEFT is not installed.
-    """
-    switch = AdapterSwitch(model, name)
-    switch.activate(folder)
-    return switch.wrapped.merge_and_unload()
-
-
 def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) -> Any:
     """Put new adapters on all linear layers but the output; they alone are trained from then on.
 

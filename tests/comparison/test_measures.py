@@ -36,7 +36,7 @@ def plan_of(private: Users, held_out: Users) -> Plan:
         people=People(source="users.jsonl", private=private, held_out=held_out),
         methods=(compared()["pre-text"],),
         epsilons=(1.0,),
-        seeds=(0,),
+        seeds=1,
         delta=1e-3,
         downstream="privsyn-tiny",
         training=CausalTraining(),
@@ -45,7 +45,7 @@ def plan_of(private: Users, held_out: Users) -> Plan:
 
 def job_in(folder: Path) -> Job:
     return Job(
-        cell=Cell(method="pre-text", epsilon=1.0, seed=0),
+        cell=Cell(method=compared()["pre-text"], epsilon=1.0, seed=0),
         values={"embedding-model": "hash", "embedding-precision": "float32", "max-tokens": 64},
         folder=folder,
         progress=Progress(),
@@ -88,7 +88,6 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     ]
     found = Measures(plan)._compared(job, written)
     assert found is not None
-    assert found["copies_exact"] == pytest.approx(0.1)
     assert found["copies"] == pytest.approx(0.2)  # the window too
     assert found["copies_held_out"] == pytest.approx(0.05)
 

@@ -12,13 +12,13 @@ import pytest
 
 from flower_privsyn.comparison import APP, Cell, People, Plan, make_plan, methods_of
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.comparison.run import _rows, document_of
+from flower_privsyn.comparison.plan import FLOORS
+from flower_privsyn.comparison.run import _rows
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies import configuration_of
-from flower_privsyn.strategies.catalogue import entries
+from flower_privsyn.strategies.catalogue import compared, entries
 from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 
 #: From the floor to the ceiling.
@@ -66,6 +66,11 @@ def checked(data: str, **changes):
     return make_plan(**{"app": load_app(APP), "people": people, "epsilons": [1.0], **changes})
 
 
+def values_of(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The run configuration of each method, by its first cell."""
+    return {cell.method.name: plan.values(cell, Path("x")) for cell in reversed(plan.cells())}
+
+
 class TestApp:
     def test_it_declares_every_key_of_every_strategy_with_a_type_they_take(self) -> None:
         app = load_app(APP)
@@ -83,28 +88,24 @@ class TestApp:
 
     def test_a_method_may_say_how_its_own_student_learns(self, data: str) -> None:
         """All others learn as the comparison says; whose model it is, is never theirs to say."""
-        plan = plan_of(data, configs=["mid-training"], methods=["after", "before-all", "dp-ftrl"])
-        found = {
-            cell.method: plan.values(cell, Path("users.jsonl"))
-            for cell in plan.cells()
-            if cell.seed == 0
-        }
-        rates = {name: values["student-learning-rate"] for name, values in found.items()}
+        names = ["after", "before-all", "dp-ftrl"]
+        plan = plan_of(data, configs=["mid-training"], methods=names)
+        found = values_of(plan)
+        rates = {name: found[name]["student-learning-rate"] for name in names}
         assert rates == {
             "after": 1e-4,
             "before-all": 1e-4,
             "dp-ftrl": plan.training.learning_rate,
         }
         assert found["before-all"]["student-steps"] == 4000
-        assert {values["model"] for values in found.values()} == {plan.downstream}
+        assert {found[name]["model"] for name in names} == {plan.downstream}
         mine = plan_of(
             data,
             configs=["mid-training"],
             methods=["after"],
             settings=["after.student-learning-rate=0.01"],
         )
-        values = mine.values(mine.cells()[0], Path("users.jsonl"))
-        assert values["student-learning-rate"] == 0.01
+        assert values_of(mine)["after"]["student-learning-rate"] == 0.01
         with pytest.raises(ConfigError, match="this is the same for every method"):
             checked(
                 data,
@@ -130,9 +131,11 @@ class TestApp:
             *("public-mid-training", "dp-prompt", "expand-private"),
             METHODS[-1],
         ]
-        plan = plan_of(data, methods=["dp-prompt"])
-        first = plan.cells()[0]
-        assert (first.method, first.epsilon) == ("dp-prompt", None)
+        plan = plan_of(data, methods=["dp-prompt"], seeds=1)
+        assert [(cell.method.name, cell.epsilon) for cell in plan.cells()] == [
+            *((floor, 0.0) for floor in FLOORS),
+            ("dp-prompt", None),
+        ]
 
     def test_a_file_is_a_method(self, data: str, tmp_path: Path) -> None:
         import shutil
@@ -153,17 +156,8 @@ class TestApp:
         found = methods_of(load_app(APP), "ask-once")
         assert found["joint-sketch-written"].kind == "synthetic text"
         assert found["joint-sketch"].kind == "chosen text"
-        plan = plan_of(
-            data,
-            configs=["ask-once"],
-            methods=["joint-sketch-written", "joint-sketch"],
-            distil=True,
-        )
-        assert {method.name: plan.teaches(method) for method in plan.methods} == {
-            "joint-sketch-written": True,
-            "joint-sketch": False,
-        }
-        written = next(cell for cell in plan.cells() if cell.method == "joint-sketch-written")
+        plan = plan_of(data, configs=["ask-once"], methods=["joint-sketch-written"])
+        written = plan.cells()[-1]
         config = configuration_of(plan.values(written, Path("users.jsonl")))
         assert isinstance(config, JointSketchConfig)
         assert (config.synthesis, config.model) == ("written", plan.downstream)
@@ -171,8 +165,8 @@ class TestApp:
     def test_of_a_method_in_several_folders_the_first_counts(self, data: str) -> None:
         asked = {"methods": ["dp-ftrl", "before", "vanilla"], "seeds": 1}
         plan = plan_of(data, configs=["mid-training", "ctcl"], **asked)
-        assert [method.name for method in plan.methods] == ["dp-ftrl", "before", "vanilla"]
-        values = {cell.method: plan.values(cell, Path("x")) for cell in plan.cells()}
+        assert [method.name for method in plan.methods] == [*FLOORS, *asked["methods"]]
+        values = values_of(plan)
         assert values["dp-ftrl"]["max-samples"] == 4  # 1 in the second folder
         assert values["vanilla"]["max-samples"] == 1
 
@@ -220,9 +214,6 @@ class TestUsers:
         assert set(some.held_out.user_ids) < set(people.held_out.user_ids)
         plan = plan_of(data, held_out_users=6, sealed_users=4)
         assert plan.stamp == f"{STAMP}; sealed users opened"
-        document = document_of(plan, [], command="", created=None, fixed={})
-        assert document["stamp"] == plan.stamp
-        assert markdown(document).startswith(f"> {plan.stamp}")
 
     def test_of_another_file_nobody_takes_part(self, data: str, write: Write) -> None:
         other = write("others", [f"other-{i}" for i in range(40)])
@@ -277,38 +268,33 @@ class TestUsers:
 
 class TestCells:
     def test_a_seed_is_a_whole_table(self, data: str) -> None:
-        plan = plan_of(data, methods=["popri", "public-only", "finetune-private"], seeds=2)
-        assert [(cell.method, cell.epsilon, cell.seed) for cell in plan.cells()] == [
+        plan = plan_of(data, methods=["popri", "finetune-private"], seeds=2)
+        assert [(cell.method.name, cell.epsilon, cell.seed) for cell in plan.cells()] == [
             ("public-only", 0.0, 0),
+            ("random-public", 0.0, 0),
+            ("distill-public", 0.0, 0),
             ("finetune-private", None, 0),
             ("popri", 1.0, 0),
+            ("random-public", 0.0, 1),
+            ("distill-public", 0.0, 1),
             ("finetune-private", None, 1),
             ("popri", 1.0, 1),
         ]
 
-    def test_a_piece_has_seeds_of_its_own(self, data: str) -> None:
-        methods = ["popri", "public-only"]
-        plan = plan_of(data, methods=methods, seeds=2, first_seed=3)
-        assert [(cell.method, cell.seed) for cell in plan.cells()] == [
-            ("public-only", 0),  # the same in every piece
-            ("popri", 3),
-            ("popri", 4),
-        ]
-        with pytest.raises(ConfigError, match="^--first-seed must be a whole number"):
-            checked(data, methods=methods, first_seed=-1)
-
     def test_names_are_folders(self) -> None:
-        assert Cell(method="popri", epsilon=1.29, seed=3).name == "popri-eps-1.29-seed-3"
-        assert Cell(method="finetune-private", epsilon=None, seed=0).name.endswith("eps-inf-seed-0")
-        near = Cell(method="popri", epsilon=1.0000001, seed=0).name
-        assert near == "popri-eps-1.0000001-seed-0"  # and not that of epsilon 1
+        def name(method: str, epsilon: float | None, seed: int) -> str:
+            return Cell(method=compared()[method], epsilon=epsilon, seed=seed).name
+
+        assert name("popri", 1.29, 3) == "popri-eps-1.29-seed-3"
+        assert name("finetune-private", None, 0).endswith("eps-inf-seed-0")
+        # And not that of epsilon 1.
+        assert name("popri", 1.0000001, 0) == "popri-eps-1.0000001-seed-0"
 
 
 class TestSettings:
     def test_a_setting_of_one_method(self, data: str) -> None:
         plan = plan_of(data, settings=[" popri.num-rounds = 3", "max-tokens=32"])
-        popri = plan.values(Cell(method="popri", epsilon=1.0, seed=0), Path("x"))
-        other = plan.values(Cell(method="pe-sft", epsilon=1.0, seed=0), Path("x"))
+        popri, other = values_of(plan)["popri"], values_of(plan)["pe-sft"]
         assert (popri["num-rounds"], popri["max-tokens"]) == (3, 32)
         assert (other["num-rounds"], other["max-tokens"]) == (8, 32)
 
@@ -316,7 +302,7 @@ class TestSettings:
         both = {"methods": ["ctcl", "dp-ftrl"], "downstream": "privsyn-lstm"}
         for settings, wanted in (([], "privsyn-lm"), (["ctcl.model=privsyn-tiny"], "privsyn-tiny")):
             plan = plan_of(data, settings=settings, **both)
-            cells = {cell.method: plan.values(cell, Path("x")) for cell in plan.cells()}
+            cells = values_of(plan)
             assert cells["ctcl"]["model"] == wanted
             assert cells["dp-ftrl"]["model"] == "privsyn-lstm"
         for setting in ("model=privsyn-tiny", "dp-ftrl.model=privsyn-tiny"):
@@ -349,13 +335,19 @@ class TestSettings:
         public.write_text('{"text": "public"}\n')
         settings = ["popri.num-rounds=3", f"random-public.public-text={public}", "max-tokens=32"]
         plan = plan_of(data, settings=settings, methods=["popri", "random-public"])
-        found = {cell.method: plan.own_settings(cell) for cell in plan.cells()}
+        found = {cell.method.name: plan.own_settings(cell) for cell in plan.cells()}
         assert found["popri"]["num-rounds"] == 3
         assert "seed" not in found["popri"]
         assert found["random-public"] == {"public-text": "public.jsonl", "max-tokens": 32}
         # What all of them are measured by is nobody's own.
         other = plan_of(data, settings=[*settings, "popri.max-tokens=16"])
         assert other.common_values()["max-tokens"] == plan.common_values()["max-tokens"] == 32
+
+    def test_public_text_is_that_of_all_methods_but_for_what_one_has(self, data: str) -> None:
+        plan = plan_of(data, public_text="p.jsonl", settings=["pre-text.public-text=q.jsonl"])
+        found = {name: values.get("public-text") for name, values in values_of(plan).items()}
+        assert found.pop("pre-text") == "q.jsonl"
+        assert set(found.values()) == {"p.jsonl"}
 
     def test_an_unknown_method_is_named(self, data: str) -> None:
         with pytest.raises(ConfigError, match=r"no method 'gpt'; .* has public-only, expand-only"):
@@ -384,18 +376,17 @@ class TestCheckedBeforeTheFirstCell:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"settings": ["teacher="]}, "pre-text: a distilled student needs a teacher"),
-            ({"downstream": "privsyn-mlm"}, "pre-text: --distil: teacher must have the tokens"),
+            ({"settings": ["teacher="]}, "distill-public: teacher = "),
+            ({"downstream": "llama"}, "distill-public: teacher must have the tokens"),
         ],
     )
     def test_nobody_who_could_teach(
         self, data: str, llama: Path, changes: dict[str, Any], sentence: str
     ) -> None:
-        changes = {**changes, "methods": ["public-only", "pre-text", "random-public"]}
         if "downstream" in changes:
-            changes["downstream"] = str(llama)  # of other tokens
+            changes = {"downstream": str(llama)}  # of other tokens
         with pytest.raises(ConfigError, match=sentence):
-            checked(data, distil=True, **changes)
+            checked(data, methods=["public-only"], **changes)
 
     def test_text_of_the_users_is_not_public(self, tmp_path: Path) -> None:
         file = tmp_path / "users.jsonl"

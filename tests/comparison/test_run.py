@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps.training import app as client_app
 from flower_privsyn.comparison import APP, Comparison, People, Plan, make_plan
 from flower_privsyn.comparison import run as comparison_run
+from flower_privsyn.comparison.measures import USERS_FILE
+from flower_privsyn.comparison.plan import FLOORS
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import App, load_app
@@ -26,7 +29,10 @@ from flower_privsyn.strategies import strategy_of
 from flower_privsyn.testing import LoopbackGrid, flower_identity
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
-QUIET: dict[str, Any] = {"follower": None, "say": lambda line: None}
+QUIET: dict[str, Any] = {
+    "follower": lambda: contextlib.nullcontext(print),
+    "say": lambda line: None,
+}
 SAMPLE = Path(__file__).parents[2] / "flower_privsyn" / "data" / "sample" / "users.jsonl"
 
 
@@ -66,7 +72,7 @@ def command(folder: Path, *methods: str) -> list[str]:
     return [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
-        *("--methods", *methods, "--distil", "--set", f"public-text={public}"),
+        *("--methods", *methods, "--public-text", str(public)),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=24"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
@@ -78,8 +84,7 @@ def command(folder: Path, *methods: str) -> list[str]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
     """A run that works, a cell that can only fail once it has begun, and references."""
     folder = tmp_path_factory.mktemp("compared")
-    methods = ("public-only", "expand-only", "distill-public", "dp-prompt", "pre-text")
-    words = command(folder, *methods)
+    words = command(folder, "expand-only", "dp-prompt", "pre-text")
     words += ["--set", f"expand-only.prompt={folder / 'gone.txt'}"]
     words += ["--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"]
     shown, complained = io.StringIO(), io.StringIO()
@@ -112,7 +117,7 @@ def test_a_cell_is_run_by_the_processes_of_a_run(
     compared: Compared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
-    assert main(command(tmp_path, "public-only", "pre-text")) == 0
+    assert main(command(tmp_path, "pre-text")) == 0
     found, here = cells(tmp_path / "out")["pre-text"], cells(compared.folder)["pre-text"]
     assert found["status"] == "finished"
     assert found["epsilon_release"] == here["epsilon_release"]
@@ -124,7 +129,7 @@ def test_a_cell_is_run_by_the_processes_of_a_run(
 class TestComparison:
     def test_all_it_writes_is_stamped_and_a_failure_says_why(self, compared: Compared) -> None:
         assert compared.code == 1
-        assert "1 of 5 cells failed" in compared.complained
+        assert "1 of 6 cells failed" in compared.complained
         found = cells(compared.folder)
         status = {name: cell["status"] for name, cell in found.items()}
         assert status == {**dict.fromkeys(status, "finished"), "expand-only": "failed"}
@@ -148,17 +153,29 @@ class TestComparison:
         assert set(done["samples"]) <= written
         assert not (run.path / "evaluation.json").exists()
 
-    def test_students_learn_apart_and_are_taught_by_who_wrote(self, compared: Compared) -> None:
+    def test_students_learn_apart_and_stand_beside_every_floor(self, compared: Compared) -> None:
         found = cells(compared.folder)
-        floor, taught, told, done = (
-            found[name] for name in ("public-only", "distill-public", "dp-prompt", "pre-text")
-        )
-        assert done["distilled"]["bits_per_byte"] != done["quality"]["bits_per_byte"]
-        assert "distilled" not in floor
-        assert taught["epsilon"] == taught["costs"]["bytes_up"] == 0
-        assert taught["samples"] == []
-        bits = {cell["quality"]["bits_per_byte"] for cell in (floor, taught, told, done)}
-        assert len(bits) == 4  # few tokens and two steps: accuracies may coincide
+        floors = [found[name] for name in FLOORS]
+        for floor in floors[1:]:
+            assert floor["epsilon"] == floor["costs"]["bytes_up"] == 0
+            assert floor["samples"] == []
+        students = [*floors, found["dp-prompt"], found["pre-text"]]
+        # Few tokens and two steps: accuracies may coincide.
+        assert len({cell["quality"]["bits_per_byte"] for cell in students}) == len(students)
+
+    def test_a_difference_is_of_the_same_people(self, compared: Compared) -> None:
+        rows = {row["method"]: row for row in document(compared.folder)["summary"]}
+        best = max(FLOORS, key=lambda name: rows[name]["next_token_accuracy"]["mean"])
+        found = rows["pre-text"]["over_floor"]
+        assert found["of"] == rows[best]["title"]
+        means = [rows[name]["next_token_accuracy"]["mean"] for name in ("pre-text", best)]
+        assert found["value"] == pytest.approx(means[0] - means[1])
+        assert found["low"] <= found["value"] <= found["high"]
+        assert rows[best]["over_floor"] is None
+        assert rows["pre-text"]["to_best"] is None  # alone at its epsilon
+        counts = np.load(compared.folder / "cells" / "pre-text-eps-8-seed-0" / USERS_FILE)
+        assert counts.shape == (4, 2)
+        assert counts[:, 1].sum() / counts[:, 0].sum() == pytest.approx(means[0])
 
     def test_what_owners_told_in_other_words_has_an_epsilon_of_its_own(
         self, compared: Compared
@@ -197,6 +214,12 @@ class TestComparison:
 
 
 class TestFolder:
+    @pytest.fixture(autouse=True)
+    def floors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Floors are in every comparison, and what they are is shown above."""
+        known = dict.fromkeys(FLOORS, lambda *_: {"quality": QUALITY})
+        monkeypatch.setattr(comparison_run, "REFERENCES", known)
+
     def plan(self, *, users: int = 24, **changes: Any) -> Plan:
         """As it is before its runs are checked."""
         with mock.patch.object(Plan, "check"):
@@ -227,6 +250,28 @@ class TestFolder:
         with pytest.raises(ConfigError, match="another value of downstream_files"):
             Comparison(self.plan(), tmp_path)
 
+    def test_a_second_command_adds_to_the_table(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And takes nothing from it, whatever becomes of its own cells."""
+        monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
+        Comparison(self.plan(methods=["popri"]), tmp_path, command="one").run(**QUIET)
+
+        def interrupted(*_: Any, **__: Any) -> dict[str, Any]:
+            raise StoppedError("stopped")
+
+        monkeypatch.setattr(Comparison, "_outcome", interrupted)
+        second = self.plan(methods=["pre-text"], seeds=2, epsilons=[1.0])
+        with pytest.raises(StoppedError):
+            Comparison(second, tmp_path, command="two").run(**QUIET)
+        found = document(tmp_path)
+        assert found["commands"] == ["one", "two"]
+        status = {(cell["method"], cell["epsilon"]): cell["status"] for cell in found["cells"]}
+        assert status["popri", 8.0] == "finished"
+        assert status["pre-text", 1.0] == "pending"
+        assert [row["method"] for row in found["summary"]] == [*FLOORS, "pre-text", "popri"]
+        assert "| POPri | 8 | 20.00 | " in (tmp_path / "comparison.md").read_text()
+
     def test_a_folder_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("mine")
         with pytest.raises(ConfigError, match="is not empty and holds no comparison"):
@@ -240,20 +285,19 @@ class TestFolder:
         def killed(*_: Any, **__: Any) -> dict[str, Any]:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Comparison, "_outcome", killed)
+        monkeypatch.setattr(comparison_run, "run_app", killed)
         first = Comparison(self.plan(methods=["popri"]), out)
         with pytest.raises(KeyboardInterrupt):
             first.run(**QUIET)
         # As it is while the cell is running, too: nothing has been written of it since.
-        (cell,) = cells(out).values()
-        assert cell["status"] == "running"
+        assert cells(out)["popri"]["status"] == "running"
         changed = Comparison(self.plan(methods=["popri"], settings=["popri.num-rounds=2"]), out)
         with pytest.raises(ConfigError, match="was run with num-rounds = 8, and 2 is asked for"):
             changed.run(**QUIET)
 
         monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
         first.run(**QUIET)
-        (cell,) = cells(out).values()
+        cell = cells(out)["popri"]
         assert (cell["status"], cell["wall_seconds"]) == ("finished", None)  # a part of it
 
     def test_a_run_that_its_owner_stopped_ends_the_comparison_and_is_no_failure(
@@ -267,15 +311,11 @@ class TestFolder:
 
         monkeypatch.setattr(comparison_run, "run_app", stopped)
         comparison = Comparison(self.plan(methods=["popri", "pre-text"]), out)
-
-        def run() -> None:
-            comparison.run(follower=lambda: contextlib.nullcontext(print), say=lambda line: None)
-
         with pytest.raises(StoppedError, match=sentence):
-            run()
-        first, second = (cell["status"] for cell in document(out)["cells"])
-        assert (first, second) == ("running", "pending")
-        (file,) = out.glob("cells/*/cell.json")
+            comparison.run(**QUIET)
+        found = cells(out)
+        assert (found["pre-text"]["status"], found["popri"]["status"]) == ("running", "pending")
+        (file,) = out.glob("cells/pre-text-*/cell.json")
         cell = json.loads(file.read_text())
         assert (cell["status"], cell["error"]) == ("pending", None)
 
@@ -291,13 +331,13 @@ class TestFolder:
         (file.parent / "run").mkdir()
         (file.parent / "run" / "config.json").write_text(json.dumps({"format": FORMAT}))
         with pytest.raises(StoppedError):
-            run()
+            comparison.run(**QUIET)
         assert resumed["path"] == file.parent / "run"
         assert resumed["values"]["num-rounds"] == cell["settings"]["num-rounds"]
 
     def test_a_model_that_is_none_is_named_once_and_first(self, tmp_path: Path) -> None:
         comparison = Comparison(self.plan(downstream=str(tmp_path / "no-model")), tmp_path / "out")
         with pytest.raises(ModelError, match="no-model"):
-            comparison.run(follower=None, say=print)  # type: ignore[arg-type]
+            comparison.run(**QUIET)
         assert not (tmp_path / "out" / "cells").exists()
         assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700  # there are times in it

@@ -1,7 +1,8 @@
 """From cells to rows: means, standard errors, and the gap that was closed."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from flower_privsyn.comparison.run import summarise
@@ -9,14 +10,15 @@ from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.comparison import markdown
 from flower_privsyn.strategies.catalogue import compared
 
-METHODS = [compared()[name] for name in ("public-only", "popri", "finetune-private")]
-
 
 def cell(method, epsilon, seed, accuracy=None, status="finished", **costs):
     return {
         "method": method,
+        "title": compared()[method].title,
+        "kind": compared()[method].kind,
         "epsilon": epsilon,
         "seed": seed,
+        "folder": f"{method}-{epsilon}-{seed}",
         "status": status,
         "error": None if status == "finished" else "it\nbroke | here",
         "quality": None if accuracy is None else {"next_token_accuracy": accuracy},
@@ -27,18 +29,18 @@ def cell(method, epsilon, seed, accuracy=None, status="finished", **costs):
 
 CELLS = [
     cell("public-only", 0.0, 0, 0.20),
-    cell("finetune-private", None, 0, 0.38),
-    cell("finetune-private", None, 1, 0.42),
     cell("popri", 1.0, 0, 0.26, bytes_up=1000),
     cell("popri", 1.0, 1, 0.30, bytes_up=3000),
     cell("popri", 7.0, 0, status="failed"),
     cell("popri", 7.0, 1, 0.32),
+    cell("finetune-private", None, 0, 0.38),
+    cell("finetune-private", None, 1, 0.42),
 ]
 
 
 class TestSummary:
     def test_a_row_per_method_and_epsilon(self) -> None:
-        rows = summarise(CELLS, METHODS)
+        rows = summarise(CELLS)
         assert [(row["method"], row["epsilon"]) for row in rows] == [
             ("public-only", 0.0),
             ("popri", 1.0),
@@ -47,19 +49,19 @@ class TestSummary:
         ]
 
     def test_no_zero_has_a_sign(self) -> None:
-        cells = [CELLS[0], CELLS[1], cell("popri", 1.0, 0, 0.1999)]
+        cells = [CELLS[0], cell("popri", 1.0, 0, 0.1999), CELLS[-1]]
         row = next(line for line in table_of(cells).splitlines() if "POPri" in line)
-        assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
+        assert [row.split("|")[place] for place in (3, 6)] == [" 19.99 ", " 0 "]
 
     def test_rounds_without_a_release_stand_under_the_table(self) -> None:
         """Such a cell had fewer releases than others, and its figures say so nowhere else."""
-        cells = [*CELLS[:3], cell("popri", 1.0, 0, 0.26, rounds_lost=2)]
+        cells = [cell("popri", 1.0, 0, 0.26, rounds_lost=2)]
         cells += [cell("popri", 1.0, 1, 0.26, rounds_lost=0)]
         assert "gave nothing: POPri, ε = 1, seed 0 (2)." in table_of(cells)
         assert "gave nothing" not in table_of(CELLS)
 
     def test_mean_standard_error_and_gap(self) -> None:
-        floor, row, _, ceiling = summarise(CELLS, METHODS)
+        floor, row, _, ceiling = summarise(CELLS)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.28)
         # Two values two hundredths to either side: s = 0.02 sqrt(2), over sqrt(2).
         assert row["next_token_accuracy"]["standard_error"] == pytest.approx(0.02)
@@ -68,50 +70,62 @@ class TestSummary:
         assert floor["gap_closed"]["mean"] == 0.0
         assert ceiling["gap_closed"]["mean"] == pytest.approx(1.0)
         assert floor["next_token_accuracy"]["standard_error"] is None
-        assert row["bytes_up"] == 2000
+        assert row["bytes_up"]["mean"] == 2000
 
     def test_failed_cells_are_counted_and_left_out(self) -> None:
-        row = summarise(CELLS, METHODS)[2]
+        row = summarise(CELLS)[2]
         assert (row["seeds"], row["failed"], row["planned"]) == (1, 1, 2)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.32)
 
     def test_no_gap_without_a_ceiling_above_the_floor(self) -> None:
-        assert summarise(CELLS[:1] + CELLS[3:], METHODS)[1]["gap_closed"] is None
+        assert summarise(CELLS[:-2])[1]["gap_closed"] is None
         upside_down = [cell("public-only", 0.0, 0, 0.5), *CELLS[1:]]
-        assert summarise(upside_down, METHODS)[1]["gap_closed"] is None
+        assert summarise(upside_down)[1]["gap_closed"] is None
 
 
-class TestDistilled:
-    METHODS = [  # noqa: RUF012
-        compared()[name]
-        for name in ("public-only", "distill-public", "popri", "joint-sketch", "finetune-private")
-    ]
+class TestPeople:
+    """What two methods differ by, over people who are drawn for both alike."""
 
-    @staticmethod
-    def cells() -> list[dict[str, Any]]:
-        found = [
-            cell("public-only", 0.0, 0, 0.20),
-            cell("distill-public", 0.0, 0, 0.22),
-            cell("popri", 1.0, 0, 0.24),
-            cell("joint-sketch", 1.0, 0, 0.29),
-            cell("finetune-private", None, 0, 0.40),
-        ]
-        for one in found:
-            if one["method"] in ("popri", "finetune-private"):
-                accuracy = one["quality"]["next_token_accuracy"] + 0.02
-                one["distilled"] = {"next_token_accuracy": accuracy, "bits_per_byte": 1.5}
-        return found
+    #: Of two users, tokens and right ones: both methods do better on the second.
+    COUNTS: ClassVar = {
+        "public-only-0.0-0": [[100.0, 10.0], [100.0, 30.0]],
+        "random-public-0.0-0": [[100.0, 12.0], [100.0, 32.0]],
+        "popri-1.0-0": [[100.0, 15.0], [100.0, 35.0]],
+        "popri-1.0-1": [[100.0, 17.0], [100.0, 37.0]],
+        "pre-text-1.0-0": [[100.0, 10.0], [100.0, 50.0]],
+    }
 
-    def test_the_gap_is_between_what_was_taught_alike(self) -> None:
-        rows = {row["method"]: row for row in summarise(self.cells(), self.METHODS)}
-        assert rows["popri"]["distilled_accuracy"]["mean"] == pytest.approx(0.26)
-        assert rows["popri"]["gap_closed"]["mean"] == pytest.approx((0.24 - 0.20) / 0.20)
-        assert rows["popri"]["distilled_gap"]["mean"] == pytest.approx((0.26 - 0.22) / 0.20)
-        # It writes nothing of its own: its one student stands for both.
-        assert rows["joint-sketch"]["distilled_accuracy"] is None
-        assert rows["joint-sketch"]["distilled_gap"]["mean"] == pytest.approx((0.29 - 0.22) / 0.2)
-        assert rows["public-only"]["distilled_gap"] is None
-        assert rows["finetune-private"]["distilled_gap"]["mean"] == pytest.approx(1.0)
+    def rows(self) -> dict[str, dict[str, Any]]:
+        cells, counts = [], {}
+        for folder, table in self.COUNTS.items():
+            *words, epsilon, seed = folder.rsplit("-", 2)
+            counts[folder] = np.array(table)
+            accuracy = counts[folder][:, 1].sum() / 200
+            cells.append(cell("-".join(words), float(epsilon), int(seed), accuracy))
+        return {row["method"]: row for row in summarise(cells, counts)}
+
+    def test_one_that_is_above_the_floor_for_everybody_is_surely_above_it(self) -> None:
+        found = self.rows()["popri"]["over_floor"]
+        # 5 and 3 points over the best floor for either user, whoever is drawn: 4 in the mean.
+        assert [found[key] for key in ("value", "low", "high")] == pytest.approx([0.04] * 3)
+        assert found["of"] == "public text, at random"
+        assert self.rows()["public-only"]["over_floor"]["value"] == pytest.approx(-0.02)
+        assert self.rows()["random-public"]["over_floor"] is None
+
+    def test_the_best_at_an_epsilon_is_what_others_are_held_against(self) -> None:
+        rows = self.rows()
+        found = rows["popri"]["to_best"]
+        assert found["of"] == "PrE-Text"
+        assert found["value"] == pytest.approx(-0.04)
+        # Worse for one of the two, and better for the other.
+        assert found["low"] == pytest.approx(-0.14)
+        assert found["high"] == pytest.approx(0.06)
+        assert rows["pre-text"]["to_best"] is None
+        assert rows["public-only"]["to_best"] is None
+
+    def test_what_was_kept_of_nobody_is_in_no_difference(self) -> None:
+        row = summarise(CELLS)[1]
+        assert (row["over_floor"], row["to_best"]) == (None, None)
 
 
 def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
@@ -126,13 +140,11 @@ def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
 def document_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "stamp": STAMP,
-        "titles": {method.name: method.title for method in METHODS},
-        "summary": summarise(cells, METHODS),
+        "summary": summarise(cells),
         "cells": cells,
         "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
         "downstream": "privsyn-tiny",
         "delta": 4.2e-5,
-        "seeds": [0, 1],
     }
 
 

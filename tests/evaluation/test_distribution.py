@@ -15,8 +15,6 @@ from flower_privsyn.evaluation.distribution import (
     frechet_distance,
     gaussian_frechet,
     mauve,
-    mean_discrepancy,
-    precision_recall,
 )
 
 
@@ -53,35 +51,6 @@ class TestFrechet:
         extrapolated = np.mean([record.extrapolated for record in found])
         assert plain > 0.04
         assert abs(extrapolated) < plain / 4
-
-
-class TestPrecisionRecall:
-    def test_equals_brute_force(self) -> None:
-        synthetic, private = normal(60, 4, seed=5, shift=0.7), normal(45, 4, seed=6)
-        across = np.linalg.norm(synthetic[:, None] - private[None], axis=-1)
-
-        def radii(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.sort(np.linalg.norm(rows[:, None] - rows[None], axis=-1), axis=1)[:, 3]
-
-        found = precision_recall(synthetic, private)
-        assert found.precision == (across <= radii(private)).any(axis=1).mean()
-        assert found.recall == (across <= radii(synthetic)[:, None]).any(axis=0).mean()
-        assert 0 < found.precision < 1
-        assert 0 < found.recall < 1
-
-
-class TestMeanDiscrepancy:
-    def test_by_hand(self) -> None:
-        x, y = np.array([[0.0], [1.0], [3.0]]), np.array([[0.0], [2.0], [4.0]])
-
-        def k(a: float, b: float) -> float:
-            return math.exp(-((a - b) ** 2) / (2 * 2.0**2))  # the median distance of y is 2
-
-        within_x = (k(0, 1) + k(0, 3) + k(1, 3)) / 3
-        within_y = (k(0, 2) + k(0, 4) + k(2, 4)) / 3
-        across = sum(k(a, b) for a in (0, 1, 3) for b in (0, 2, 4)) / 9
-        found = mean_discrepancy(x, y)
-        assert found.squared == pytest.approx(within_x + within_y - 2 * across, rel=1e-9)
 
 
 class TestMauve:

@@ -56,9 +56,6 @@ class TestCompare:
             for given in (sentences(COURT, 2, 90), sentences(NATURE, 3, 90))
         )
         assert near.frechet.squared < far.frechet.squared
-        assert near.precision_recall.precision > far.precision_recall.precision
-        assert near.precision_recall.recall > far.precision_recall.recall
-        assert near.discrepancy.squared < far.discrepancy.squared
         assert near.mauve.score > far.mauve.score
         assert far.held_out_copies.near == 0.0
 

@@ -13,6 +13,7 @@ import pytest
 
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from research.unopened_people import main
 
@@ -25,12 +26,14 @@ def write_users(file: Path, ids: Sequence[str]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def cell(method: str, epsilon: float | None, seed: int, *, taught: bool = False) -> dict[str, Any]:
+def cell(method: str, epsilon: float, seed: int, *, taught: bool = False) -> dict[str, Any]:
     figures = {"next_token_accuracy": 0.2 + seed / 100, "bits_per_byte": 2.0}
     return {
         "method": method,
+        "kind": compared()[method].kind,
         "epsilon": epsilon,
         "seed": seed,
+        "folder": f"cells/{method}-eps-{epsilon:g}-seed-{seed}",
         "status": "finished",
         "quality": figures,
         "distilled": figures if taught else None,
@@ -58,10 +61,8 @@ def comparison(tmp_path: Path) -> Path:
         cell("dp-ftrl", 1.0, 1),
         cell("popri", 1.0, 0) | {"status": "failed"},
     ]
-    kinds = {"public-only": "public text", "pre-text": "synthetic text"}
-    kinds |= {"dp-ftrl": "on-device training", "popri": "synthetic text"}
-    document = {"downstream": "privsyn-tiny", "cells": cells, "kinds": kinds}
-    document["fixed"] = {"training": {"max_tokens": 64}}
+    fixed = {"training": {"max_tokens": 64}}
+    document = {"downstream": "privsyn-tiny", "cells": cells, "fixed": fixed}
     (folder / "compare.json").write_text(json.dumps(document))
     places = (
         "pre-text-eps-1-seed-0/downstream",

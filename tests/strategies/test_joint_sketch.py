@@ -20,7 +20,6 @@ from flower_privsyn.cli.expand import copy_released
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.comparison.teachers import writer_of
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
@@ -32,7 +31,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN
+from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.joint_sketch import biased_generator
 from flower_privsyn.testing import (
@@ -308,7 +307,7 @@ class TestWriting:
         assert 0 < len(lines(run.path / "synthetic.jsonl")) <= 2
         learnt = nats(run.path / TRAINED_WRITER, COURTS)
         # The bias is put on what learnt, and that is who wrote.
-        assert writer_of(run, student="privsyn-tiny", folder=run.path / "none") == run.path / WRITER
+        assert writer_in(run.path) == run.path / WRITER
         assert nats(run.path / WRITER, COURTS) < learnt < nats("privsyn-tiny", COURTS)
 
     @pytest.mark.parametrize(
