@@ -21,6 +21,7 @@ from flower_privsyn.report import numbers
 from flower_privsyn.report.comparison import filled as of_comparison
 from flower_privsyn.report.comparison import read_document
 from flower_privsyn.report.run import filled as of_run
+from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import ledger_meta
 from flower_privsyn.run.run_format import hide_dates
@@ -75,7 +76,7 @@ def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
 def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
     require_libraries()
-    return _rendered("run.html.j2", of_run(run, quality))
+    return _rendered("run.html.j2", of_run(RunSummary.of(run), quality))
 
 
 def comparison_page(document: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flower_privsyn.evaluation.result import STAMP
@@ -22,8 +23,8 @@ from flower_privsyn.report.numbers import (
     whole,
 )
 from flower_privsyn.report.summary import RunSummary
-from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.directory import TRAINED_MODEL, round_texts
+from flower_privsyn.run import how_to_resume
+from flower_privsyn.run.directory import TRAINED_MODEL
 
 #: Texts that are shown of a round.
 _ROUND_SAMPLES = 3
@@ -42,20 +43,18 @@ Facts = list[tuple[str, str | None]]
 Rows = list[tuple[str, ...]]
 
 
-def filled(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
     """What `run.html.j2` shows, by the names that it has for it.
 
     Args:
-        run: of any strategy, finished or not.
+        summary: of a run of any strategy, finished or not.
         quality: names and figures of its evaluation, which are stamped; for a page that does not
             lie in the run directory.
 
     Raises:
-        LedgerError: the ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: a file of the run is damaged.
     """
-    summary = RunSummary.of(run)
-    trained = (run.path / TRAINED_MODEL).is_dir()
+    trained = any(name.startswith(f"{TRAINED_MODEL}/") for name in summary.files)
     made = [counted(summary.synthetic_texts, "text")] if summary.synthetic_texts else []
     return {
         "run": summary,
@@ -63,7 +62,7 @@ def filled(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> dict[s
         "stamp": "; ".join(filter(None, (summary.stamp, STAMP if quality else None))) or None,
         "subtitle": _subtitle(summary),
         "error": _error(summary),
-        "go_on": how_to_resume(run.path).replace(summary.path, summary.name),
+        "go_on": how_to_resume(Path(summary.path)).replace(summary.path, summary.name),
         "made": ", ".join([*made, *([TRAINED_MODEL] if trained else [])]) or "nothing yet",
         "epsilons": [
             epsilon_text(summary.epsilon_release),
@@ -72,7 +71,7 @@ def filled(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> dict[s
             else epsilon_text(summary.epsilon_known_cohorts),
         ],
         "quality": quality,
-        "texts": _samples(run, summary),
+        "texts": _samples(summary),
         "mechanism": _mechanism(summary),
         "spending": _spending(summary),
         "costs": _costs(summary),
@@ -243,13 +242,13 @@ def _norms(summary: RunSummary) -> Any:
 # ---------------------------------------------------------------------- texts
 
 
-def _samples(run: RunDirectory, summary: RunSummary) -> list[dict[str, Any]]:
+def _samples(summary: RunSummary) -> list[dict[str, Any]]:
     """Texts of the result, and before them of the first and the last round."""
     cards = []
     if summary.samples:
         note = f"{whole(summary.synthetic_texts)} {summary.texts_are}; the first"
         cards.append({"title": "Result", "note": note, "texts": summary.samples})
-    found = {place: rows for place, rows in round_texts(run).items() if rows}
+    found = {place: rows for place, rows in summary.round_texts().items() if rows}
     places = sorted({min(found), max(found)}) if found else []
     texts = [[row["text"] for row in found[place]] for place in places]
     # Rounds that released nothing leave the text as it was.

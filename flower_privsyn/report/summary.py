@@ -93,7 +93,7 @@ def run_costs(run: RunDirectory) -> RunCosts:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunSummary:
     """A run, whatever has become of it.
 
@@ -240,10 +240,35 @@ class RunSummary:
             },
         )
 
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.strategy or 'no strategy'}, {self.status}>"
+
     @property
     def name(self) -> str:
         """Of the run directory's folder."""
         return Path(self.path).name
+
+    @property
+    def texts(self) -> pd.DataFrame:
+        """The synthetic texts, read now: `text`, and `label` where texts have labels.
+
+        Empty before a run has its result, and of methods that write none.
+        """
+        return _table(read_json_lines(RunDirectory.open(self.path).synthetic_jsonl))
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """Texts that users were asked about, read now, with `round` and noisy votes or scores.
+
+        A round at work may have no votes yet: they are missing there. `survived` of a round that
+        keeps texts is above 0 of those that it kept. No embeddings are in the table.
+        """
+        found = self.round_texts()
+        return _table({"round": number, **row} for number, rows in found.items() for row in rows)
+
+    def round_texts(self) -> dict[int, list[dict[str, Any]]]:
+        """The same by round."""
+        return round_texts(RunDirectory.open(self.path))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON can hold it."""
@@ -269,78 +294,19 @@ def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def open_run(path: str | Path) -> OpenedRun:
-    """Open a run for reading: finished, at work, failed or interrupted, of any strategy.
+def open_run(path: str | Path) -> RunSummary:
+    """Read a run: finished, at work, failed or interrupted, of any strategy.
 
-    The run is not locked, and may go on while it is read: every table is read when it is asked
-    for, and holds what was on the disk at that moment.
+    The run is not locked, and may go on meanwhile.
 
     Args:
         path: the run directory.
 
     Raises:
+        LedgerError: the ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: the folder does not exist, holds no run or one of another format.
     """
-    return OpenedRun(RunDirectory.open(path))
-
-
-class OpenedRun:
-    """What one run left, as tables of pandas, for notebooks and scripts. Made by `open_run`.
-
-    Attributes:
-        run: the files.
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
-
-    def __repr__(self) -> str:
-        strategy = self.run.document.get("strategy") or "no strategy"
-        return f"<run {self.run.path}: {strategy}, {self.run.standing}>"
-
-    @property
-    def summary(self) -> RunSummary:
-        """Settings, what was spent, what a user sends and how the run stands, read now.
-
-        Raises:
-            LedgerError: the ledger is damaged, or lacks a line that another file states.
-        """
-        return RunSummary.of(self.run)
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """A row per round, in the order of the rounds: its last line in `metrics.jsonl`."""
-        return _table(self.run.round_lines())
-
-    @property
-    def ledger(self) -> pd.DataFrame:
-        """A row per line of the privacy ledger; nested values stay dictionaries.
-
-        A line whose `event` is "release" charges one, with both epsilons until then. That of an
-        interrupted round is charged, too, and its `interrupted` is true.
-
-        Raises:
-            LedgerError: the ledger is damaged, or lacks a line that another file states.
-        """
-        return _table(self.run.ledger_lines())
-
-    @property
-    def texts(self) -> pd.DataFrame:
-        """The synthetic texts, `text` and `label` among the columns where texts have labels.
-
-        Empty before a run has its result, and of methods that write none.
-        """
-        return _table(read_json_lines(self.run.synthetic_jsonl))
-
-    @property
-    def candidates(self) -> pd.DataFrame:
-        """Texts that users were asked about, with `round` and their noisy votes or scores.
-
-        A round at work may have no votes yet: they are missing there. `survived` of a round that
-        keeps texts is above 0 of those that it kept. No embeddings are in the table.
-        """
-        found = round_texts(self.run)
-        return _table({"round": number, **row} for number, rows in found.items() for row in rows)
+    return RunSummary.of(RunDirectory.open(path))
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

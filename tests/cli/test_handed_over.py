@@ -103,8 +103,8 @@ def test_is_looked_at(handed: Path, server: Server, capsys: pytest.CaptureFixtur
     assert main(["inspect", str(handed), "--json"]) == 0
     assert main(["report", str(handed)]) == 0
     run = flower_privsyn.open_run(handed)
-    assert (len(run.metrics), run.summary.releases, len(run.texts)) == (2, 2, 12)
-    assert run.summary.stamp is None
+    assert (len(run.rounds), run.releases, len(run.texts)) == (2, 2, 12)
+    assert run.stamp is None
     assert not run.candidates.empty
     unfinish(handed)
     capsys.readouterr()

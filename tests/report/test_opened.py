@@ -40,17 +40,14 @@ def folder_of(name: str, folders: dict[str, Path]) -> Path:
 def test_tables_hold_what_the_files_hold(name: str, folders: dict[str, Path]) -> None:
     path = folder_of(name, folders)
     run = open_run(path)
-    summary = run.summary
-    assert summary.status == "finished"
-    assert summary.strategy
-    assert summary.strategy in repr(run)
-    assert summary.settings == run.run.config
-    assert summary.versions["flwr"]
+    assert run.status == "finished"
+    assert run.strategy
+    assert run.settings == RunDirectory.open(path).config
+    assert run.versions["flwr"]
     metrics = (path / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert run.metrics["round"].tolist() == [json.loads(line)["round"] for line in metrics]
-    assert len(run.ledger) == len((path / "ledger.jsonl").read_text("utf-8").splitlines())
-    charged = run.ledger[run.ledger["event"] == "release"]
-    assert charged["round"].tolist() == [line["round"] for line in summary.charged]
+    assert [line["round"] for line in run.rounds] == [json.loads(line)["round"] for line in metrics]
+    ledger = map(json.loads, (path / "ledger.jsonl").read_text("utf-8").splitlines())
+    assert run.charged == [line for line in ledger if line["event"] == "release"]
     synthetic = path / "synthetic.jsonl"
     lines = synthetic.read_text("utf-8").splitlines() if synthetic.exists() else []
     assert len(run.texts) == len(lines)
@@ -73,18 +70,18 @@ def test_a_run_at_work_a_killed_one_and_a_failed_one(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.log_metrics({"round": 1, "released": True})
     opened = open_run(run.path)
-    assert opened.summary.status == "running"
-    assert opened.metrics.to_dict("records") == [{"round": 1, "released": True}]
-    assert opened.ledger["event"].tolist() == ["opened", "started"]
+    assert opened.status == "running"
+    assert [(line["round"], line["released"]) for line in opened.rounds] == [(1, True)]
+    assert opened.rounds_open == [1]
     for empty in (opened.texts, opened.candidates):
         assert len(empty) == 0
-    assert opened.summary.figures == {}
+    assert opened.figures == {}
     run.unlock()
     (run.path / ".lock").unlink()  # of this process, which is alive
-    assert opened.summary.status == "interrupted"
+    assert open_run(run.path).status == "interrupted"
     run.mark_failed(RunDirectoryError("The disk is full."))
-    summary = opened.summary
-    assert (summary.status, summary.error) == ("failed", "The disk is full.")
+    opened = open_run(run.path)
+    assert (opened.status, opened.error) == ("failed", "The disk is full.")
 
 
 def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
@@ -94,7 +91,7 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
     run.follow_ledger(lambda: "0" * 64)
     add_line(run, {"round": 1})
     with pytest.raises(LedgerError):
-        _ = open_run(run.path).ledger
+        open_run(run.path)
 
 
 def test_the_example_of_the_page_runs_without_a_model_library(
