@@ -61,9 +61,11 @@ def _show(found: DataDescription) -> None:
     print("For you, who hold this text: do not publish these figures or send them on.")
     show_table(_rows(found))
     print()
-    per_user = {"texts": found.texts_per_user, "characters": found.characters_per_user}
-    if found.tokens is not None:
-        per_user["tokens"] = found.tokens.per_user
+    per_user = {
+        "texts": found.texts_per_user,
+        "characters": found.characters_per_user,
+        "tokens": found.tokens_per_user,
+    }
     headings = ("per user", "least", *found.texts_per_user.quantiles, "most", "mean")
     show_table([(name, *_spread(values)) for name, values in per_user.items()], headings)
 
@@ -75,7 +77,9 @@ def _spread(values: Spread) -> list[str]:
 
 def _rows(found: DataDescription) -> list[tuple[str, str]]:
     """The figures with their names, in words."""
-    rows = [
+    unknown = f"{found.unknown or 0.0:.1%} of the tokens are unknown to {found.tokenizer}"
+    most = f"{found.max_samples} of each user" if found.max_samples else "all of each user"
+    return [
         ("data", found.source),
         ("users", f"{found.users:,}, {found.users_without_text:,} of them without text"),
         ("texts", f"{found.texts:,}"),
@@ -86,22 +90,12 @@ def _rows(found: DataDescription) -> list[tuple[str, str]]:
             "are of more than one user",
         ),
         ("dates", _dates(found)),
-    ]
-    if (tokens := found.tokens) is None:
-        return rows
-    if tokens.unknown:
-        rows.append(
-            ("unknown", f"{tokens.unknown:.1%} of the tokens are unknown to {tokens.tokenizer}")
-        )
-    most = f"{tokens.max_samples} of each user" if tokens.max_samples else "all of each user"
-    left = tokens.samples - tokens.taken
-    return [
-        *rows,
+        *((("unknown", unknown),) if found.unknown else ()),
         (
             "in a run",
-            f"max-tokens = {tokens.max_tokens} cuts the texts into {tokens.samples:,} samples; "
-            f"max-samples = {tokens.max_samples} ({most}) takes {tokens.taken:,} and leaves "
-            f"{left:,} of {tokens.users_cut:,} users",
+            f"max-tokens = {found.max_tokens} cuts the texts into {found.samples:,} samples; "
+            f"max-samples = {found.max_samples} ({most}) takes {found.taken:,} and leaves "
+            f"{found.samples - found.taken:,} of {found.users_cut:,} users",
         ),
     ]
 

@@ -6,7 +6,6 @@ of a run, and nothing of it is written or sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,32 +54,6 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """Texts as a tokenizer sees them, and what a run would take of them.
-
-    Attributes:
-        tokenizer: the model it belongs to.
-        per_user: tokens of each user.
-        unknown: share of tokens that stand for characters which the tokenizer does not know; None
-            where it knows every byte.
-        max_tokens: longest sample.
-        max_samples: most samples of a user; 0 for all.
-        samples: into which the texts are cut.
-        taken: samples that could vote, at most `max_samples` of each user.
-        users_cut: users with more samples than that.
-    """
-
-    tokenizer: str
-    per_user: Spread
-    unknown: float | None
-    max_tokens: int
-    max_samples: int
-    samples: int
-    taken: int
-    users_cut: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataDescription(NotPrivate):
     """Figures of a file of users.
 
@@ -99,7 +72,15 @@ class DataDescription(NotPrivate):
         first_date: of the texts, ISO; None where none has a date.
         last_date: of the texts.
         undated: texts without a date; None where there is no column of dates.
-        tokens: None where no tokenizer was given.
+        tokenizer: the model whose tokens are counted.
+        tokens_per_user: of all documents of a user together.
+        unknown: share of tokens that stand for characters which the tokenizer does not know; None
+            where it knows every byte.
+        max_tokens: longest sample of the run that is planned.
+        max_samples: most samples of a user; 0 for all.
+        samples: into which the texts are cut.
+        taken: samples that could vote, at most `max_samples` of each user.
+        users_cut: users with more samples than that.
     """
 
     source: str
@@ -116,7 +97,14 @@ class DataDescription(NotPrivate):
     first_date: str | None
     last_date: str | None
     undated: int | None
-    tokens: Tokens | None
+    tokenizer: str
+    tokens_per_user: Spread
+    unknown: float | None
+    max_tokens: int
+    max_samples: int
+    samples: int
+    taken: int
+    users_cut: int
 
 
 def describe(
@@ -124,9 +112,9 @@ def describe(
     *,
     source: str,
     cut: Chunking,
+    tokenizer: Any,
+    tokenizer_name: str,
     no_text: int = 0,
-    tokenizer: Any = None,
-    tokenizer_name: str = "",
 ) -> DataDescription:
     """Count what users wrote.
 
@@ -134,9 +122,9 @@ def describe(
         users: at least one.
         source: where they were read.
         cut: of the run that is planned, whose limits count.
-        no_text: rows in which no text was found while they were read.
-        tokenizer: a `tokenizers.Tokenizer`; None to count no tokens.
+        tokenizer: a `tokenizers.Tokenizer`.
         tokenizer_name: the model it belongs to.
+        no_text: rows in which no text was found while they were read.
     """
     selected = cut.selected(users)
     with skipping.counting() as tally:
@@ -150,6 +138,10 @@ def describe(
         if seen.setdefault(text, owner) != owner:
             shared.add(text)
     days = [day for day in users.dates or () if day is not None]
+    tokens, unknown = _tokens(users, tokenizer)
+    whole = Chunking(max_tokens=cut.max_tokens, seed=cut.seed)
+    samples = np.bincount(whole.samples(users, tokenizer=tokenizer).owners, minlength=len(users))
+    taken = samples if cut.max_samples is None else np.minimum(samples, cut.max_samples)
     return DataDescription(
         source=source,
         users=len(users),
@@ -165,7 +157,14 @@ def describe(
         first_date=min(days).isoformat() if days else None,
         last_date=max(days).isoformat() if days else None,
         undated=None if users.dates is None else len(users.dates) - len(days),
-        tokens=None if tokenizer is None else _tokens(users, cut, tokenizer, tokenizer_name),
+        tokenizer=tokenizer_name,
+        tokens_per_user=Spread.of(_per_user(users, tokens)),
+        unknown=unknown,
+        max_tokens=cut.max_tokens or 0,
+        max_samples=cut.max_samples or 0,
+        samples=int(samples.sum()),
+        taken=int(taken.sum()),
+        users_cut=int((samples > taken).sum()),
     )
 
 
@@ -176,41 +175,20 @@ def _per_user(users: Users, counts: Counts) -> Counts:
     return total
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(texts), _BATCH):
-        yield texts[start : start + _BATCH]
-
-
-def _tokens(users: Users, cut: Chunking, tokenizer: Any, name: str) -> Tokens:
-    """Count the tokens of whole documents, and cut them as nodes do."""
-    unknown_id = _unknown_id(tokenizer)
+def _tokens(users: Users, tokenizer: Any) -> tuple[Counts, float | None]:
+    """Tokens of each whole document, and the share of unknown ones."""
+    name = getattr(tokenizer.model, "unk_token", None)
+    unknown_id = None if name is None else tokenizer.token_to_id(name)
     counts: list[int] = []
     unknown = 0
-    for batch in _batches(users.texts):
+    for start in range(0, len(users.texts), _BATCH):
         encoded = skipping.map_isolating_errors(
-            batch, lambda texts: token_ids(tokenizer, texts), probe=skipping.PUBLIC_EXAMPLE
+            users.texts[start : start + _BATCH],
+            lambda texts: token_ids(tokenizer, texts),
+            probe=skipping.PUBLIC_EXAMPLE,
         )
         for ids in encoded:
             counts.append(len(ids or ()))
             unknown += sum(token == unknown_id for token in ids or ())
-    whole = Chunking(max_tokens=cut.max_tokens, seed=cut.seed)
-    samples = whole.samples(users, tokenizer=tokenizer)
-    of_users = np.bincount(samples.owners, minlength=len(users))
-    most = cut.max_samples
-    taken = of_users if most is None else np.minimum(of_users, most)
-    return Tokens(
-        tokenizer=name,
-        per_user=Spread.of(_per_user(users, np.array(counts, dtype=np.int64))),
-        unknown=None if unknown_id is None else unknown / max(1, sum(counts)),
-        max_tokens=cut.max_tokens or 0,
-        max_samples=most or 0,
-        samples=len(samples),
-        taken=int(taken.sum()),
-        users_cut=int((of_users > taken).sum()),
-    )
-
-
-def _unknown_id(tokenizer: Any) -> int | None:
-    """The token of what is unknown; None where there is none."""
-    name = getattr(tokenizer.model, "unk_token", None)
-    return None if name is None else tokenizer.token_to_id(name)
+    share = None if unknown_id is None else unknown / max(1, sum(counts))
+    return np.array(counts, dtype=np.int64), share

@@ -9,7 +9,7 @@ import numpy as np
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.chunking import MAX_DOCUMENTS
 from flower_privsyn.embedding import load_tokenizer
-from flower_privsyn.evaluation.description import describe
+from flower_privsyn.evaluation.description import DataDescription, describe
 from flower_privsyn.evaluation.result import STAMP
 
 
@@ -24,30 +24,27 @@ def people() -> Users:
     )
 
 
-def test_users_texts_and_tokens_are_counted() -> None:
-    tokenizer, _ = load_tokenizer("all-MiniLM-L6-v2")
-    found = describe(
-        people(),
-        source="u.csv",
-        cut=Chunking(max_tokens=100, max_samples=4),
-        no_text=2,
-        tokenizer=tokenizer,
-        tokenizer_name="all-MiniLM-L6-v2",
+def described(users: Users, cut: Chunking, **values: int) -> DataDescription:
+    tokenizer, name = load_tokenizer("all-MiniLM-L6-v2")[0], "all-MiniLM-L6-v2"
+    return describe(
+        users, source="u.csv", cut=cut, tokenizer=tokenizer, tokenizer_name=name, **values
     )
+
+
+def test_users_texts_and_tokens_are_counted() -> None:
+    found = described(people(), Chunking(max_tokens=100, max_samples=4), no_text=2)
     assert (found.users, found.users_without_text, found.texts) == (3, 1, 12)
     assert (found.repeated, found.shared, found.no_text) == (2, 1, 2)
     assert (found.first_date, found.last_date, found.undated) == ("2025-01-01", "2025-01-11", 1)
     assert (found.texts_per_user.least, found.texts_per_user.most) == (0, 10)
     assert found.texts_per_user.mean == 4
     assert found.characters_per_user.most == 2500 + len("the same")
-    tokens = found.tokens
-    assert tokens is not None
-    assert (tokens.per_user.least, tokens.per_user.most) == (0, 502)
+    assert (found.tokens_per_user.least, found.tokens_per_user.most) == (0, 502)
     # The first user's ten texts are a sample each; the second one's long text is five.
-    assert (tokens.samples, tokens.taken, tokens.users_cut) == (10 + 1 + 5, 4 + 4, 2)
-    assert tokens.unknown == 0
+    assert (found.samples, found.taken, found.users_cut) == (10 + 1 + 5, 4 + 4, 2)
+    assert found.unknown == 0
     assert found.to_dict()["stamp"] == STAMP
-    assert found.to_dict()["tokens"]["per_user"]["quantiles"]["50 %"] == 28
+    assert found.to_dict()["tokens_per_user"]["quantiles"]["50 %"] == 28
 
 
 def test_what_counts_is_what_a_run_would_count() -> None:
@@ -57,9 +54,8 @@ def test_what_counts_is_what_a_run_would_count() -> None:
         owners=np.array([0, 0, 1, 1]),
         dates=[date(2025, 1, 1)] * 3 + [date(2024, 1, 1)],
     )
-    found = describe(users, source="u", cut=Chunking(newer_than="2024-06-01"))
+    found = described(users, Chunking(newer_than="2024-06-01"))
     assert (found.texts, found.no_text, found.unusable, found.beyond_limits) == (2, 0, 1, 0)
-    assert found.tokens is None
 
 
 def test_what_is_beyond_the_limits_of_one_user_is_counted() -> None:
@@ -69,5 +65,5 @@ def test_what_is_beyond_the_limits_of_one_user_is_counted() -> None:
         texts=[*texts, "another"],
         owners=np.array([0] * len(texts) + [1]),
     )
-    found = describe(users, source="u", cut=Chunking())
+    found = described(users, Chunking())
     assert (found.texts, found.unusable, found.beyond_limits) == (MAX_DOCUMENTS + 1, 0, 3)
