@@ -49,7 +49,9 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         who = str(path).partition("/")[0]
-        raise ConfigError(f"{path}: there is no home folder of {who} on this machine.") from None
+        raise ConfigError(
+            f"{path}: there is no home folder of {who} on this machine: HOME says where it is."
+        ) from None
 
 
 #: How libraries say that a disk has no room left: the system's words, SQLite's, a quota's, NumPy's.
@@ -68,16 +70,14 @@ def default_cache_directory() -> Path:
     It may be deleted at any time. On a node it holds embeddings of private text, and is as private
     as that; on a server candidate texts and models.
     """
-    configured = os.environ.get(CACHE)
-    return Path(configured) if configured else Path.home() / ".cache" / "flower-privsyn"
+    return expanded(os.environ.get(CACHE) or "~/.cache/flower-privsyn")
 
 
 def state_folder() -> Path:
     """Where this user's own accounts and keys are: `flower-privsyn` in the state folder
     (`XDG_STATE_HOME`, else `~/.local/state`).
     """  # noqa: D205 - one sentence
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "flower-privsyn"
+    return expanded(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "flower-privsyn"
 
 
 def own_folder(folder: Path) -> None:

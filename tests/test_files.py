@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flower_privsyn.files import append_json_lines
+from flower_privsyn.client_apps.guard import policy_file
+from flower_privsyn.environment import CACHE, RUNS_FOLDER
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import append_json_lines, default_cache_directory, state_folder
+from flower_privsyn.run.directory import default_run_directory
 
 
 @pytest.mark.parametrize(
@@ -48,3 +55,17 @@ def test_what_stands_in_a_file_is_not_read_again(tmp_path: Path) -> None:
     with path.open("rb") as file:
         file.seek(size)
         assert file.read() == b'\n{"a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "place",
+    [default_cache_directory, state_folder, policy_file, partial(default_run_directory, "a")],
+)
+def test_a_user_without_a_home_is_told_to_name_it(
+    place: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", CACHE, RUNS_FOLDER, "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match="HOME"):
+        place()

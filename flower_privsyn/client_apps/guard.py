@@ -20,7 +20,7 @@ from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_relea
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, ModelError, NotAllowedError
-from flower_privsyn.files import located, sha256_of, user_path
+from flower_privsyn.files import expanded, located, sha256_of, user_path
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
 from flower_privsyn.models.hub import folder_in_cache
@@ -316,8 +316,8 @@ class NodeGuard:
 
 def policy_file() -> Path:
     """The default place: `flower-privsyn/node-policy.toml` in the user's configuration folder."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "flower-privsyn" / "node-policy.toml"
+    folder = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    return folder / "flower-privsyn" / "node-policy.toml"
 
 
 def named_policy(node_config: Mapping[str, Any]) -> Path | None:

@@ -956,9 +956,7 @@ def default_run_directory(app_name: str) -> Path:
     Args:
         app_name: Name of the app; the folder is `<app>-<UTC time>`.
     """
-    base = os.environ.get(RUNS_FOLDER)
-    root = expanded(base) if base else Path.home() / "privsyn-runs"
-    return new_run_path(root, app_name)
+    return new_run_path(expanded(os.environ.get(RUNS_FOLDER) or "~/privsyn-runs"), app_name)
 
 
 def new_run_path(root: Path, app_name: str) -> Path:
