@@ -179,7 +179,6 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
         return PreferenceTraining(
             **{name: getattr(self, name) for name in PreferenceSettings.declared},
             max_tokens=_MAX_TRAINING_TOKENS,
-            max_new_tokens=self.max_new_tokens,
         )
 
     def similarity(self) -> MeanSimilarity:
@@ -387,7 +386,7 @@ class PreferencesByScores(Method):
 
         Returns:
             What was done: `pairs`, `dropped`, and where training ran its `steps`, `loss`,
-            `margin`, `accuracy` and `too_long`. Also in `training.json`, which is
+            `margin` and `accuracy`. Also in `training.json`, which is
             written last; a round that has it is not learned from again.
 
         Raises:
@@ -419,35 +418,24 @@ class PreferencesByScores(Method):
             pairs = [
                 PreferencePair(
                     prompt=prompts[best],
-                    chosen=texts[best],
-                    rejected=texts[other],
-                    chosen_end=ends[best],
-                    rejected_end=ends[other],
+                    chosen=texts[best] + ends[best],
+                    rejected=texts[other] + ends[other],
                 )
                 for best, other in zip(chosen, rejected, strict=True)
             ]
-            passes = self.config.training_epochs * len(pairs)
-            with self.progress.stage(f"Round {number}: train on pairs", passes) as stage:
+            with self.progress.stage(f"Round {number}: train on pairs", total=None) as stage:
                 report = self._train(
                     pairs,
                     adapter=self._adapter(state["adapter"]),
                     output=files.adapter,
                     seed=derive_seed(self.config.seed, "training", number),
-                    progress=stage.update,
-                )
-            if report.too_long:
-                logger.warning(
-                    "round %d: %d of %d pairs are too long to train on",
-                    number,
-                    len(report.too_long),
-                    len(pairs),
+                    progress=stage.reach,
                 )
             record |= {
-                "steps": report.steps,
+                "steps": len(report.losses),
                 "loss": report.loss,
                 "margin": report.margin,
                 "accuracy": report.accuracy,
-                "too_long": len(report.too_long),
             }
         write_json(files.training, record)
         return record

@@ -14,25 +14,20 @@ from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveFloat, Posi
 class PreferencePair:
     r"""Two responses to one prompt, the first preferred.
 
-    Training reads ``prompt``, then ``chosen + chosen_end`` against ``rejected + rejected_end``.
-    The ends are what the generator wrote to finish a text and the parser cut off, for a numbered
-    prompt the line break and the next marker (``"\nOriginal Text Sample 5"``): without them a
-    model forgets where to stop. Leave the end of a text empty when the text was cut short, or its
-    middle is taught to be an end.
+    A response holds what the generator wrote to finish it and the parser cut off, for a numbered
+    prompt the line break and the next marker (``"\nOriginal Text Sample 5"``): without it a model
+    forgets where to stop. Nothing is added to one: give a text that was cut short without an end,
+    or its middle is taught to be one.
 
     Attributes:
         prompt: The text that was continued, exactly as the generator got it; not empty.
         chosen: The preferred response; not empty.
         rejected: The other response; empty only for ``loss="sft"``, which does not read it.
-        chosen_end: What ended ``chosen``; empty for nothing.
-        rejected_end: What ended ``rejected``; empty for nothing.
     """
 
     prompt: str
     chosen: str
     rejected: str
-    chosen_end: str = ""
-    rejected_end: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +82,13 @@ class PreferenceTraining(PreferenceSettings):
     """
 
     max_tokens: Annotated[int, Ge(2)] = 512
-    """Longest prompt and response together; the model's context bounds it as well. A longer pair is
-    left out, and named in the report.
-    """
-    max_new_tokens: Annotated[int | None, Ge(1)] = None
-    """The generator's limit, or None if unknown: a response that does not fit into it together with
-    its end was cut by it, so its end is not taught.
+    """Longest prompt and response together, of which the rest is not read; the model's context
+    bounds it as well. A pair whose prompt alone is longer is left out.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs: "auto" takes a GPU if there is one; else "cpu" or "cuda"."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights: "auto" is bfloat16 on a GPU, and for 100 million parameters or more on a CPU
-    that multiplies it; else float32. The adapter itself is always float32.
-    """
+    """Of the weights: "auto" is bfloat16 on a GPU and float32 on a CPU. The adapter is float32."""
 
     def _called(self, name: str) -> str:
         return f"training setting {name}"
@@ -110,20 +99,14 @@ class TrainingReport:
     """What a training did; computed from released scores and public text only.
 
     Attributes:
-        steps: Optimiser steps in all, those before an interruption included.
         loss: Mean loss over the last epoch; 0 without steps.
         margin: Mean over the last epoch of beta times (log-probability ratio to the reference of
             chosen minus that of rejected), as met in training; None for ``loss="sft"``.
         accuracy: Share of pairs with a positive margin in the last epoch; None for ``"sft"``.
-        pairs: Pairs trained on.
-        too_long: Indices of the pairs left out because they exceed ``max_tokens``.
-        losses: The loss of every step.
+        losses: The loss of every optimiser step, those before an interruption included.
     """
 
-    steps: int
     loss: float
     margin: float | None
     accuracy: float | None
-    pairs: int
-    too_long: tuple[int, ...]
     losses: tuple[float, ...]

@@ -250,7 +250,7 @@ class TestLearning:
             seen.update(kwargs, model=model, pairs=list(pairs))
             return train_words(model, pairs, **kwargs)
 
-        told = {"loss": "ipo", "beta": 0.5, "training_epochs": 4, "max_new_tokens": 33}
+        told = {"loss": "ipo", "beta": 0.5, "training_epochs": 4}
         writer = Scripted(["good text", "a b c d e f"])
         made = rounds(tmp_path, writer, responses_per_prompt=2, generator="some/model", **told)
         made._trainer = trainer
@@ -258,8 +258,7 @@ class TestLearning:
         assert {key: getattr(seen["settings"], key) for key in told} == told
         assert seen["model"] == "some/model"
         pair = seen["pairs"][0]
-        assert (pair.chosen, pair.chosen_end) == ("good text", END)
-        assert (pair.rejected, pair.rejected_end) == ("a b c d e", "")
+        assert (pair.chosen, pair.rejected) == ("good text" + END, "a b c d e")
 
 
 def test_too_little_public_text(tmp_path: Path) -> None:

@@ -53,10 +53,8 @@ def pairs_of_topics(count: int, *, first: int = 0) -> list[PreferencePair]:
         made.append(
             PreferencePair(
                 prompt=prompt.render(examples),
-                chosen=sentence(COURT, number),
-                rejected=sentence(SEA, number + 1),
-                chosen_end=end,
-                rejected_end=end,
+                chosen=sentence(COURT, number) + end,
+                rejected=sentence(SEA, number + 1) + end,
             )
         )
     return made
