@@ -56,6 +56,9 @@ from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
 #: Secrets of a round whose server never came back are kept for so long.
 _FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
 
+#: Files that nodes of one folder lock: two nodes seldom wait for each other.
+_LOCKS: Final = 256
+
 
 _STATES: Final[dict[str, Any]] = {
     kind.__name__: kind for kind in (Advertised, Shared, Masked, Agreed)
@@ -164,6 +167,7 @@ class RoundStore:
     """
 
     def __init__(self, run: int, node: int) -> None:
+        self._run, self._node = run, node
         self._folder = secrets_folder()
         self.path = self._folder / f"{run}-{node}.json"
 
@@ -171,17 +175,15 @@ class RoundStore:
     def locked(self) -> Iterator[None]:
         """Keep other processes of this node waiting while a step is taken."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self.path.with_suffix(".lock")
-        while True:
-            lock = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_file(lock, path):
-                    continue  # deleted as an old one meanwhile: another process could lock its heir
-                yield
-                return
-            finally:
-                os.close(lock)
+        # Locks that are shared and stay: one that is taken away could be held by one process and
+        # made anew by another.
+        path = self._folder / f"lock-{(self._run + self._node) % _LOCKS}"
+        lock = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def begin(self, state: State, *, key: NodeKey | None) -> None:
         """Begin a round, later than all before it; what was kept of the one before is gone.
@@ -271,35 +273,15 @@ class RoundStore:
             path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Delete what rounds left whose server never came back."""
+        """Delete what rounds left whose server never came back.
+
+        A step that is being taken with it finds nothing to replace, and fails.
+        """
         oldest = time.time() - _FORGOTTEN_AFTER
-        for lock in self._folder.glob("*-*.lock"):
-            kept = lock.with_suffix(".json")
+        for kept in (*self._folder.glob("*-*.json"), *self._folder.glob(".*-*.json.*")):
             with contextlib.suppress(OSError):
-                if (kept if kept.exists() else lock).stat().st_mtime < oldest:
-                    _delete_unless_held(lock, kept)
-
-
-def _delete_unless_held(lock: Path, kept: Path) -> None:
-    """Delete a file of secrets and its lock, where no process is taking a step with them."""
-    descriptor = os.open(lock, os.O_WRONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_file(descriptor, lock):
-            for path in (kept, *leftovers(kept), lock):
-                path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that a path leads to now."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    opened = os.fstat(descriptor)
-    return (opened.st_dev, opened.st_ino) == (found.st_dev, found.st_ino)
+                if kept.stat().st_mtime < oldest:
+                    kept.unlink()
 
 
 T = TypeVar("T")

@@ -26,9 +26,11 @@ from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
     Float64Array,
+    Form,
     IntArray,
     Query,
     Reads,
+    check_arrays,
     once_per_array,
 )
 
@@ -216,14 +218,13 @@ class JointSketch(Query):
                 where `bigram_share` > 0.
 
         Raises:
-            ValueError: the table is needed and missing, or is none.
+            ValueError: the table is needed and missing.
         """
         sent: dict[str, npt.NDArray[Any]] = {"vocabulary": np.array([vocabulary], dtype=np.int64)}
         if self.bigram_share > 0:
             if bigrams is None:
                 raise ValueError("a share of bigrams needs a table of them")
             keys = np.asarray(bigrams, dtype=np.int64)
-            _check_bigrams(keys)
             # Half the bytes, where the keys have room.
             sent["bigrams"] = keys.astype(np.uint32) if keys[-1] < 2**32 else keys
         return sent
@@ -239,24 +240,15 @@ class JointSketch(Query):
             ValueError: an array is missing or too many, is malformed, or is of another vocabulary;
                 or the answer would be too long.
         """
-        expected = {"vocabulary", "bigrams"} if self.bigram_share > 0 else {"vocabulary"}
-        if set(broadcast) != expected:
-            raise ValueError(
-                f"{self.name} is asked with {sorted(expected)}, got {sorted(broadcast)}"
-            )
-        announced = broadcast["vocabulary"]
-        if announced.shape != (1,) or announced.dtype.kind not in "iu":
-            raise ValueError(
-                f"vocabulary must be one integer, got {announced.dtype} of shape {announced.shape}"
-            )
-        vocabulary = int(announced[0])
+        forms: dict[str, Form] = {"vocabulary": ((1,), ("i", "u"))}
+        if self.bigram_share > 0:
+            forms["bigrams"] = ((None,), ("uint32", "int64"))
+        check_arrays(self.name, broadcast, forms)
+        vocabulary = int(broadcast["vocabulary"][0])
         if vocabulary != dimension or not 1 <= vocabulary <= _MOST_VOCABULARY:
             raise ValueError(f"vocabulary must be {dimension}, got {vocabulary}")
-        if self.bigram_share > 0:
-            keys = broadcast["bigrams"]
-            _check_bigrams(keys)
-            if keys[-1] >= vocabulary**2:
-                raise ValueError(f"bigrams must be of {vocabulary} tokens")
+        if self.bigram_share > 0 and not _ascends(broadcast["bigrams"], vocabulary**2):
+            raise ValueError(f"bigrams must be increasing keys of {vocabulary} tokens")
         if self.answer_length(broadcast) > _MOST_NUMBERS:
             raise ValueError(f"{self.name} answers at most {_MOST_NUMBERS} numbers")
 
@@ -418,20 +410,9 @@ def _wide(keys: npt.NDArray[Any]) -> IntArray:
 
 
 @once_per_array
-def _check_bigrams(keys: npt.NDArray[Any]) -> None:
-    """Refuse what is no table of bigrams.
-
-    Raises:
-        ValueError: they are no whole numbers, not increasing, too many or none.
-    """
-    whole = keys.dtype in (np.uint32, np.int64)
-    if keys.ndim != 1 or not whole or not 1 <= len(keys) <= _MOST_NUMBERS:
-        raise ValueError(
-            f"bigrams must be 1 to {_MOST_NUMBERS} keys of uint32 or int64, got {keys.dtype} "
-            f"{keys.shape}"
-        )
-    if keys[0] < 0 or bool(np.any(keys[1:] <= keys[:-1])):
-        raise ValueError("bigrams must have keys that increase from 0 or more on")
+def _ascends(keys: npt.NDArray[Any], below: int) -> bool:
+    """Whether keys increase, from 0 or more on to less than a bound."""
+    return bool(keys[0] >= 0 and keys[-1] < below and (keys[1:] > keys[:-1]).all())
 
 
 def _batches(cohort: Cohort, most: int) -> Iterator[tuple[int, Cohort]]:

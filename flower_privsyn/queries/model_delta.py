@@ -24,7 +24,15 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 from flower_privsyn.privacy import clip_rows, squared_norms
-from flower_privsyn.queries.query import Broadcast, Cohort, Float64Array, Query, Reads, all_finite
+from flower_privsyn.queries.query import (
+    Broadcast,
+    Cohort,
+    Float64Array,
+    Form,
+    Query,
+    Reads,
+    check_arrays,
+)
 
 _SMALLEST_CLIP = 1e-12
 _LARGEST = 1e12
@@ -116,21 +124,13 @@ class ModelDelta(Query):
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse parameters of another model, and what cannot be a base or a bias of one."""
-        parameters, base = broadcast.get("parameters"), broadcast.get("base")
-        if set(broadcast) - {"base", *BIAS_ARRAYS} != {"parameters"} or parameters is None:
-            raise ValueError(f"{self.name} is asked about parameters, got {sorted(broadcast)}")
-        if base is not None and (base.ndim != 1 or base.dtype != np.float32):
-            raise ValueError(f"base must be a vector of float32, got {base.shape} {base.dtype}")
-        if base is not None and not all_finite(base):
-            raise ValueError("base must be finite")
+        forms: dict[str, Form] = {
+            "parameters": ((dimension,), ("float32",)),
+            "base": ((None,), ("float32",)),
+        }
+        asked = {name: array for name, array in broadcast.items() if name not in BIAS_ARRAYS}
+        check_arrays(self.name, asked, forms, optional=("base",))
         self.bias(broadcast)  # says what is wrong with it
-        if parameters.shape != (dimension,) or parameters.dtype != np.float32:
-            raise ValueError(
-                f"parameters must be ({dimension},) float32, got {parameters.shape} "
-                f"{parameters.dtype}"
-            )
-        if not all_finite(parameters):
-            raise ValueError("parameters must be finite")
 
     def bias(self, broadcast: Broadcast) -> LogitBias | None:
         """The bias that is added to the logits; None where the broadcast has none.
@@ -253,16 +253,15 @@ class ConditionalDelta(ModelDelta):
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse parameters of another model, and conditions that do not fit their points."""
-        asked = dict(broadcast)
-        centres, packed = asked.pop("centres", None), asked.pop("conditions", None)
+        forms: dict[str, Form] = {
+            "centres": ((None, None), ("float32",)),
+            "conditions": ((None,), ("uint8",)),
+        }
+        conditions = {name: array for name, array in broadcast.items() if name in forms}
+        asked = {name: array for name, array in broadcast.items() if name not in forms}
         super().check(asked, dimension=dimension)
-        if centres is None or packed is None:
-            raise ValueError(f"{self.name} is asked about centres and conditions")
-        if centres.ndim != 2 or len(centres) == 0 or centres.dtype != np.float32:
-            raise ValueError(f"centres must be (k, d) float32 with k >= 1, got {centres.shape}")
-        if not all_finite(centres):
-            raise ValueError("centres must be finite")
-        if len(unpack_conditions(packed)) != len(centres):
+        check_arrays(self.name, conditions, forms)
+        if len(unpack_conditions(conditions["conditions"])) != len(conditions["centres"]):
             raise ValueError("there must be a condition for every centre")
 
 
@@ -278,13 +277,7 @@ def pack_conditions(conditions: Sequence[str]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_conditions(packed: npt.NDArray[np.uint8]) -> list[str]:
-    """The texts of `pack_conditions`.
-
-    Raises:
-        ValueError: it is no such array.
-    """
-    if packed.dtype != np.uint8 or packed.ndim != 1:
-        raise ValueError("conditions must be bytes")
+    """The texts of `pack_conditions`."""
     return packed.tobytes().decode().split(_SEPARATOR)
 
 

@@ -25,9 +25,10 @@ from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
     Float64Array,
+    Form,
     IntArray,
     Query,
-    all_finite,
+    check_arrays,
     once_per_array,
 )
 
@@ -147,24 +148,14 @@ class Moments(Query):
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a centre, a basis or a shift of another shape than the users' embeddings."""
-        if "centre" not in broadcast or not set(broadcast) <= {"basis", "centre", "shift"}:
-            raise ValueError(
-                f"{self.name} is asked with a centre, and perhaps a basis and a shift, got "
-                f"{sorted(broadcast)}"
-            )
-        basis, k = broadcast.get("basis"), dimension
-        if basis is not None:
-            if basis.ndim != 2 or not 1 <= len(basis) <= dimension or basis.shape[1] != dimension:
-                raise ValueError(
-                    f"basis must be (k, {dimension}) with 1 <= k <= {dimension}, got {basis.shape}"
-                )
-            k = len(basis)
-        for name in sorted(broadcast):
-            if name != "basis" and broadcast[name].shape != (k,):
-                raise ValueError(f"{name} must be ({k},), got {broadcast[name].shape}")
-        for name in sorted(broadcast):
-            if broadcast[name].dtype.kind != "f" or not all_finite(broadcast[name]):
-                raise ValueError(f"{name} must be finite floats")
+        basis = broadcast.get("basis")
+        k = len(basis) if basis is not None and basis.ndim else dimension
+        forms: dict[str, Form] = {
+            "centre": ((k,), ("f",)),
+            "basis": ((max(1, min(k, dimension)), dimension), ("f",)),
+            "shift": ((k,), ("f",)),
+        }
+        check_arrays(self.name, broadcast, forms, optional=("basis", "shift"))
         if self.answer_length(broadcast) > _MOST_NUMBERS:
             raise ValueError(f"{self.name} answers at most {_MOST_NUMBERS} numbers: project")
 

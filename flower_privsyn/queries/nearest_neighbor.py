@@ -21,9 +21,10 @@ from flower_privsyn.queries.query import (
     Cohort,
     Float32Array,
     Float64Array,
+    Form,
     IntArray,
     Query,
-    all_finite,
+    check_arrays,
     once_per_array,
 )
 
@@ -62,18 +63,7 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
 
     Returns:
         (n,) int64 in `range(m)`.
-
-    Raises:
-        ValueError: there is no candidate, the dimensions differ, or a candidate is not finite.
     """
-    if candidates.ndim != 2 or len(candidates) == 0:
-        raise ValueError(f"candidates must be (m, d) with m >= 1, got {candidates.shape}")
-    if records.ndim != 2 or records.shape[1] != candidates.shape[1]:
-        raise ValueError(
-            f"records {records.shape} and candidates {candidates.shape} differ in dimension"
-        )
-    if not all_finite(candidates):
-        raise ValueError("candidates must be finite")
     n, dimension = records.shape
     m = len(candidates)
     right, longest = _right_side(candidates)
@@ -293,17 +283,12 @@ class LabelledHistogram(NearestNeighborHistogram):
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a broadcast that does not say of which class each candidate is."""
-        asked = dict(broadcast)
-        classes = asked.pop("classes", None)
-        super().check(asked, dimension=dimension)
-        if classes is None:
-            raise ValueError(f"{self.name} is asked about classes of candidates")
-        if classes.shape != (len(asked["candidates"]),) or classes.dtype.kind != "i":
-            raise ValueError(
-                f"classes must be whole numbers, one per candidate, got {classes.dtype} "
-                f"{classes.shape}"
-            )
-        if classes.size and classes.min() < 0:
+        forms: dict[str, Form] = {
+            "candidates": ((None, dimension), ("f",)),
+            "classes": (np.shape(broadcast.get("candidates", ()))[:1], ("i",)),
+        }
+        check_arrays(self.name, broadcast, forms)
+        if broadcast["classes"].min() < 0:
             raise ValueError("classes must be at least 0: a record below that has no class")
 
     def _votes(self, cohort: Cohort, broadcast: Broadcast) -> tuple[IntArray, IntArray]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,43 @@ TEXT_DIMENSION: Final = 1
 #: What the server sends to all users in a round: named arrays, public. Most queries are about
 #: "candidates", (m, d) float32.
 Broadcast = Mapping[str, npt.NDArray[Any]]
+
+#: What an array must be: its shape, None for any length of at least 1, and its numbers, by types or
+#: NumPy's letters of kinds.
+Form: TypeAlias = tuple[tuple[int | None, ...], tuple[str, ...]]
+
+
+def check_arrays(
+    query: str, broadcast: Broadcast, forms: Mapping[str, Form], *, optional: Collection[str] = ()
+) -> None:
+    """Refuse a broadcast of other arrays than a question is asked with.
+
+    Args:
+        query: the name of the question.
+        broadcast: what the server sent.
+        forms: what each array must be.
+        optional: arrays that may be missing.
+
+    Raises:
+        ValueError: an array is missing or too many, of another shape or kind, or not finite.
+    """
+    if not forms.keys() - set(optional) <= broadcast.keys() <= forms.keys():
+        raise ValueError(f"{query} is asked with {sorted(forms)}, got {sorted(broadcast)}")
+    for name, array in broadcast.items():
+        shape, kinds = forms[name]
+        fits = array.ndim == len(shape) and all(
+            length >= 1 if wanted is None else length == wanted
+            for length, wanted in zip(array.shape, shape, strict=True)
+        )
+        if not fits or not {array.dtype.kind, array.dtype.name} & set(kinds):
+            told = ", ".join("n" if wanted is None else str(wanted) for wanted in shape)
+            raise ValueError(
+                f"{name} must be ({told}) of {' or '.join(kinds)}, got {array.shape} of "
+                f"{array.dtype}"
+            )
+        if array.dtype.kind == "f" and not all_finite(array):
+            raise ValueError(f"{name} must be finite")
+
 
 #: Numbers worked on at a time where several passes follow one another.
 _CACHED = 2**15
@@ -299,15 +336,7 @@ class Query(Settings, ABC):
         Raises:
             ValueError: an array is missing, not finite, or of the wrong shape.
         """
-        candidates = broadcast.get("candidates")
-        if set(broadcast) != {"candidates"} or candidates is None:
-            raise ValueError(f"{self.name} is asked about candidates, got {sorted(broadcast)}")
-        if candidates.ndim != 2 or len(candidates) == 0 or candidates.shape[1] != dimension:
-            raise ValueError(
-                f"candidates must be (m, {dimension}) with m >= 1, got {candidates.shape}"
-            )
-        if not all_finite(candidates):
-            raise ValueError("candidates must be finite")
+        check_arrays(self.name, broadcast, {"candidates": ((None, dimension), ("f",))})
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """How many numbers one user answers: here one per candidate."""

@@ -41,8 +41,9 @@ from flower_privsyn.queries.query import (
     Broadcast,
     Cohort,
     Float64Array,
+    Form,
     Query,
-    all_finite,
+    check_arrays,
     once_per_array,
 )
 
@@ -174,43 +175,22 @@ class MeanSimilarity(Query):
         return {"root": root[np.triu_indices(len(root))].astype(np.float32)}
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
-        """Refuse a root or candidates of the wrong form, and groups that are no integers."""
+        """Refuse a root or candidates of the wrong form, and groups that are no integers.
+
+        Any finite triangle of a (d, d) matrix can be asked with.
+        """
         if self.answer_space == "span":
-            self._check_root(broadcast, dimension)
+            triangle = dimension * (dimension + 1) // 2
+            check_arrays(self.name, broadcast, {"root": ((triangle,), ("float32",))})
             return
         self._check_candidates(broadcast, dimension)
 
-    def _check_root(self, broadcast: Broadcast, dimension: int) -> None:
-        """Refuse what is no triangle of a (d, d) matrix; any finite one can be asked with."""
-        root = broadcast.get("root")
-        if set(broadcast) != {"root"} or root is None:
-            raise ValueError(
-                f'{self.name} with answer-space = "span" is asked about a root, got '
-                f"{sorted(broadcast)}"
-            )
-        expected = (dimension * (dimension + 1) // 2,)
-        if root.shape != expected or root.dtype != np.float32:
-            raise ValueError(f"root must be {expected} float32, got {root.shape} {root.dtype}")
-        if not all_finite(root):
-            raise ValueError("root must be finite")
-
     def _check_candidates(self, broadcast: Broadcast, dimension: int) -> None:
         """Refuse candidates of the wrong form, and groups that are not one integer each."""
-        arrays = dict(broadcast)
-        prompt = arrays.pop("prompt", None)
-        super().check(arrays, dimension=dimension)
-        if (prompt is None) == (self.centre == "prompt"):
-            raise ValueError(
-                f'{self.name} with centre = "{self.centre}" is asked '
-                f"{'with' if self.centre == 'prompt' else 'without'} the prompt of each candidate, "
-                f"got {sorted(broadcast)}"
-            )
-        count = len(arrays["candidates"])
-        if prompt is not None and (prompt.shape != (count,) or prompt.dtype.kind not in "iu"):
-            raise ValueError(
-                f"prompt must be ({count},) integers, one group per candidate, got "
-                f"{prompt.dtype} of shape {prompt.shape}"
-            )
+        forms: dict[str, Form] = {"candidates": ((None, dimension), ("f",))}
+        if self.centre == "prompt":
+            forms["prompt"] = (np.shape(broadcast.get("candidates", ()))[:1], ("i", "u"))
+        check_arrays(self.name, broadcast, forms)
 
     def answer_length(self, broadcast: Broadcast) -> int:
         """One number per candidate, or in the span one per dimension of the embedding."""

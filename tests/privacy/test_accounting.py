@@ -56,11 +56,6 @@ def epsilon(releases: dict[Release, int], name: str = "pld", delta: float = DELT
 def test_full_participation_is_the_exact_gaussian(noise_multiplier: float, rounds: int) -> None:
     exact = dp_accounting.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), DELTA)
     assert epsilon(plan(noise_multiplier, rounds=rounds)) == pytest.approx(exact, rel=1e-9)
-    library = LibraryPLD(Neighbors.REPLACE_SPECIAL)
-    library.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
-    assert epsilon(plan(noise_multiplier, rounds=rounds)) == pytest.approx(
-        library.get_epsilon(DELTA), rel=1e-3
-    )
 
 
 def test_different_releases_add_up_as_one_gaussian() -> None:
@@ -122,9 +117,7 @@ def test_zero_out_and_add_remove_cost_the_same() -> None:
 # Bounds from both sides -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise_multiplier"), [(0.01, 1.5), (0.1, 0.7), (0.1, 5.0), (0.5, 1.5)]
-)
+@pytest.mark.parametrize(("rate", "noise_multiplier"), [(0.01, 1.5), (0.1, 0.7), (0.5, 1.5)])
 def test_poisson_lies_between_an_attack_and_the_renyi_bound(
     rate: float, noise_multiplier: float
 ) -> None:
@@ -262,12 +255,6 @@ def test_everybody_in_a_fixed_size_cohort_is_full_participation() -> None:
         # Nearly everybody never costs more than a known cohort.
         nearly = FixedSizeSampling(499, population=500)
         assert epsilon(plan(5.0, nearly), name) == pytest.approx(epsilon(plan(5.0), name))
-
-
-def test_fixed_size_under_replace_one_costs_no_less_than_under_zero_out() -> None:
-    for size in (100, 9_900):
-        sampling = FixedSizeSampling(size, population=10_000)
-        assert epsilon(plan(6.0, sampling)) <= epsilon(plan(6.0, sampling, relation=REPLACE))
 
 
 # The server -------------------------------------------------------------------------------------

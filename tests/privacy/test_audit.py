@@ -46,7 +46,7 @@ def scores(
     return statistic
 
 
-@pytest.mark.parametrize("rounds", [1, 11])
+@pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_the_claimed_epsilon_is_neither_broken_nor_out_of_reach(
     epsilon: float, rounds: int

@@ -51,12 +51,6 @@ def spent(multiplier: float, sampling: Sampling, rounds: int, accountant: str = 
 
 
 @pytest.mark.parametrize("row", QUICK, ids=name)
-def test_the_reference_multipliers_spend_their_epsilon(row: dict[str, Any]) -> None:
-    """All 36: within 2e-4 by loss distributions (the search behind the file stopped at 1e-5)."""
-    assert spent(row["sigma_pld"], sampling_of(row), ROUNDS) == pytest.approx(row["eps"], rel=2e-4)
-
-
-@pytest.mark.parametrize("row", QUICK, ids=name)
 def test_calibration_by_loss_distributions(row: dict[str, Any]) -> None:
     check_calibration(row, "pld")
 
@@ -104,18 +98,6 @@ def test_full_participation_is_the_closed_form(epsilon: float, delta: float, rou
     release = Release(noise_multiplier=multiplier, sampling=FullParticipation())
     assert release_epsilon({release: rounds}, delta=delta) <= epsilon
     assert calibrated(NeighboringRelation.REPLACE_ONE) == pytest.approx(2.0 * exact, rel=1e-7)
-
-
-@pytest.mark.slow
-@settings(max_examples=3, deadline=None)
-@given(epsilon=st.floats(0.2, 5.0), rate=st.floats(0.05, 0.9), rounds=st.integers(1, 20))
-def test_no_budget_is_ever_overspent(epsilon: float, rate: float, rounds: int) -> None:
-    sampling = PoissonSampling(rate)
-    multiplier = calibrate_noise_multiplier(
-        epsilon=epsilon, delta=DELTA, rounds=rounds, sampling=sampling
-    )
-    assert spent(multiplier, sampling, rounds) <= epsilon
-    assert spent(multiplier * (1.0 - 2e-4), sampling, rounds) > epsilon
 
 
 def test_fixed_size_cohorts_need_more_noise_than_poisson_ones() -> None:

@@ -114,12 +114,11 @@ def test_a_round_is_two_lines_with_everything_an_auditor_needs(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("accountant", "sampling", "noise_multiplier"),
     [
-        ("pld", FULL, 19.3),
         ("pld", PoissonSampling(0.1, population=10_000), 2.5),
         ("pld", FixedSizeSampling(1000, population=10_000), 5.0),
         ("rdp", FixedSizeSampling(1000, population=10_000), 5.0),
     ],
-    ids=["full", "poisson", "fixed-size", "rdp"],
+    ids=["poisson", "fixed-size", "rdp"],
 )
 def test_an_independent_recomputation_from_the_lines_gives_the_same_epsilons(
     tmp_path: Path, accountant: str, sampling: Sampling, noise_multiplier: float
@@ -156,8 +155,6 @@ def recomputation(accountant: str, *, fixed: bool) -> tuple[Any, Any]:
 def event_of(line: dict[str, Any], accountant: str) -> Any:
     sampling, multiplier = line["sampling"], line["noise_multiplier"]
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    if sampling["method"] == "full":
-        return gaussian
     if sampling["method"] == "poisson":
         return dp_accounting.PoissonSampledDpEvent(sampling["rate"], gaussian)
     size, population = sampling["sample_size"], sampling["population"]
@@ -200,9 +197,11 @@ def test_rounds_of_several_queries_and_repeated_rounds_all_count(tmp_path: Path)
     "changes",
     [
         {"mechanism": GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)},
+        # Below a thousandth of the clip norm nothing is hidden, and the accountants have no number.
+        {"mechanism": GaussianMechanism(noise_multiplier=1e-4, l2_sensitivity=1.0)},
         {"secure_randomness": False},
     ],
-    ids=["no-noise", "seeded"],
+    ids=["no-noise", "next-to-none", "seeded"],
 )
 def test_what_is_not_private_is_stamped_and_taints_the_total(
     tmp_path: Path, changes: dict[str, Any]
@@ -225,20 +224,6 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
     with PrivacyLedger.open(path) as ledger:
         assert not ledger.private
         assert ledger.epsilon_release is None
-
-
-def test_next_to_no_noise_counts_as_none(tmp_path: Path) -> None:
-    """Below a thousandth of the clip norm nothing is hidden, and the accountants have no number."""
-    path = tmp_path / "ledger.jsonl"
-    mechanism = GaussianMechanism(noise_multiplier=1e-4, l2_sensitivity=1.0)
-    with create(path) as ledger:
-        run_round(ledger, 1, 10, mechanism=mechanism, sampling=FullParticipation())
-        assert not ledger.private
-    (line,) = releases_of(path)
-    assert (line["private"], line["epsilon_release"]) == (False, None)
-    assert line["noise_multiplier"] == 0.0
-    with PrivacyLedger.open(path) as ledger:
-        assert not ledger.private
 
 
 def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Path) -> None:
@@ -276,17 +261,12 @@ def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> N
 # The budget -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [FULL, PoissonSampling(0.1, population=1000)],
-    ids=["full", "poisson"],
-)
-def test_a_budget_for_three_rounds_allows_three(tmp_path: Path, sampling: Sampling) -> None:
+def test_a_budget_for_three_rounds_allows_three(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=3, sampling=sampling)
+    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=3, sampling=FULL)
     mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=8.0)
-    release = Release(noise_multiplier=multiplier, sampling=sampling)
-    changes = {"mechanism": mechanism, "sampling": sampling, "planned_users": 100}
+    release = Release(noise_multiplier=multiplier, sampling=FULL)
+    changes = {"mechanism": mechanism, "planned_users": 100}
     with create(path, epsilon_budget=1.0) as ledger:
         assert ledger.allows({release: 3})
         assert not ledger.allows({release: 4})
@@ -422,26 +402,8 @@ def test_a_ledger_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    code = (
-        "import sys\n"
-        "from flower_privsyn.privacy import PrivacyLedger\n"
-        "from flower_privsyn.errors import LedgerError\n"
-        "try:\n"
-        "    PrivacyLedger.open(sys.argv[1])\n"
-        "except LedgerError as error:\n"
-        "    print(error)\n"
-        "else:\n"
-        "    print('opened')\n"
-    )
-
-    def other_process() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-        ).stdout
-
     with create(path) as ledger:
-        assert other_process() == f"{path} is in use by another process.\n"
-        with pytest.raises(LedgerError, match="in use"):
+        with pytest.raises(LedgerError, match="in use by another process"):
             PrivacyLedger.open(path)
         begin(ledger, 1)
         seen = PrivacyLedger.read(path)
@@ -450,7 +412,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         ledger.charge(round=1, num_users=1)
         assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
         assert PrivacyLedger.read(path).digest == ledger.digest
-    assert other_process() == "opened\n"
+    PrivacyLedger.open(path).close()
 
 
 def test_it_continues_with_what_it_was_opened_with(tmp_path: Path) -> None:
@@ -669,7 +631,7 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
     generator = stdlib_random.Random()
     begun: set[int] = set()
     charged: set[int] = set()
-    for attempt in range(3):
+    for attempt in range(2):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path), str(1000 * attempt)], stdout=subprocess.PIPE
         ) as child:

@@ -21,9 +21,7 @@ def assert_standard_deviation(noise: np.ndarray, expected: float) -> None:
     assert abs(noise.mean()) < 4.0 * expected / math.sqrt(noise.size)
 
 
-@pytest.mark.parametrize(
-    ("noise_multiplier", "l2_sensitivity"), [(1.0, 1.0), (11.3, 8.0), (0.3, 1e-3), (19.3, 2.5)]
-)
+@pytest.mark.parametrize(("noise_multiplier", "l2_sensitivity"), [(11.3, 8.0), (0.3, 1e-3)])
 def test_a_release_carries_multiplier_times_sensitivity(
     noise_multiplier: float, l2_sensitivity: float
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from flower_privsyn.errors import ConfigError, LedgerError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
     FixedSizeSampling,
@@ -19,12 +17,10 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     Release,
     Sampling,
-    calibrate_noise_multiplier,
     known_cohorts_epsilon,
     release_epsilon,
 )
 from tests.support.ledgers import begin
-from tests.support.lower_bounds import epsilon_lower_bound
 
 
 def of_nodes(
@@ -68,25 +64,6 @@ def test_a_coin_on_each_of_several_nodes_hides_nobody(
     assert costs(2, PoissonSampling(0.1)) == costs(2, FullParticipation()) == everybody
 
 
-def test_several_rounds_lie_above_what_an_attack_shows() -> None:
-    # In units of the noise: shifts of j / (k z).
-    nodes, multiplier, rate, delta = 3, 1.0, 0.2, 1e-5
-    heads = stats.binom.pmf(np.arange(nodes + 1), nodes, rate)
-    mixture = [(float(p), j / (nodes * multiplier)) for j, p in enumerate(heads)]
-    shown = epsilon_lower_bound(mixture, [(1.0, 0.0)], rounds=10, delta=delta)
-    assert shown <= release_epsilon(
-        {of_nodes(nodes, multiplier=multiplier, rate=rate): 10}, delta=delta
-    )
-
-
-def test_calibration_meets_the_budget() -> None:
-    multiplier = calibrate_noise_multiplier(
-        epsilon=2.0, delta=1e-5, rounds=3, sampling=PoissonSampling(0.2), max_nodes_per_user=2
-    )
-    spent = release_epsilon({of_nodes(2, multiplier=multiplier, rate=0.2): 3}, delta=1e-5)
-    assert 1.998 < spent <= 2.0
-
-
 def test_what_has_no_bound_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_nodes_per_user must be 1 for fixed-size"):
         of_nodes(2, multiplier=1.0, sampling=FixedSizeSampling(5, population=10))
@@ -118,22 +95,3 @@ def test_the_ledger_states_and_charges_it(tmp_path: Path) -> None:
         )
         assert ledger.epsilon_release == pytest.approx(wanted, rel=1e-12)
     assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
-
-
-def test_correlated_rounds_keep_it(tmp_path: Path) -> None:
-    from flower_privsyn.privacy import BufferedLinearToeplitz, Correlation
-
-    matrix = BufferedLinearToeplitz.optimal(rounds=4, buffers=2)
-    correlation = Correlation.create(matrix)
-    same = {
-        "query": "delta",
-        "mechanism": GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=2.0),
-        "sampling": FullParticipation(10),
-        "planned_users": 10,
-        "correlation": correlation,
-    }
-    with PrivacyLedger.create(tmp_path / "l.jsonl", delta=1e-5, epsilon_budget=None) as ledger:
-        begin(ledger, round=1, max_nodes_per_user=2, **same)  # type: ignore[arg-type]
-        ledger.charge(round=1, num_users=10)
-        with pytest.raises(LedgerError, match="does not have the noise and the sampling"):
-            begin(ledger, round=2, max_nodes_per_user=1, **same)  # type: ignore[arg-type]

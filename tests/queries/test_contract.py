@@ -21,6 +21,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.messages import wire
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import (
@@ -40,6 +41,7 @@ from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_m
 from flower_privsyn.queries.model_delta import pack_conditions
 from flower_privsyn.queries.query import Broadcast
 from flower_privsyn.testing import random_cohort
+from tests.support.audit import assert_audit_comes_near
 from tests.support.ladder import ladder
 
 DIMENSION, CANDIDATES, VOCABULARY = 96, 50, 40
@@ -66,6 +68,8 @@ ASKED: list[Query] = [
     JointSketch(bigram_share=0.999),
     ModelDelta(clip_to=0.8),
     ModelDelta(clip_to=1.1, bit_share=0.2),
+    ModelDelta(clip_to=1e-6, bit_share=0.9),
+    ModelDelta(clip_to=1e4),
     ConditionalDelta(clip_to=0.8),
 ]
 
@@ -194,6 +198,8 @@ def test_a_user_adds_what_they_would_answer_alone(
             assert np.linalg.norm(alone) <= query.clip_norm, made
             own = query.contribution(everyone.select(~mask), broadcast)[0]
             assert np.array_equal(rows[user], own), made
+            if getattr(query, "clip", "count") == "count":  # else to a step of the grid per user
+                assert np.array_equal(total, rows.sum(axis=0)), made
             # A node may ask about its users a part at a time.
             odd = np.arange(users) % 2 == 1
             parts = [query.answer(everyone.select(part), broadcast) for part in (odd, ~odd)]
@@ -204,6 +210,9 @@ def test_a_user_adds_what_they_would_answer_alone(
                 patch.setattr("flower_privsyn.queries.arithmetic._BLOCK_RECORDS", 7)
                 patch.setattr("flower_privsyn.queries.moments._BLOCK_NUMBERS", 64)
                 patch.setattr("flower_privsyn.queries.joint_sketch._BATCH_TOKENS", 50)
+                patch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 700)
+                patch.setattr("flower_privsyn.queries.similarity._BLOCK_USERS", 7)
+                patch.setattr("flower_privsyn.queries.similarity._EXPANDED_USERS", 50)
                 assert np.array_equal(total, query.answer(everyone, broadcast)), made
 
 
@@ -239,6 +248,62 @@ def test_nothing_that_a_user_writes_moves_a_sum_by_more_than_the_sensitivity(que
         assert replaced <= query.sensitivity(NeighboringRelation.REPLACE_ONE) * room
 
 
+def worst(query: Query, broadcast: Broadcast) -> Cohort:
+    """A user who moves the sum as far as one can."""
+    if query.reads == "tokens" and not query.trains:
+        pair = divmod(int(broadcast["bigrams"][0]), VOCABULARY) if query.bigram_share else (0,)
+        return Cohort.of([np.array(pair)], [0], 1)
+    points = broadcast_for(NearestNeighborHistogram())["candidates"]
+    record = 1e6 * broadcast["basis"][0] if isinstance(query, Moments) else 1e6 * points[0]
+    owners = np.zeros(query.max_records or 1, dtype=np.int64)
+    records = np.repeat(record[None].astype(np.float32), len(owners), axis=0)
+    return Cohort(records, owners, 1, owners if query.labelled else None)
+
+
+@asked
+def test_the_declared_sensitivity_is_attained(query: Query) -> None:
+    broadcast = broadcast_for(query)
+    declared = query.sensitivity(NeighboringRelation.ZERO_OUT)
+    moved = np.linalg.norm(query.answer(worst(query, broadcast), broadcast))
+    assert 0.999 * declared <= moved <= declared == query.clip_norm
+    assert query.sensitivity(NeighboringRelation.ADD_REMOVE) == declared
+    assert query.sensitivity(NeighboringRelation.REPLACE_ONE) == 2.0 * declared
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
+)
+@pytest.mark.parametrize(
+    ("query", "broadcast", "user"),
+    [
+        (
+            JointSketch(bigram_share=0.5),
+            {"vocabulary": np.array([3]), "bigrams": np.array([1])},
+            Cohort.of([np.array([0, 1] * 9)], [0], 1),
+        ),
+        (
+            Moments(count_share=0.1),
+            {"centre": np.zeros(2, dtype=np.float32)},
+            Cohort(np.array([[3, 4]], dtype=np.float32), np.zeros(1, dtype=np.int64), 1),
+        ),
+        (
+            LabelledHistogram(max_samples=4, clip="l2"),
+            {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3},
+            Cohort(
+                np.eye(4, 6, dtype=np.float32), np.zeros(4, dtype=np.int64), 1, np.arange(4) % 3
+            ),
+        ),
+    ],
+    ids=["joint sketch", "moments", "labels of three classes"],
+)
+def test_an_audit_comes_near_the_claimed_epsilon(
+    query: Query, broadcast: Broadcast, user: Cohort, epsilon: float, runs: int
+) -> None:
+    """The whole mechanism on its worst user."""
+    present = query.answer(user, broadcast)
+    assert_audit_comes_near(query, present, np.zeros_like(present), epsilon=epsilon, runs=runs)
+
+
 @asked
 def test_who_writes_nothing_adds_nothing(query: Query) -> None:
     broadcast = broadcast_for(query)
@@ -267,6 +332,109 @@ def test_a_question_travels(query: Query) -> None:
     assert type(query).from_wire(query.to_wire()) == query
     with pytest.raises(TypeError, match="wolf"):
         type(query).from_wire({**query.to_wire(), "wolf": 1})
+    sent = broadcast_for(query)
+    record = wire.broadcast_record(sent, precision="float16", unrounded=query.unrounded)
+    received = wire.read_broadcast(record)
+    query.check(received, dimension=VOCABULARY if isinstance(query, JointSketch) else DIMENSION)
+    for name, array in sent.items():
+        if name in query.unrounded or array.dtype.kind != "f":
+            assert np.array_equal(received[name], array)
+
+
+CANDIDATES_ASKED = NearestNeighborHistogram(max_samples=3)
+LABELS = LabelledHistogram(max_samples=3)
+PROMPTS, ALL = MeanSimilarity(), MeanSimilarity(centre="all")
+SPAN = MeanSimilarity(answer_space="span")
+SKETCH, PAIRS = JointSketch(), JointSketch(bigram_share=0.4)
+DELTA, CONDITIONS = ModelDelta(clip_to=0.8), ConditionalDelta(clip_to=0.8)
+#: A bias of three tokens and two pairs.
+BIAS = {
+    "token_bias": np.zeros(3, dtype=np.float32),
+    "bigram_starts": np.array([0, 1, 1, 2], dtype=np.int64),
+    "bigram_tokens": np.array([0, 2], dtype=np.int32),
+    "bigram_values": np.ones(2, dtype=np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "changes", "named"),
+    [
+        *(
+            (query, changes, named)
+            for query, array in (
+                (CANDIDATES_ASKED, "candidates"),
+                (LABELS, "candidates"),
+                (ALL, "candidates"),
+                (SPAN, "root"),
+                (Moments(), "centre"),
+                (Moments(), "basis"),
+                (SKETCH, "vocabulary"),
+                (PAIRS, "bigrams"),
+                (DELTA, "parameters"),
+                (CONDITIONS, "centres"),
+            )
+            for changes, named in (
+                ({array: None}, array),
+                ({"wolf": np.zeros(1)}, "wolf"),
+                ({array: np.zeros(3, dtype="U1")}, array),
+                ({array: np.zeros((2, 3, 4), dtype=np.float32)}, array),
+                ({array: np.zeros((), dtype=np.float32)}, array),
+            )
+        ),
+        (CANDIDATES_ASKED, {"candidates": np.zeros((0, DIMENSION))}, "candidates"),
+        (CANDIDATES_ASKED, {"candidates": np.full((2, DIMENSION), np.nan)}, "finite"),
+        (LABELS, {"classes": None}, "classes"),
+        (LABELS, {"classes": np.zeros(3, dtype=np.int64)}, "classes"),
+        (LABELS, {"classes": np.zeros(CANDIDATES)}, "classes"),
+        (LABELS, {"classes": np.arange(CANDIDATES) - 1}, "at least 0"),
+        (PROMPTS, {"prompt": None}, "prompt"),
+        (PROMPTS, {"prompt": np.zeros(CANDIDATES)}, "prompt"),
+        (PROMPTS, {"prompt": np.zeros(2, dtype=np.int64)}, "prompt"),
+        (SPAN, {"root": np.full(DIMENSION * (DIMENSION + 1) // 2, np.nan, np.float32)}, "finite"),
+        (Moments(), {"basis": np.zeros((20, 5), np.float32)}, "basis"),
+        (Moments(), {"centre": np.arange(20)}, "centre"),
+        (Moments(), {"centre": np.full(20, np.inf, np.float32)}, "finite"),
+        (Moments(), {"shift": np.zeros(2, np.float32)}, "shift"),
+        (SKETCH, {"vocabulary": np.array([VOCABULARY + 1])}, "vocabulary"),
+        (PAIRS, {"bigrams": np.array([3, 3])}, "increasing"),
+        (PAIRS, {"bigrams": np.array([-1, 3])}, "increasing"),
+        (PAIRS, {"bigrams": np.array([VOCABULARY**2])}, "increasing"),
+        (DELTA, {"parameters": np.full(DIMENSION, np.nan, np.float32)}, "finite"),
+        (DELTA, {"base": np.zeros(2)}, "base"),
+        (DELTA, {"base": np.full(2, np.inf, np.float32)}, "finite"),
+        (DELTA, {"token_bias": np.zeros(3)}, "token_bias"),
+        (DELTA, {"token_bias": np.full(3, np.nan, np.float32)}, "finite"),
+        (DELTA, {**BIAS, "bigram_tokens": np.array([0, 3], np.int32)}, "bigram"),
+        (DELTA, {**BIAS, "bigram_starts": np.array([0, 2, 1, 2])}, "bigram"),
+        (DELTA, {**BIAS, "bigram_tokens": np.array([1, 1], np.int32)}, "bias"),
+        (DELTA, {**BIAS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "bias"),
+        (CONDITIONS, {"conditions": np.zeros(2, dtype=np.uint8)}, "condition"),
+    ],
+)
+def test_a_broadcast_that_does_not_fit_is_refused(
+    query: Query, changes: dict[str, Any], named: str
+) -> None:
+    right: dict[str, Any] = broadcast_for(query)
+    if query is DELTA:
+        right |= {**BIAS, "base": np.zeros(2, np.float32)}
+    dimension = VOCABULARY if isinstance(query, JointSketch) else DIMENSION
+    query.check(right, dimension=dimension)
+    if "token_bias" in changes and query is DELTA and len(changes) == 1:
+        right = {name: array for name, array in right.items() if name not in BIAS}
+    wrong = {name: array for name, array in {**right, **changes}.items() if array is not None}
+    with pytest.raises(ValueError, match=named):
+        query.check(wrong, dimension=dimension)
+
+
+def test_an_answer_that_nobody_could_send_is_refused() -> None:
+    vocabulary, side = 2**23 + 1, 5000
+    with pytest.raises(ValueError, match="at most"):
+        SKETCH.check(SKETCH.broadcast(vocabulary), dimension=vocabulary)
+    with pytest.raises(ValueError, match="at most"):
+        Moments().check({"centre": np.zeros(side, np.float32)}, dimension=side)
+    for given in (None, np.zeros(2, dtype=np.int64)):
+        with pytest.raises(ValueError, match="prompt|finite"):
+            SPAN.broadcast(np.full((2, 3), np.nan), prompt=given)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flower_privsyn.messages import wire
-from flower_privsyn.privacy import (
-    FullParticipation,
-    NeighboringRelation,
-    Release,
-    release_epsilon,
-)
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import (
     Cohort,
@@ -25,7 +18,6 @@ from flower_privsyn.queries import (
     joint_sketch,
 )
 from flower_privsyn.testing import random_cohort
-from tests.support.audit import assert_audit_comes_near
 
 V = 23
 #: Bigrams of 23 tokens: every third.
@@ -147,30 +139,6 @@ class TestCounts:
 
 
 class TestSensitivity:
-    @mixtures
-    def test_is_attained(self, query: JointSketch) -> None:
-        broadcast = broadcast_for(query)
-        someone = [[0, 3, 0, 3, 3, 9, 1]]
-        others = users_of(
-            random_cohort(num_users=5, max_records=3, dimension=V, seed=4, reads="tokens")
-        )
-        without = query.answer(cohort_of(others), broadcast)
-        zeroed = query.answer(cohort_of([*others, []]), broadcast)
-        moved = query.answer(cohort_of([*others, someone]), broadcast) - without
-        for relation in (NeighboringRelation.ADD_REMOVE, NeighboringRelation.ZERO_OUT):
-            assert 0.999 * query.sensitivity(relation) <= np.linalg.norm(moved)
-            assert np.linalg.norm(moved) <= query.sensitivity(relation)
-        assert np.array_equal(zeroed, without)
-
-    def test_is_attained_by_each_block_alone(self) -> None:
-        # All of one token, and pairs of tokens with one bucket, have nothing in the other block.
-        one = cohort_of([[[0] * 100]])
-        query = JointSketch(bigram_share=0.5)
-        rows = query.contribution(one, query.broadcast(V, np.array([5])))
-        assert np.linalg.norm(rows) == pytest.approx(math.sqrt(0.5), rel=1e-6)
-        rows = JointSketch().contribution(one, broadcast_for(JointSketch()))
-        assert 0.999 <= np.linalg.norm(rows) <= 1.0
-
     @pytest.mark.parametrize("share", [0.0, 0.5])
     def test_under_replacement(self, share: float) -> None:
         # Counts are not negative: two users are at right angles at most, the root of 2 apart.
@@ -178,68 +146,6 @@ class TestSensitivity:
         broadcast = whole.broadcast(V, np.arange(V * V))
         first, second = whole.contribution(cohort_of([[[1, 1, 1]], [[2, 2]]]), broadcast)
         assert np.linalg.norm(first - second) == pytest.approx(math.sqrt(2), rel=1e-6)
-
-    def test_blocks_cost_what_releases_of_their_own_do(self) -> None:
-        """So that a block which reads something else may be a phase of its own."""
-        for share, multiplier in ((0.5, 4.0), (0.1, 1.3)):
-            parts = {
-                Release(
-                    noise_multiplier=multiplier / math.sqrt(part), sampling=FullParticipation()
-                ): 1
-                for part in (share, 1 - share + 1e-12)
-            }
-            whole = {Release(noise_multiplier=multiplier, sampling=FullParticipation()): 1}
-            assert release_epsilon(parts, delta=1e-5) == pytest.approx(
-                release_epsilon(whole, delta=1e-5), rel=1e-6
-            )
-
-    @pytest.mark.parametrize(
-        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
-    )
-    def test_an_audit_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
-        query = JointSketch(bigram_share=0.5)
-        broadcast = query.broadcast(3, np.array([1]))
-        others = [[[0, 1, 2, 2]], [[2]], []]
-        present = query.answer(cohort_of([*others, [[0, 1] * 9]]), broadcast)
-        absent = query.answer(cohort_of([*others, []]), broadcast)
-        assert_audit_comes_near(query, present, absent, epsilon=epsilon, runs=runs)
-
-
-class TestBroadcast:
-    def test_arrives_as_it_was_sent(self) -> None:
-        query = MIXTURES[2]
-        sent = broadcast_for(query)
-        record = wire.broadcast_record(sent, precision="float16")
-        received = wire.read_broadcast(record)
-        query.check(received, dimension=V)
-        cohort = random_cohort(num_users=4, max_records=3, dimension=V, seed=8, reads="tokens")
-        assert np.array_equal(query.answer(cohort, received), query.answer(cohort, sent))
-
-    @pytest.mark.parametrize(
-        ("share", "broadcast", "named"),
-        [
-            (0.0, {}, "vocabulary"),
-            (0.0, {"vocabulary": np.array([V]), "bigrams": np.array([1])}, "bigrams"),
-            (0.0, {"vocabulary": np.array([V + 1])}, "must be 23, got 24"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([1], np.uint8)}, "int64"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([[1]])}, "int64"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.zeros(0, np.int64)}, "int64"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([3, 3])}, "increase"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([-1, 3])}, "increase"),
-            (0.5, {"vocabulary": np.array([V]), "bigrams": np.array([V * V])}, "of 23 tokens"),
-        ],
-    )
-    def test_bad_ones_are_refused(
-        self, share: float, broadcast: dict[str, np.ndarray], named: str
-    ) -> None:
-        with pytest.raises(ValueError, match=named):
-            JointSketch(bigram_share=share).check(broadcast, dimension=V)
-
-    def test_an_answer_that_nobody_could_send_is_refused(self) -> None:
-        vocabulary = 2**23 + 1
-        query = JointSketch()
-        with pytest.raises(ValueError, match="answers at most"):
-            query.check(query.broadcast(vocabulary), dimension=vocabulary)
 
 
 class TestPublicText:

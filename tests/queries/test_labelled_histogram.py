@@ -14,7 +14,6 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import Cohort, LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.testing import random_cohort
-from tests.support.audit import assert_audit_comes_near
 from tests.support.questions import DATA
 
 CLASSES = np.array([0, 1, 2, 0, 1, 2, 0, 1], dtype=np.int32)
@@ -87,39 +86,8 @@ class TestTheBound:
         assert norm <= query.sensitivity(NeighboringRelation.ZERO_OUT) == m
         assert (norm == m) is (kinds == 1)
 
-    @pytest.mark.parametrize(
-        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
-    )
-    def test_an_audit_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
-        """The whole mechanism on its worst user, one with texts of three classes."""
-        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
-        query = LabelledHistogram(max_samples=4, clip="l2")
-        absent = query.answer(self.user([5, 1], [2, 1]), asked)
-        present = absent + query.answer(self.user([0, 1, 2, 3], [0, 1, 2, 0]), asked)
-        assert_audit_comes_near(query, present, absent, epsilon=epsilon, runs=runs)
-
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"classes": None}, "classes of candidates"),
-            ({"classes": CLASSES[:3]}, "one per candidate"),
-            ({"classes": CLASSES.astype(np.float32)}, "whole numbers"),
-            ({"classes": CLASSES - 1}, "at least 0"),
-            ({"candidates": np.zeros((8, 5), np.float32)}, "candidates must be"),
-            ({"weights": CLASSES}, "asked about candidates"),
-        ],
-    )
-    def test_a_broadcast_that_does_not_say_of_which_class(
-        self, changes: dict[str, Any], named: str
-    ) -> None:
-        changed = {**broadcast(), **changes}
-        asked = {key: value for key, value in changed.items() if value is not None}
-        with pytest.raises(ValueError, match=named):
-            LabelledHistogram(max_samples=2).check(asked, dimension=6)
-        LabelledHistogram(max_samples=2).check(broadcast(), dimension=6)
-
     def test_records_without_classes(self) -> None:
         cohort = random_cohort(num_users=3, max_records=2, dimension=6, seed=0)
         with pytest.raises(ValueError, match="records that have classes"):

@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     NeighboringRelation,
 )
 from flower_privsyn.queries import Cohort, Moments, moments
 from flower_privsyn.testing import random_cohort
-from tests.support.audit import assert_audit_comes_near
 
 K, D = 4, 9
 GENERATOR = np.random.default_rng(0)
@@ -92,19 +90,8 @@ class TestTheAnswer:
         assert np.allclose(moments.symmetric(answer), np.outer(y, y), atol=1e-7)
         assert np.linalg.norm(answer) == pytest.approx(y @ y, abs=1e-7)
 
-    def test_travels(self) -> None:
-        sent = wire.broadcast_record(asked(MIXTURES[0], shift=True), precision="float16")
-        MIXTURES[0].check(wire.read_broadcast(sent), dimension=D)
-
 
 class TestTheBound:
-    @mixtures
-    def test_is_attained_by_a_far_record(self, query: Moments) -> None:
-        far = np.tile(np.array([[3.0, 4.0, 0.0]]) * 10, (query.max_samples or 1, 1))
-        moved = np.linalg.norm(alone(far, query))
-        declared = query.sensitivity(NeighboringRelation.ZERO_OUT)
-        assert 0.999 * declared <= moved <= declared
-
     @pytest.mark.parametrize(
         ("share", "cosine", "moves"),
         # PRIVACY: 2 c / n for the mean, sqrt(2) c^2 / n for second moments; both in one vector 1.5.
@@ -122,17 +109,6 @@ class TestTheBound:
         found = [np.linalg.norm(alone(a, query) - alone(b, query)) for a, b in pairs]
         assert max(found) <= moves
 
-    @mixtures
-    def test_many_records_and_none(self, query: Moments) -> None:
-        heavy = np.tile(np.array([[9.0, 0.0, 0.0]]), (5000, 1))
-        assert 0.999 * query.clip_norm <= np.linalg.norm(alone(heavy, query)) <= query.clip_norm
-        silent = Cohort(np.zeros((0, D), np.float32), np.zeros(0, np.int64), 3)
-        assert not query.answer(silent, asked(query)).any()
-        assert query.contribution(silent, asked(query)).shape == (
-            3,
-            query.answer_length(asked(query)),
-        )
-
     def test_a_user_weighs_one_however_much_is_written(self) -> None:
         x = np.eye(D, dtype=np.float32)[:2]
         query = Moments(count_share=0.2)
@@ -141,38 +117,3 @@ class TestTheBound:
         assert np.allclose(once, often, atol=1e-8)
         # The first number counts those who have text.
         assert once[0] / query.weights[0] == pytest.approx(2.0, abs=1e-6)
-
-
-class TestTheAudit:
-    @pytest.mark.parametrize(
-        ("epsilon", "runs"), [pytest.param(1.0, 400_000, marks=pytest.mark.slow), (4.0, 150_000)]
-    )
-    def test_comes_near_the_claimed_epsilon(self, epsilon: float, runs: int) -> None:
-        query = Moments(count_share=0.1)
-        absent = alone(np.array([[0.1, 0.2], [-0.3, 0.0]]), query)
-        present = absent + alone(np.array([[3.0, 4.0]]), query)
-        assert_audit_comes_near(query, present, absent, epsilon=epsilon, runs=runs)
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("broadcast", "named"),
-        [
-            ({}, "asked with a centre"),
-            ({"centre": CENTRE, "candidates": BASIS}, "asked with a centre"),
-            ({"centre": CENTRE, "basis": BASIS[:, :5]}, r"basis must be \(k, 9\)"),
-            ({"centre": np.zeros(3, np.float32), "basis": BASIS}, r"centre must be \(4,\)"),
-            ({"centre": CENTRE}, r"centre must be \(9,\)"),
-            ({"centre": np.array([0, 1, 2, 3]), "basis": BASIS}, "finite floats"),
-            ({"centre": CENTRE * np.nan, "basis": BASIS}, "finite floats"),
-            ({"centre": CENTRE, "basis": np.inf * BASIS}, "basis must be finite"),
-            ({"centre": CENTRE, "basis": BASIS, "shift": SHIFT[:2]}, r"shift must be \(4,\)"),
-        ],
-    )
-    def test_broadcasts_are_refused(self, broadcast: dict[str, np.ndarray], named: str) -> None:
-        with pytest.raises(ValueError, match=named):
-            Moments().check(broadcast, dimension=D)
-
-    def test_too_many_numbers_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="at most 8388608 numbers"):
-            Moments().check({"centre": np.zeros(5000, np.float32)}, dimension=5000)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import (
     Cohort,
     MeanSimilarity,
@@ -206,30 +205,6 @@ class TestTheCohortForm:
             answer = expand_scores(answer, candidates, prompt=grouped(query, prompt), centre=centre)
         assert np.linalg.norm(answer - direct.sum(axis=0)) <= room
 
-    @pytest.mark.parametrize("centre", CENTRES)
-    @pytest.mark.parametrize("scale", ["clip", "unit"])
-    def test_a_sum_that_is_expanded_once_is_that_of_the_contributions(
-        self, centre: str, scale: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """To the bit: users whose vectors are clipped, users whose are not, users without text."""
-        generator = np.random.default_rng(30)
-        candidates, prompt = unit(generator, 150, 24), np.arange(150) % 11
-        cohort = random_cohort(num_users=300, max_records=9, dimension=24, seed=31, empty=0.1)
-        shared = unit(generator, 1, 24)
-        cohort.records[::3] = shared * 7
-        cohort.records[1::5] = -shared  # who has as much of both is near to nothing
-        query = MeanSimilarity(centre=centre, scale=scale)
-        rows = query.contribution(cohort, ask(query, candidates, prompt))
-        norms = np.linalg.norm(rows, axis=1)
-        assert (norms == 0).any()
-        assert (norms > 0.999).any()
-        assert scale == "unit" or ((norms > 0) & (norms < 0.9)).any()
-        assert norms.max() <= 1.0
-        monkeypatch.setattr("flower_privsyn.queries.similarity._BLOCK_USERS", 7)
-        monkeypatch.setattr("flower_privsyn.queries.similarity._EXPANDED_USERS", 50)
-        answer = query.answer(cohort, ask(query, candidates, prompt))
-        assert np.array_equal(answer, rows.sum(axis=0))
-
     @pytest.mark.parametrize("space", SPACES)
     @pytest.mark.parametrize("scale", ["clip", "unit"])
     def test_no_preference_no_contribution(self, space: str, scale: str) -> None:
@@ -346,17 +321,6 @@ class TestTheSpan:
 
 
 class TestTheBound:
-    @pytest.mark.parametrize("space", SPACES)
-    @pytest.mark.parametrize("scale", ["clip", "unit"])
-    def test_the_bound_is_attained(self, space: str, scale: str) -> None:
-        generator = np.random.default_rng(24)
-        candidates = unit(generator, 500, 16)
-        cohort = Cohort(unit(generator, 1, 16), np.zeros(1, np.int64), 1)
-        query = MeanSimilarity(centre="all", scale=scale, answer_space=space)
-        moved = np.linalg.norm(query.answer(cohort, ask(query, candidates)))
-        assert 0.999 <= moved <= query.sensitivity(NeighboringRelation.ZERO_OUT) == 1.0
-        assert query.sensitivity(NeighboringRelation.REPLACE_ONE) == 2.0
-
     @settings(max_examples=60, deadline=None)
     @given(
         root=hnp.arrays(np.float32, 6, elements=st.floats(width=32, allow_nan=False)),
@@ -377,42 +341,3 @@ class TestTheBound:
         everyone = query.answer(cohort, {"root": root})
         rest = query.answer(cohort.select(np.array([True, False, True])), {"root": root})
         assert np.linalg.norm(everyone - rest) <= 1.0
-
-
-class TestWhatIsAsked:
-    @pytest.mark.parametrize(
-        ("centre", "broadcast", "named"),
-        [
-            ("prompt", {"candidates": np.eye(3)}, "with the prompt"),
-            ("all", {"candidates": np.eye(3), "prompt": np.zeros(3, int)}, "without the prompt"),
-            ("prompt", {"candidates": np.eye(3), "prompt": np.zeros(3)}, "float64"),
-            ("prompt", {"candidates": np.eye(3), "prompt": np.zeros(2, int)}, r"\(3,\) integers"),
-            ("all", {"candidates": np.eye(4)}, r"\(m, 3\)"),
-            ("all", {"candidates": np.full((2, 3), np.inf)}, "finite"),
-        ],
-    )
-    def test_bad_broadcasts_are_refused(
-        self, centre: str, broadcast: dict[str, np.ndarray], named: str
-    ) -> None:
-        with pytest.raises(ValueError, match=named):
-            MeanSimilarity(centre=centre).check(broadcast, dimension=3)
-
-    @pytest.mark.parametrize(
-        ("broadcast", "named"),
-        [
-            ({"candidates": np.eye(3)}, r"about a root, got \['candidates'\]"),
-            ({"root": np.zeros(6, np.float32), "prompt": np.zeros(3, int)}, "about a root"),
-            ({"root": np.zeros(5, np.float32)}, r"\(6,\) float32, got \(5,\)"),
-            ({"root": np.full(6, np.nan, np.float32)}, "finite"),
-        ],
-    )
-    def test_bad_roots_are_refused(self, broadcast: dict[str, np.ndarray], named: str) -> None:
-        with pytest.raises(ValueError, match=named):
-            MeanSimilarity(answer_space="span").check(broadcast, dimension=3)
-
-    def test_candidates_that_cannot_be_asked_about_are_refused_before(self) -> None:
-        query = MeanSimilarity(answer_space="span")
-        with pytest.raises(ValueError, match="with the prompt"):
-            query.broadcast(np.eye(3))
-        with pytest.raises(ValueError, match="finite"):
-            query.broadcast(np.full((2, 3), np.nan), prompt=np.zeros(2, int))
