@@ -44,7 +44,7 @@ def load_query(known: KnownQuery) -> type[Query]:
     """
     if isinstance(known, type):
         return known
-    offered = f'the query "{known.name}" that the package {_told(known)} offers'
+    offered = f'the query "{known.name}" that a package offers as {known.value}'
     try:
         found: type[Query] = known.load()
         check_query_class(found)
@@ -107,7 +107,7 @@ def known_queries(own: Sequence[type[Query]] = ()) -> dict[str, KnownQuery]:
         # A package may offer what the app was made with, or what another does.
         if other is not one and (isinstance(one, type) or _place(other) != _place(one)):
             raise ConfigError(
-                f'two questions are called "{one.name}": {_told(other)} and {_told(one)}; a name '
+                f'two questions are called "{one.name}": {_place(other)} and {_place(one)}; a name '
                 "stands for one question, so rename one of them or remove its package."
             )
     return known
@@ -120,15 +120,8 @@ def _place(known: KnownQuery) -> str:
     return known.value
 
 
-def _told(known: KnownQuery) -> str:
-    """Where the class is, and of which package."""
-    if isinstance(known, type) or known.dist is None:
-        return _place(known)
-    return f"{known.dist.name} ({known.value})"
-
-
 @cache
 def _offered() -> tuple[metadata.EntryPoint, ...]:
     """What installed packages offer, looked up once in a process; nothing is imported."""
     found = [one for one in metadata.entry_points(group=QUERY_GROUP) if is_query_name(one.name)]
-    return tuple(sorted(found, key=lambda entry: (entry.name, _told(entry))))
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))

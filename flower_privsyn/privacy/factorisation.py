@@ -36,9 +36,9 @@ Draw: TypeAlias = Callable[[], Vector]
 
 #: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
 _MOST_BUFFERS = 16
-#: Most where their number is free.
+#: Most of those that `BufferedLinearToeplitz.optimal` finds.
 _WORTHWHILE_BUFFERS = 4
-#: A further buffer must gain this much, relative, where their number is free.
+#: A further one must gain this much, relative.
 _WORTH_A_BUFFER = 1e-3
 _LARGEST_DECAY = 1.0 - 1e-9
 
@@ -86,11 +86,6 @@ class Factorisation(Described, ABC):
     @abstractmethod
     def recurrence(self) -> Recurrence:
         """Return the noise from the first round on."""
-
-    @property
-    @abstractmethod
-    def buffers(self) -> int:
-        """Vectors of the length of the release that are kept from one round to the next."""
 
     def sensitivity(self, min_separation: int) -> float:
         """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
@@ -224,11 +219,6 @@ class BandedToeplitz(_Toeplitz):
         return len(self.coefficients)
 
     @property
-    def buffers(self) -> int:
-        """One vector per band but the first."""
-        return self.bands - 1
-
-    @property
     def series(self) -> Vector:
         """(rounds,) the coefficients, and zeros."""
         return np.pad(np.asarray(self.coefficients), (0, self.rounds - self.bands))
@@ -319,30 +309,22 @@ class BufferedLinearToeplitz(_Toeplitz):
         *,
         rounds: int,
         min_separation: int = 1,
-        buffers: int | None = None,
         momentum: float = 0.0,
     ) -> BufferedLinearToeplitz:
         """Return the buffers with the least noise at equal privacy.
 
-        Minimises the root mean square noise of the running total times the sensitivity.
+        Minimises the root mean square noise of the running total times the sensitivity, with as
+        many buffers as each take 0.1 % off it, at most 4.
 
         Args:
             rounds: Rounds T, at least 1.
             min_separation: Smallest difference of two rounds of one user, at least 1.
-            buffers: Between 0 and 5. None for as many as each take 0.1 % off the noise, at most 4.
             momentum: Of the server's optimiser, in [0, 1).
         """
         rounds = check_whole("rounds", rounds, ge=1)
         min_separation = check_whole("min_separation", min_separation, ge=1)
-        if buffers is not None:
-            buffers = check_whole("buffers", buffers, ge=0, le=5)
-        scales, decays = _optimal_buffers(rounds, momentum, min_separation, buffers)
+        scales, decays = _optimal_buffers(rounds, momentum, min_separation)
         return cls(rounds=rounds, scales=scales, decays=decays)
-
-    @property
-    def buffers(self) -> int:
-        """The number of buffers."""
-        return len(self.scales)
 
     @property
     def series(self) -> Vector:
@@ -485,7 +467,7 @@ def _optimal_bands(workload: Vector, bands: int) -> tuple[float, ...]:
 
 @cache  # every start of a run wants them, and the plan of every cell of a comparison
 def _optimal_buffers(
-    rounds: int, momentum: float, min_separation: int, buffers: int | None
+    rounds: int, momentum: float, min_separation: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return scales and decays with the least mean square noise times squared sensitivity.
 
@@ -493,12 +475,8 @@ def _optimal_buffers(
         rounds: T.
         momentum: of the server's optimiser.
         min_separation: Smallest difference of two rounds of one user.
-        buffers: How many, or None for as many as are worth it, at most four.
     """
     workload = momentum_workload(rounds, momentum)
-    if buffers is not None:
-        _, scales, decays = _best_of(workload, min_separation, buffers)
-        return scales, decays
     value, scales, decays = _best_of(workload, min_separation, 0)
     for number in range(1, _WORTHWHILE_BUFFERS + 1):
         further = _best_of(workload, min_separation, number)
@@ -622,11 +600,6 @@ class TreeAggregation(Factorisation):
         whole, rest = divmod(self.rounds, length)
         return (length,) * whole + ((rest,) if rest else ())
 
-    @property
-    def buffers(self) -> int:
-        """One vector per level of the largest tree."""
-        return max(self.trees).bit_length()
-
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
@@ -669,7 +642,8 @@ class _TreeRecurrence(Recurrence):
         level = next(_ones(number))
         noise = draw()
         if not self.memory["nodes"].size:
-            self.memory["nodes"] = np.zeros((self._tree.buffers, len(noise)))
+            levels = max(self._tree.trees).bit_length()
+            self.memory["nodes"] = np.zeros((levels, len(noise)))
         nodes = self.memory["nodes"]
         # The total now holds this node in place of the lower ones.
         change: Vector = noise - nodes[:level].sum(axis=0)

@@ -66,15 +66,16 @@ class LedgerFile:
         self._descriptor = descriptor
         self._size = 0
         self._newline = b""
-        *complete, tail = data.split(b"\n")
-        for number, raw in enumerate(complete, start=1):
+        rows = data.removesuffix(b"\n").split(b"\n") if data else []
+        for number, raw in enumerate(rows, start=1):
             try:
                 parsed = json.loads(raw)
             except ValueError as error:
-                if number == len(complete) and not tail and number > 1:
-                    tail = raw  # torn, though its newline is on the disk
-                    break
-                raise damaged(path, number, "not JSON") from error
+                if number < len(rows) or number == 1:
+                    raise damaged(path, number, "not JSON") from error
+                if descriptor is not None:
+                    logger.warning("%s ends in a torn line, which the next one replaces", path)
+                return
             if not isinstance(parsed, dict):
                 raise damaged(path, number, "not a JSON object")
             if parsed.get("previous") != self._last:
@@ -82,23 +83,12 @@ class LedgerFile:
                     path, number, "the chain is broken: it does not follow the line before"
                 )
             self._take(parsed, raw)
-        if self._follows(tail):
-            self._take(json.loads(tail), tail)
+        if rows and not data.endswith(b"\n"):
             self._newline = b"\n"
-        elif tail and descriptor is not None:
-            logger.warning("%s ends in a torn line, which the next one replaces", path)
 
     @property
     def _last(self) -> str | None:
         return self.digests[-1] if self.digests else None
-
-    def _follows(self, tail: bytes) -> bool:
-        """Whether what stands after the last newline is a whole line after the others."""
-        try:
-            parsed = json.loads(tail)
-        except ValueError:
-            return False
-        return isinstance(parsed, dict) and parsed.get("previous") == self._last
 
     def _take(self, line: dict[str, Any], raw: bytes) -> None:
         self.lines.append(line)
@@ -107,13 +97,7 @@ class LedgerFile:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the last line, 64 hexadecimal digits.
-
-        Raises:
-            LedgerError: There is no line.
-        """
-        if not self.digests:
-            raise LedgerError(f"{self.path} holds no line.")
+        """The SHA-256 of the last line, 64 hexadecimal digits; there is one in a ledger."""
         return self.digests[-1]
 
     @classmethod

@@ -163,11 +163,7 @@ class Plan:
             ConfigError: the plan has no such round.
         """
         check_whole("round", number, ge=1, le=self.rounds)
-        for phase in self.phases:
-            if number <= phase.rounds:
-                return phase
-            number -= phase.rounds
-        raise ConfigError(f"round {number} is none of the plan's.")
+        return next(phase for phase, _ in self.following(number - 1))
 
     def following(self, number: int) -> Iterator[tuple[Phase, int]]:
         """Each phase that has rounds after a given one, and how many."""

@@ -377,7 +377,7 @@ class TestPackages:
         ):
             for reply in ask_node(app, query):
                 assert reply.error.code == wire.ClientErrorCode.UNKNOWN_QUERY
-            assert f'the query "{query.name}" that the package broken (' in caplog.text
+            assert f'the query "{query.name}" that a package offers' in caplog.text
             assert words in caplog.text
 
     def test_an_app_and_a_package(self, install: Any) -> None:

@@ -302,17 +302,26 @@ class TestAnEditedPolicy:
 
 
 class TestWhoIsDrawn:
-    def test_a_population_below_the_nodes_own_users_is_refused(self, answers: Answering) -> None:
-        node = {"dataset": "people"}
+    @pytest.fixture
+    def node(self, tmp_path: Path) -> dict[str, Any]:
+        policy = tmp_path / "policy.toml"
+        policy.write_text("max-epsilon = inf\n")
+        return {"dataset": "people", "policy": str(policy)}
+
+    def test_a_population_below_the_nodes_own_users_is_refused(
+        self, answers: Answering, node: dict[str, Any]
+    ) -> None:
         for population, expected in ((11, "BAD_REQUEST"), (12, 3)):
             sampling = FixedSizeSampling(3, population=population)
             drawn = {"sampling": sampling, "sample_count": 3, "roster_users": 12}
             assert answers(twelve, node, **drawn)[0] == expected
         assert len(NodeLedger("people").account().charges) == 1
 
-    def test_a_node_that_has_lost_users_draws_none(self, answers: Answering) -> None:
+    def test_a_node_that_has_lost_users_draws_none(
+        self, answers: Answering, node: dict[str, Any]
+    ) -> None:
         """Of fewer users each would be likelier to be drawn than was accounted for."""
-        node, sampling = {"dataset": "people"}, FixedSizeSampling(3, population=40)
+        sampling = FixedSizeSampling(3, population=40)
         for said, expected in ((13, "BAD_REQUEST"), (12, 3), (11, 3)):
             drawn = {"sampling": sampling, "sample_count": 3, "roster_users": said}
             assert answers(twelve, node, **drawn)[0] == expected
@@ -327,8 +336,9 @@ class TestWhoIsDrawn:
             },
         ],
     )
-    def test_coins_are_flipped_once(self, answers: Answering, sampling: dict[str, Any]) -> None:
-        node = {"dataset": "people"}
+    def test_coins_are_flipped_once(
+        self, answers: Answering, node: dict[str, Any], sampling: dict[str, Any]
+    ) -> None:
         first = answers(twelve, node, **sampling)
         assert isinstance(first[0], int)
         for changes in ({"round_number": 2}, {"round_number": 3, "num_rounds": 30}):

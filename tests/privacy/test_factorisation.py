@@ -47,7 +47,7 @@ SOME = EVERY[:: len(EVERY) // 40]
 def named(value: Any) -> str:
     if isinstance(value, TreeAggregation):
         return f"tree-{value.rounds}-{value.restart_every}"
-    return f"{value.name}-{value.rounds}-{value.buffers}"
+    return f"{value.name}-{value.rounds}"
 
 
 def linear_map(factorisation: Factorisation) -> np.ndarray:
@@ -126,7 +126,7 @@ def largest_norm(strategy: np.ndarray, sets: list[tuple[int, ...]]) -> float:
 @pytest.mark.parametrize("gap", [1, 2, 3, 4, 6, 9, 12])
 def test_sensitivity_of_turns(gap: int) -> None:
     for factorisation in (FALLING, WAVY, RISING, *(f for f in EVERY if f.rounds == 9)):
-        if factorisation in (WAVY, RISING) and gap <= factorisation.buffers:
+        if factorisation in (WAVY, RISING) and gap < factorisation.bands:
             with pytest.raises(ConfigError, match="must be nonnegative and fall"):
                 factorisation.sensitivity(gap)
             continue
@@ -199,7 +199,8 @@ def test_noise_at_equal_privacy(rounds: int, gap: int) -> None:
 
 def test_sixteen_hundred_rounds_need_three_buffers() -> None:
     once = 1600
-    found = BufferedLinearToeplitz.optimal(rounds=1600, min_separation=once, buffers=3)
+    found = BufferedLinearToeplitz.optimal(rounds=1600, min_separation=once)
+    assert len(found.scales) == 3
     scale = 4.454 / found.sensitivity(once)  # epsilon 1.77 at delta 1e-6
     assert rmse(found) * scale * found.sensitivity(once) == pytest.approx(7.99, abs=5e-3)
     tree = TreeAggregation(rounds=1600)
@@ -223,16 +224,16 @@ def test_nothing_near_the_optimum_is_better(gap: int, momentum: float) -> None:
         return with_momentum(one, workload) * one.sensitivity(gap)
 
     banded = BandedToeplitz.optimal(rounds=30, bands=gap, momentum=momentum)
-    buffers = BufferedLinearToeplitz.optimal(
-        rounds=30, min_separation=gap, buffers=2, momentum=momentum
-    )
+    buffers = BufferedLinearToeplitz.optimal(rounds=30, min_separation=gap, momentum=momentum)
+    count = len(buffers.scales)
     for _ in range(30):
         moved = np.array(banded.coefficients)
         moved[1:] += 1e-3 * generator.standard_normal(gap - 1)
         near = BandedToeplitz(rounds=30, coefficients=tuple(moved))
         assert cost(near) >= cost(banded) * (1 - 1e-9)
-        scales = np.array(buffers.scales) * np.exp(1e-3 * generator.standard_normal(2))
-        decays = np.clip(np.array(buffers.decays) + 1e-3 * generator.standard_normal(2), 1e-9, 1)
+        scales = np.array(buffers.scales) * np.exp(1e-3 * generator.standard_normal(count))
+        moved = np.array(buffers.decays) + 1e-3 * generator.standard_normal(count)
+        decays = np.clip(moved, 1e-9, 1)
         if scales.sum() > 1 or decays.max() >= 1:
             continue
         other = BufferedLinearToeplitz(rounds=30, scales=tuple(scales), decays=tuple(decays))
@@ -240,7 +241,7 @@ def test_nothing_near_the_optimum_is_better(gap: int, momentum: float) -> None:
 
 
 def test_everybody_in_every_round_has_nothing_to_gain() -> None:
-    assert BufferedLinearToeplitz.optimal(rounds=50).buffers == 0
+    assert BufferedLinearToeplitz.optimal(rounds=50).scales == ()
     assert BandedToeplitz.optimal(rounds=50, bands=1).coefficients == (1.0,)
 
 

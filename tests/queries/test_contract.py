@@ -408,7 +408,9 @@ BIAS = {
         (DELTA, {**BIAS, "bigram_starts": np.array([0, 2, 1, 2])}, "bigram"),
         (DELTA, {**BIAS, "bigram_tokens": np.array([1, 1], np.int32)}, "bias"),
         (DELTA, {**BIAS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "bias"),
-        (CONDITIONS, {"conditions": np.zeros(2, dtype=np.uint8)}, "condition"),
+        (CONDITIONS, {"conditions": np.zeros(4, dtype=np.uint8)}, "condition"),
+        (CONDITIONS, {"conditions": np.zeros(4, dtype=np.float32)}, "conditions"),
+        (CONDITIONS, {"conditions": np.array([255, 0, 255], dtype=np.uint8)}, "codec"),
     ],
 )
 def test_a_broadcast_that_does_not_fit_is_refused(

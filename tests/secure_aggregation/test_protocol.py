@@ -63,8 +63,8 @@ def test_what_is_kept_survives_the_disk() -> None:
     assert np.array_equal(run(values, terms, lost, through_disk=True), expected)
 
 
-#: 30 % lost at any single step with t = 60: the round finishes, the sum of the rest is exact.
-HUNDRED = Terms(least_nodes=60, colluding=19)
+#: 30 % lost at any single step with t = 18: the round finishes, the sum of the rest is exact.
+THIRTY = Terms(least_nodes=18, colluding=5)
 
 
 def branched(shared: tuple[Protocol, ServerRound]) -> tuple[Protocol, ServerRound]:
@@ -75,23 +75,23 @@ def branched(shared: tuple[Protocol, ServerRound]) -> tuple[Protocol, ServerRoun
 
 @pytest.fixture(scope="module")
 def lost() -> set[int]:
-    return set((np.random.default_rng(5).permutation(100)[:30] + 1).tolist())
+    return set((np.random.default_rng(5).permutation(30)[:9] + 1).tolist())
 
 
 @pytest.fixture(scope="module")
 def begun() -> Protocol:
-    protocol = Protocol(answers(100, seed=9), HUNDRED)
-    protocol.show_keys(range(1, 101))
+    protocol = Protocol(answers(30, seed=9), THIRTY)
+    protocol.show_keys(range(1, 31))
     return protocol
 
 
 @pytest.fixture(scope="module")
 def shared(begun: Protocol) -> tuple[Protocol, ServerRound]:
     protocol = replace(begun, states=dict(begun.states))
-    return protocol, protocol.give_shares(range(1, 101))
+    return protocol, protocol.give_shares(range(1, 31))
 
 
-class TestAHundredNodes:
+class TestThirtyNodes:
     def test_with_their_answers(self, shared: tuple[Protocol, ServerRound], lost: set[int]) -> None:
         protocol, server = branched(shared)
         left = [name for name in protocol.values if name not in lost]
@@ -120,8 +120,8 @@ class TestAHundredNodes:
 
     def test_beyond_t_it_ends(self, shared: tuple[Protocol, ServerRound]) -> None:
         protocol, server = branched(shared)
-        protocol.answer(server, range(1, 60))
-        with pytest.raises(ProtocolError, match="59 of 100 nodes answered, 60 are needed"):
+        protocol.answer(server, range(1, 18))
+        with pytest.raises(ProtocolError, match="17 of 30 nodes answered, 18 are needed"):
             _ = server.survivors
 
     def sum_of(self, protocol: Protocol, names: list[int]) -> np.ndarray:
