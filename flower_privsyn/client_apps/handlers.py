@@ -90,16 +90,15 @@ def counted(message: Message, context: Context) -> Iterator[None]:
             "cpu_seconds": time.process_time() - started,
         }
         try:
-            # One write in append mode: lines of several processes do not mix.
-            with open(user_path(target), "a", encoding="utf-8", opener=_for_the_owner) as file:
-                file.write(json.dumps(line) + "\n")
+            _append(user_path(target), json.dumps(line))
         except OSError as error:
             logger.warning("%s = %s cannot be written: %s", CPU_TIME, target, error.strerror)
 
 
-def _for_the_owner(path: str, flags: int) -> int:
-    """Create a file that nobody else can read: it is a side channel, and names who was asked."""
-    return os.open(path, flags, 0o600)
+def _append(path: Path, line: str) -> None:
+    """Add a line to a file that nobody else can read, by one write: several processes do."""
+    with open(path, "a", encoding="utf-8", opener=lambda *how: os.open(*how, 0o600)) as file:
+        file.write(f"{line}\n")
 
 
 #: The node's own log of what was left out, in its cache directory.
@@ -217,12 +216,7 @@ def report(tally: skipping.Tally, context: Context, directory: Path) -> None:
     line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} run {context.run_id} node {context.node_id}: "
     try:
         own_folder(directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(directory / SKIPPED_LOG, flags, 0o600)
-        try:
-            os.write(descriptor, f"{line}{tally}\n".encode())  # one write, so lines stay whole
-        finally:
-            os.close(descriptor)
+        _append(directory / SKIPPED_LOG, f"{line}{tally}")
     except OSError as error:
         logger.warning("%s cannot be written (%s)", directory / SKIPPED_LOG, type(error).__name__)
 
@@ -303,12 +297,8 @@ def add_handlers(
     if isinstance(trainer, type):
         raise ConfigError(f"trainer must be an object, {trainer.__name__}(), got the class")
     load = load or users_of_node
-    users = NodeUsers(
-        load=load,
-        load_embedder=embedder or default_embedder,
-        cache_directory=Path(cache_directory) if cache_directory else None,
-        trainer=trainer,
-    )
+    cache = Path(cache_directory) if cache_directory else None
+    users = NodeUsers(load, embedder or default_embedder, cache, trainer)
     node = _Node(users, known_queries(queries))
     _RECIPES[app] = load
 
@@ -390,7 +380,10 @@ class _Node:
     def __init__(self, users: NodeUsers, queries: Mapping[str, KnownQuery]) -> None:
         self.users = users
         self.queries = queries
-        self.secure = SecureRounds(self._secure_ask, self._charged_answer)
+        # What asks under secure aggregation is not named by the type of the message.
+        self.secure = SecureRounds(
+            lambda message: self._ask(message, wire.query_name(message)), self._charged_answer
+        )
 
     def prepare(self, message: Message, context: Context) -> Message:
         """Load the node's text and what answers are made with; report the roster."""
@@ -448,10 +441,6 @@ class _Node:
         if not ask.data.suits(ask.query):
             raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
         return ask
-
-    def _secure_ask(self, message: Message) -> wire.Ask:
-        """The question in a message that does not name it by its type."""
-        return self._ask(message, wire.query_name(message))
 
     def _charged_answer(
         self, ask: wire.Ask, message: Message, context: Context

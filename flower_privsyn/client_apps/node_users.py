@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -383,18 +384,11 @@ class NodeUsers:
 
     def __init__(
         self,
-        *,
         load: UserLoader,
         load_embedder: EmbedderLoader,
         cache_directory: Path | None,
         trainer: Trainer | None,
     ) -> None:
-        self._given = {
-            "load": load,
-            "load_embedder": load_embedder,
-            "cache_directory": cache_directory,
-            "trainer": trainer,
-        }
         self._load = load
         self._load_embedder = load_embedder
         self._cache_directory = cache_directory
@@ -403,14 +397,13 @@ class NodeUsers:
         self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
         self._kept: OrderedDict[int, dict[tuple[object, ...], Prepared]] = OrderedDict()  # by run
         self._bytes = 0
-        self._records: RecordStore | None = None
-        self._opened = False
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without locks, models or private records."""
-        return _arrived, (self._name, self._given)
+        given = (self._load, self._load_embedder, self._cache_directory, self._trainer)
+        return _arrived, (self._name, given)
 
     @property
     def cache_directory(self) -> Path:
@@ -519,7 +512,7 @@ class NodeUsers:
     ) -> Prepared:
         ticket = self._ticket(request, context, owner)
         try:
-            store = None if ticket is None else self._store()
+            store = None if ticket is None else self._store
             stored = None if ticket is None or store is None else store.recall(ticket)
             if stored is not None:
                 # Neither text nor model has been read.
@@ -579,13 +572,10 @@ class NodeUsers:
                 logger.warning("%s Every process reads the text once.", error)
         return records
 
+    @cached_property
     def _store(self) -> RecordStore | None:
         """The node's record store, opened once in a process."""
-        with self._lock:
-            if not self._opened:
-                self._records = open_store(self.cache_directory)
-                self._opened = True
-            return self._records
+        return open_store(self.cache_directory)
 
     def _ticket(
         self, request: wire.DataRequest, context: Context, owner: Sequence[str]
@@ -644,7 +634,7 @@ class NodeUsers:
             self._embedders[key] = embedder  # the last, where it was
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
-        return EmbeddingSource(embedder, self.cache_directory, self._store())
+        return EmbeddingSource(embedder, self.cache_directory, self._store)
 
 
 def models_of(request: wire.DataRequest, guard: NodeGuard) -> tuple[str, ...]:
@@ -691,10 +681,10 @@ _ARRIVED: Final[OrderedDict[str, NodeUsers]] = OrderedDict()
 _ARRIVING: Final = threading.Lock()
 
 
-def _arrived(name: str, given: dict[str, Any]) -> NodeUsers:
+def _arrived(name: str, given: tuple[Any, ...]) -> NodeUsers:
     """What came with an earlier message, or else a new one."""
     with _ARRIVING:
-        found = _ARRIVED.pop(name, None) or NodeUsers(**given)
+        found = _ARRIVED.pop(name, None) or NodeUsers(*given)
         found._name = name  # that of its first process, should it travel on
         _ARRIVED[name] = found
         while len(_ARRIVED) > _MOST_ARRIVED:

@@ -45,11 +45,6 @@ def whole(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(8, "little") for number in numbers)
 
 
-def number(data: bytes) -> int:
-    """Read one number of `whole`."""
-    return int.from_bytes(data, "little")
-
-
 class NodeKey:
     """The Ed25519 key by which other nodes know a node.
 
