@@ -210,7 +210,7 @@ def test_a_user_adds_what_they_would_answer_alone(
                 patch.setattr("flower_privsyn.queries.arithmetic._BLOCK_RECORDS", 7)
                 patch.setattr("flower_privsyn.queries.moments._BLOCK_NUMBERS", 64)
                 patch.setattr("flower_privsyn.queries.joint_sketch._BATCH_TOKENS", 50)
-                patch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 700)
+                patch.setattr("flower_privsyn.queries.nearest_neighbor._BLOCK_ELEMENTS", 5000)
                 patch.setattr("flower_privsyn.queries.similarity._BLOCK_USERS", 7)
                 patch.setattr("flower_privsyn.queries.similarity._EXPANDED_USERS", 50)
                 assert np.array_equal(total, query.answer(everyone, broadcast)), made
@@ -367,7 +367,6 @@ BIAS = {
                 (ALL, "candidates"),
                 (SPAN, "root"),
                 (Moments(), "centre"),
-                (Moments(), "basis"),
                 (SKETCH, "vocabulary"),
                 (PAIRS, "bigrams"),
                 (DELTA, "parameters"),
@@ -406,7 +405,15 @@ BIAS = {
         (DELTA, {"token_bias": np.full(3, np.nan, np.float32)}, "finite"),
         (DELTA, {**BIAS, "bigram_tokens": np.array([0, 3], np.int32)}, "bigram"),
         (DELTA, {**BIAS, "bigram_starts": np.array([0, 2, 1, 2])}, "bigram"),
-        (DELTA, {**BIAS, "bigram_tokens": np.array([1, 1], np.int32)}, "bias"),
+        (
+            DELTA,
+            {
+                **BIAS,
+                "bigram_starts": np.array([0, 0, 0, 2]),
+                "bigram_tokens": np.array([1, 1], np.int32),
+            },
+            "ascending",
+        ),
         (DELTA, {**BIAS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "bias"),
         (CONDITIONS, {"conditions": np.zeros(4, dtype=np.uint8)}, "condition"),
         (CONDITIONS, {"conditions": np.zeros(4, dtype=np.float32)}, "conditions"),
