@@ -374,11 +374,10 @@ class TestStore:
 
         old, recent, new = RoundStore(5, 1), RoundStore(6, 1), RoundStore(7, 1)
         killed = old.path.with_name(f".{old.path.name}.123.456")
-        killed.parent.mkdir()
-        killed.write_text("secrets")
         for store, run in ((old, 5), (recent, 6)):
             kept, _ = advertise(Session(run=run, round_number=1), 1, node_key(1))
             store.begin(kept, key=None)
+        killed.write_text("secrets")
         for path in (old.path, killed):
             os.utime(path, (1e9, 1e9))
         kept, _ = advertise(Session(run=7, round_number=1), 1, node_key(1))
