@@ -183,30 +183,6 @@ class TestWhoChooses:
         with simulated():
             assert answers(None, dealt, {"data": str(file), "client-column": "doc"})[0] == 20
 
-    def test_a_request_that_comes_again_is_charged_again(
-        self, answers: Answering, tmp_path: Path
-    ) -> None:
-        """Kept and sent again, it would show what was written since, past the owner's limit."""
-        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
-        policy = tmp_path / "policy.toml"
-        policy.write_text("max-epsilon = 9.0\n")
-        node = {"dataset": "people", "policy": str(policy)}
-        assert answers(twelve, node, mechanism=noise)[0] == 12
-        once = NodeLedger("people").account().epsilon(NodePolicy())
-        policy.write_text(f"max-epsilon = {1.1 * once}\n")
-
-        def grown(where: Context) -> Any:  # each message is a process of its own, and reads anew
-            return make_users(13)
-
-        assert answers(grown, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
-        assert answers(twelve, node, mechanism=noise) == (
-            "NOT_ALLOWED",
-            0.0,
-        )  # the refusal does not tell which
-        policy.write_text(f"max-epsilon = {5 * once}\n")
-        assert answers(grown, node, mechanism=noise)[0] == 13
-        assert len(NodeLedger("people").account().charges) == 2
-
 
 class TestAnEditedPolicy:
     """The owner edits the policy while a run goes on, in this process or between two."""
