@@ -17,9 +17,8 @@ from flower_privsyn.privacy import (
     BufferedLinearToeplitz,
     Factorisation,
     TreeAggregation,
-    factorisation,
 )
-from flower_privsyn.privacy.factorisation import momentum_workload
+from flower_privsyn.privacy.factorisation import _best_of, momentum_workload
 from tests.support.correlated import noise_matrix, prefix_std, strategy_matrix, turns
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
@@ -200,7 +199,7 @@ def test_noise_at_equal_privacy(rounds: int, gap: int) -> None:
 
 def test_sixteen_hundred_rounds_need_three_buffers() -> None:
     once = 1600
-    _, scales, decays = factorisation._best_of(momentum_workload(1600, 0.0), once, 3)
+    _, scales, decays = _best_of(momentum_workload(1600, 0.0), once, 3)
     found = BufferedLinearToeplitz(rounds=1600, scales=scales, decays=decays)
     scale = 4.454 / found.sensitivity(once)  # epsilon 1.77 at delta 1e-6
     assert rmse(found) * scale * found.sensitivity(once) == pytest.approx(7.99, abs=5e-3)
