@@ -37,7 +37,7 @@ CPU_TIME: Final = "PRIVSYN_CPU_TIME"
 """File that gets one JSON line for every message a node answered, with its CPU seconds."""
 
 API_KEY: Final = "PRIVSYN_API_KEY"
-"""The key of a generation server, where `generator-api-key-env` names no other variable."""
+"""The key of a generation server."""
 
 TRACEBACK: Final = "PRIVSYN_TRACEBACK"
 """Set to anything: `privsyn` shows where an unexpected error comes from."""

@@ -28,7 +28,7 @@ PAGES = [
         "docs/*/*.md",
         "examples/*/README.md",
         "baselines/*/README.md",
-        "research/README.md",
+        "research/*.md",
         "research/*/README.md",
     )
     for page in sorted(ROOT.glob(pattern))

@@ -51,7 +51,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         {"sampling": "full", "correlation": "banded"},
         ("correlation", '"banded"', '"cyclic"'),
     ),
-    ("dp-fedavg", {"trainable": "some"}, ("trainable", "'some'", '"lora"')),
+    ("dp-fedavg", {"trainable": "some"}, ("trainable", "'some'")),
     ("dp-ftrl", {"correlation": "wave"}, ("correlation", "'wave'", '"banded"')),
     ("dp-ftrl", {"min-separation": 0}, ("min-separation", "got 0", COUNT)),
     ("dp-ftrl", {"clip-norm": 0}, ("clip-norm", "got 0", "between")),
@@ -96,11 +96,10 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("joint-sketch", {"teacher": "", "teacher-steps": 5}, ("teacher-steps = 5", "a teacher")),
     ("fred", {"estimator": "two-rounds"}, ("num-rounds",)),
     ("fred", {"unit": "record", "max-samples": 0}, ("max-samples",)),
-    ("fred", {"num-records": 9}, ("num-records = 9",)),
     (
         "fred",
-        {"noise-calibration": "too-little-as-printed"},
-        ("noise-calibration", "num-records"),
+        {"estimator": "too-little-noise-as-printed", "num-rounds": 2},
+        ("estimator", "num-users"),
     ),
     ("fred", {"candidates": "a.jsonl; ; b.jsonl"}, ("candidates",)),
     (

@@ -101,7 +101,7 @@ def compare(
 
     # 0 would be passes over the text, which nobody here can set.
     check_whole("--steps", steps, ge=1)
-    training = CausalTraining(learning_rate=learning_rate, max_steps=steps, learn_ends=False)
+    training = CausalTraining(learning_rate=learning_rate, max_steps=steps, train_on_eos=False)
     people = People.read(
         data,
         held_out,

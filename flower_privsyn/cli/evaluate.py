@@ -64,7 +64,7 @@ def evaluate(
     taking_part, others = _people(run, held_out, users, private, columns_of(columns))
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     folder = folder if output is None else expanded(output).absolute()
-    training = CausalTraining(max_steps=steps or 0, learn_ends=False)
+    training = CausalTraining(max_steps=steps or 0, train_on_eos=False)
     with follower() as follow:
         record = evaluate_run(
             run,

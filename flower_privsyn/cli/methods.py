@@ -56,7 +56,7 @@ def methods(
     from flower_privsyn.strategies.catalogue import entries, refusals
 
     if method:
-        _list_settings(settings_of(method))
+        _list_settings(method)
         return 0
     if settings:
         print(settings_page(), end="")
@@ -71,13 +71,22 @@ def methods(
     return 0
 
 
-def _list_settings(rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Print settings, a line each, as wide as the terminal."""
-    lines = [(f"{key} = {default}", words) for key, _, default, words in rows]
+def _list_settings(method: str) -> None:
+    """Print the settings of a method on one screen: what is needed, its own, and all others."""
+    from flower_privsyn.run.settings import PrivateSumConfig
+
+    rows = {key: (default, words) for key, _, default, words in settings_of(method)}
+    shared = PrivateSumConfig.keys()
+    own = [key for key in rows if key not in shared]
+    width = shutil.get_terminal_size().columns
+    print("needed: data (a file, a folder or a data set), and epsilon or noise-multiplier")
+    lines = [(f"{key} = {rows[key][0]}", rows[key][1]) for key in own]
     longest = max(len(setting) for setting, _ in lines)
-    most = max(20, shutil.get_terminal_size().columns - longest - 2)
     for setting, words in lines:
+        most = max(20, width - longest - 2)
         print(f"{setting:<{longest}}  {textwrap.shorten(words, most, placeholder=' ...')}")
+    others = ", ".join(f"{key} = {rows[key][0]}" for key in rows if key in shared)
+    print(textwrap.fill(f"as in every method: {others}", width, break_on_hyphens=False))
     print("What may stand there, and all that is said of it: privsyn methods --settings")
 
 

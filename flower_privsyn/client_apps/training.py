@@ -302,7 +302,7 @@ class _Tokens:
         if self.embeddings is None or self.ends is None:
             return _Rows(samples)
         topics = nearest_candidates(self.embeddings[user], ask.broadcast["centres"])
-        everywhere = isinstance(ask.query, ConditionalDelta) and ask.query.learn_ends == "samples"
+        everywhere = isinstance(ask.query, ConditionalDelta) and ask.query.train_on_eos == "samples"
         ends = [True] * len(samples) if everywhere else self.ends[user].tolist()
         return self._after([conditions[topic] for topic in topics.tolist()], samples, ends)
 

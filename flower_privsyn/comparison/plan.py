@@ -193,8 +193,8 @@ class Plan:
             return {}
         trained: dict[str, ConfigValue] = {
             "model": self.downstream,
-            "student-batch-size": self.training.batch_size,
-            "student-learning-rate": self.training.learning_rate,
+            "training-batch-size": self.training.batch_size,
+            "learning-rate": self.training.learning_rate,
         }
         if self.training.max_steps:
             trained["student-steps"] = self.training.max_steps
@@ -434,7 +434,7 @@ def make_plan(
         seeds=seeds,
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
         downstream=downstream,
-        training=training or CausalTraining(learn_ends=False),
+        training=training or CausalTraining(train_on_eos=False),
         settings=(*public, *settings),
     )
     plan.check()

@@ -167,7 +167,7 @@ def evaluate_run(
     others = (
         None if private is None else run_samples(run.config, private, tokenizer=embedder.tokenizer)
     )
-    settings = training or CausalTraining(learn_ends=False)  # as none of held-out text count
+    settings = training or CausalTraining(train_on_eos=False)  # as none of held-out text count
     return RunEvaluation(
         run=str(run.path),
         held_out_users=len(held_out),

@@ -1,8 +1,7 @@
 """Keys of generation servers: read from the environment, and shown to nobody.
 
-A setting names an environment variable; the key itself is in no configuration, so that it is in no
-run directory, no database of Flower's and no command line. What a server says is quoted in messages
-only after `redact` has taken out the key.
+A key is in no configuration, so that it is in no run directory, no database of Flower's and no
+command line. What a server says is quoted in messages only after `redact` has taken out the key.
 """
 
 from __future__ import annotations
@@ -14,36 +13,25 @@ from typing import Final
 from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError
 
-API_KEY_VARIABLE: Final = environment.API_KEY
-"""Where a key is looked for when no other variable is named."""
-
 #: An address of a host, a port and a path, and of a model behind "#": nothing that may be a key.
 _PLAIN: Final = re.compile(r"https?://[^\s@?;&=#]+(#[^\s?;&=]*)?", re.IGNORECASE)
 
 
-def check_generator(name: str, variable: str = API_KEY_VARIABLE) -> None:
-    """Check the two settings that may hold a key by mistake; their values are not quoted.
+def check_generator(name: str) -> None:
+    """Check the setting that may hold a key by mistake; its value is not quoted.
 
     Args:
         name: The setting `generator`.
-        variable: The setting `generator-api-key-env`.
 
     Raises:
-        ConfigError: `name` is an address with a user name, a password, a query or parameters, or
-            `variable` is not the name of an environment variable.
+        ConfigError: it is an address with a user name, a password, a query or parameters.
     """
-    if not isinstance(variable, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):
-        raise ConfigError(
-            "generator-api-key-env must be the name of an environment variable that holds the key, "
-            f"such as {API_KEY_VARIABLE}: capital letters, digits and underscores. The value given "
-            "is not shown here, because it may be the key itself."
-        )
     if isinstance(name, str) and is_address(name) and not _PLAIN.fullmatch(name.strip()):
         raise ConfigError(
             "generator must be an address like http://host:port/v1#model. The one given, which is "
             "not shown, has more: a user name, a password or a query may hold a key and would be "
             "written into the run directory. Leave them out and put the key into the environment "
-            f"variable {variable} (generator-api-key-env)."
+            f"variable {environment.API_KEY}."
         )
 
 
@@ -53,26 +41,19 @@ def is_address(name: str) -> bool:
     return re.sub(r"[\x00-\x20]", "", name).lower().startswith(("http:", "https:"))
 
 
-def read_key(variable: str) -> str | None:
-    """The key in an environment variable; None where the usual variable is not set.
-
-    Args:
-        variable: The setting `generator-api-key-env`.
+def read_key() -> str | None:
+    """The key in the environment variable PRIVSYN_API_KEY; None where it is not set.
 
     Raises:
-        ConfigError: A variable that was named is not set, or what it holds is no key.
+        ConfigError: What it holds is no key.
     """
-    key = os.environ.get(variable, "").strip()
+    key = os.environ.get(environment.API_KEY, "").strip()
     if not key:
-        if variable == API_KEY_VARIABLE:
-            return None
-        raise ConfigError(
-            f"generator-api-key-env = {variable} names an environment variable that is not set."
-        )
+        return None
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"The environment variable {variable} holds no API key: a key is printable ASCII "
-            "without blanks."
+            f"The environment variable {environment.API_KEY} holds no API key: a key is printable "
+            "ASCII without blanks."
         )
     return key
 

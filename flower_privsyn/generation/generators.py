@@ -12,12 +12,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import IN_PYTHON, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import (
-    API_KEY_VARIABLE,
-    check_generator,
-    is_address,
-    read_key,
-)
+from flower_privsyn.generation.api_key import check_generator, is_address, read_key
 from flower_privsyn.generation.backends import TextGenerator
 from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
@@ -35,7 +30,6 @@ _OF_A_REQUEST: Final = frozenset({
 #: time.
 SERVER_SETTINGS: Final = frozenset(
     {
-        "generator-api-key-env",
         "generator-timeout",
         "generator-retries",
         "generator-concurrency",
@@ -48,16 +42,12 @@ class GeneratorSettings(Settings):
     """Which generator writes, and how it is asked where it is a server's.
 
     Raises:
-        ConfigError: a value is out of range, or the name or the variable may hold a key.
+        ConfigError: a value is out of range, or the name may hold a key.
     """
 
     generator: str = "privsyn-lm"
     """Causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or
     "http://host:port/v1#model" for an OpenAI-compatible server like vLLM's.
-    """
-    generator_api_key_env: str = API_KEY_VARIABLE
-    """The environment variable of the ServerApp that holds the server's key; the key itself is
-    never a setting. No key is sent where the usual one is not set.
     """
     generator_timeout: Annotated[float, Gt(0), Le(86_400), IN_PYTHON] = 300.0
     """Seconds to wait for one answer of the server that `generator` names."""
@@ -77,8 +67,8 @@ class GeneratorSettings(Settings):
 
     def __post_init__(self) -> None:
         """Check every value."""
-        # First, because its sentences do not quote what may be a key.
-        check_generator(self.generator, self.generator_api_key_env)
+        # First, because its sentence does not quote what may be a key.
+        check_generator(self.generator)
         super().__post_init__()
         if self.generator_parameters and not is_address(self.generator):
             raise ConfigError(
@@ -97,7 +87,6 @@ class GeneratorSettings(Settings):
             return load_generator(located(self.generator))
         return load_generator(
             self.generator,
-            api_key_env=self.generator_api_key_env,
             extra_parameters=self._parameters(),
             timeout=self.generator_timeout,
             max_retries=self.generator_retries,
@@ -152,7 +141,7 @@ class ExpandingSettings(GeneratorSettings):
         return ByMessages(model, instruction=prompt.instruction)
 
 
-def load_generator(name: str, *, api_key_env: str = "", **options: Any) -> TextGenerator:
+def load_generator(name: str, **options: Any) -> TextGenerator:
     """Make the text generator that a name stands for.
 
     Args:
@@ -165,22 +154,20 @@ def load_generator(name: str, *, api_key_env: str = "", **options: Any) -> TextG
             * ``"gguf:<file>"``: llama.cpp in a process of its own (`GGUFGenerator`);
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
               such as ``vllm serve`` (`OpenAIGenerator`); without ``#model`` the one it serves.
-        api_key_env: The environment variable that holds a server's key (see `read_key`), sent as a
-            bearer token; empty for none.
+              What the environment variable PRIVSYN_API_KEY holds is sent as a bearer token.
         **options: Keywords of the class that runs it.
 
     Raises:
-        ConfigError: The name is an address that may hold a key, there is no key in the variable
-            that is named, or an option is out of range.
+        ConfigError: The name is an address that may hold a key, what the variable holds is no key,
+            or an option is out of range.
         ModelError: The model cannot be found.
         GenerationError: The server does not answer or does not serve the model.
         MissingExtraError: What the backend needs is not installed.
     """
     if is_address(name):
-        check_generator(name, api_key_env or API_KEY_VARIABLE)
+        check_generator(name)
         base_url, _, model = name.strip().partition("#")
-        api_key = read_key(api_key_env) if api_key_env else None
-        return OpenAIGenerator(base_url, model or None, api_key=api_key, **options)
+        return OpenAIGenerator(base_url, model or None, api_key=read_key(), **options)
     if is_gguf(name):
         return GGUFGenerator(file_of(name), **options)
     return TransformersGenerator(name, **options)

@@ -86,7 +86,7 @@ Name: TypeAlias = Annotated[StrictStr, AfterValidator(printable)]
 @lru_cache(maxsize=8)  # the same in every round
 def _model(description: str) -> TrainableModel:
     model = TrainableModel(**json.loads(description))
-    printable(model.name + model.layers)
+    printable(model.name + model.trainable)
     return model
 
 

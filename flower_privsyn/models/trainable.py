@@ -10,7 +10,6 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 
-Trainable = Literal["full", "lora", "layers"]
 LocalPrecision = Literal["float32", "bfloat16"]
 #: A node makes adapters of the rank that a server names.
 LoraRank = Annotated[int, Ge(1), Le(1024)]
@@ -24,13 +23,10 @@ class TrainableModel(Settings):
     """A bundled short name, a folder, or a hub name; server and nodes may know the same model by
     different names, their fingerprints are compared.
     """
-    trainable: Trainable = "full"
+    trainable: str = "full"
     """What is trained: "full": every parameter; "lora": low-rank adapters on all linear layers but
-    the output; "layers": the parameters that `layers` names.
-    """
-    layers: str = ""
-    """For "layers": patterns of parameter names separated by commas, such as
-    "lm_head.*,model.layers.3.*"; "" otherwise.
+    the output; else patterns of parameter names separated by commas, such as
+    "lm_head.*,model.layers.3.*".
     """
     lora_rank: LoraRank = 4
     """For "lora": rank of the adapters."""
@@ -46,13 +42,13 @@ class TrainableModel(Settings):
         super().__post_init__()
         if not self.name.strip():
             raise ConfigError(f"model must name a causal language model, got {self.name!r}")
-        if (self.trainable == "layers") != bool(self.patterns):
+        if not self.patterns:
             raise ConfigError(
-                'trainable-layers and trainable = "layers" go together, got trainable-layers = '
-                f'"{self.layers}" and trainable = "{self.trainable}"'
+                'trainable must be "full", "lora", or patterns of parameter names, got '
+                f'"{self.trainable}"'
             )
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns in `layers`."""
-        return tuple(part.strip() for part in self.layers.split(",") if part.strip())
+        """The patterns of names in `trainable`, where it is neither "full" nor "lora"."""
+        return tuple(part.strip() for part in self.trainable.split(",") if part.strip())

@@ -225,7 +225,7 @@ def next_clip_norm(
 
 _SEPARATOR = "\0"
 
-LearnEnds = Literal["documents", "samples"]
+TrainOnEos = Literal["documents", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class ConditionalDelta(ModelDelta):
         Tan et al. 2025 (CTCL), section 3.3.
     """
 
-    learn_ends: LearnEnds = "documents"
+    train_on_eos: TrainOnEos = "documents"
     """After what the model learns that a text ends: "documents", where one does; "samples", after
     each of them, of which most may be cut off.
     """

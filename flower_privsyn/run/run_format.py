@@ -28,8 +28,8 @@ LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
 
-TOO_LITTLE: Final = "too-little-as-printed"
-"""The `noise-calibration` of FreD that is less than its epsilon needs, as the paper has it."""
+TOO_LITTLE: Final = "too-little-noise-as-printed"
+"""The `estimator` of FreD whose noise is less than its epsilon needs, as the paper has it."""
 
 
 RESEARCH_STAMP = (
@@ -71,7 +71,7 @@ def stamp_of(document: Mapping[str, Any]) -> str | None:
         document: everything in its `config.json`.
     """
     config = document.get("config")
-    if isinstance(config, dict) and config.get("noise-calibration") == TOO_LITTLE:
+    if isinstance(config, dict) and config.get("estimator") == TOO_LITTLE:
         return RESEARCH_STAMP
     return str(found) if (found := document.get("stamp")) else None
 

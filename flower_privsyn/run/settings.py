@@ -12,7 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveFloat, PositiveInt, Settings
+from flower_privsyn.checks import (
+    IN_PYTHON,
+    NonNegativeInt,
+    OrZero,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
 from flower_privsyn.data import parse_cutoff
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
@@ -152,7 +159,7 @@ class PrivateSumConfig(Settings):
     """Sentence-transformers name, or path."""
     embedding_precision: Literal["float32", "bfloat16"] = "float32"
     """Precision in which embeddings are computed."""
-    broadcast_precision: Literal["float16", "float32"] = "float16"
+    broadcast_precision: Annotated[Literal["float16", "float32"], IN_PYTHON] = "float16"
     """How candidates travel."""
     max_tokens: PositiveInt = 64
     """Length of one private sample in tokens."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
@@ -14,14 +17,29 @@ from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 FIRST_ROUND = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstReleaseConfig(DPFTRLConfig):
+    """Settings of methods whose first round asks everybody for something else than updates."""
+
+    num_rounds: Annotated[int, Ge(2)] = 21
+    """Rounds of the run: one for the first release, and all others train."""
+    noise_multiplier: float | None = None
+    """Of the rounds that train; of correlated noise the fresh part of a round's. It needs
+    `first_noise_multiplier` beside it.
+    """
+    first_share: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """f, the part of the budget that the first release has: its noise is that of a single release
+    of the whole budget over the root of f, and all rounds that train together have that over the
+    root of 1 - f.
+    """
+    first_noise_multiplier: Annotated[float | None, Ge(0), Le(1e6)] = None
+    """Standard deviation of the first release's noise over the norm of a user's answer, in place of
+    `first_share`.
+    """
+
+
 def first_then_training(
-    config: DPFTRLConfig,
-    population: int,
-    queries: tuple[Query, ...],
-    *,
-    name: str,
-    key: str,
-    share: float,
+    config: FirstReleaseConfig, population: int, queries: tuple[Query, ...], *, name: str
 ) -> tuple[Phase, Phase]:
     """A phase of one round for the first release, and one of those that train.
 
@@ -36,12 +54,10 @@ def first_then_training(
         run, as `CyclicSampling` does.
 
     Args:
-        config: the settings; their `num_rounds` counts both.
+        config: the settings; their `num_rounds` counts both, and `first_share` is s.
         population: users on the roster, or the fewest there must be.
         queries: what the first round asks, and what the rounds ask that train.
         name: of the first phase.
-        key: the setting that states its noise multiplier.
-        share: s, in (0, 1).
 
     Raises:
         ConfigError: no noise keeps the budget, or there is none to share.
@@ -52,13 +68,13 @@ def first_then_training(
         rounds=1,
         sampling=FullParticipation(population=population),
         asks=(first,),
-        noise_multiplier=getattr(config, key.replace("-", "_")),
+        noise_multiplier=config.first_noise_multiplier,
     )
     if everybody.noise_multiplier is None:
         if config.epsilon is None:
             raise ConfigError(
-                f"noise-multiplier = {config.noise_multiplier:g} needs {key} beside it: without an "
-                "epsilon there is nothing to share"
+                f"noise-multiplier = {config.noise_multiplier:g} needs first-noise-multiplier "
+                "beside it: without an epsilon there is nothing to share"
             )
         alone = Plan(
             phases=(everybody,),
@@ -67,7 +83,7 @@ def first_then_training(
             accountant=config.accountant,
             max_nodes_per_user=config.max_nodes_per_user,
         )
-        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(share)
+        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(config.first_share)
         everybody = replace(everybody, noise_multiplier=multiplier)
     training = config.phase(population, asks=(updates,), rounds=config.num_rounds - 1)
     return everybody, replace(training, name="training")

@@ -19,9 +19,9 @@ class StudentConfig(PrivateSumConfig):
 
     student_steps: Annotated[int, Ge(1)] = 200
     """Steps of the training on public text."""
-    student_batch_size: Annotated[int, Ge(1)] = 32
+    training_batch_size: Annotated[int, Ge(1)] = 32
     """Rows of a step."""
-    student_learning_rate: Annotated[float, Gt(0)] = 1e-3
+    learning_rate: Annotated[float, Gt(0)] = 1e-3
     """Peak rate of AdamW."""
 
     def student_training(self) -> CausalTraining:
@@ -30,8 +30,8 @@ class StudentConfig(PrivateSumConfig):
 
         return CausalTraining(
             max_steps=self.student_steps,
-            batch_size=self.student_batch_size,
-            learning_rate=self.student_learning_rate,
+            batch_size=self.training_batch_size,
+            learning_rate=self.learning_rate,
             max_tokens=self.max_tokens,
-            learn_ends=False,  # rows are pieces of documents, and end where they were cut
+            train_on_eos=False,  # rows are pieces of documents, and end where they were cut
         )

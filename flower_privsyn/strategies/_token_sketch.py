@@ -402,7 +402,7 @@ class SketchedStudent:
             who="generator",
             steps=steps,
             texts=[text for _, text in self.sentences],
-            learn_ends=True,  # a whole sentence is one
+            train_on_eos=True,  # a whole sentence is one
             **adapters,
         )
         return output

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.files import write_json
-from flower_privsyn.models.trainable import LoraRank, Trainable, TrainableModel
+from flower_privsyn.models.trainable import LoraRank, TrainableModel
 from flower_privsyn.privacy import Plan
 from flower_privsyn.queries import Broadcast, ModelDelta, Query
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate
@@ -76,12 +76,11 @@ class FederatedTrainingConfig(PrivateSumConfig):
     of another run; "" for `model` itself. The server alone needs it: nodes load `model` and are
     sent what differs.
     """
-    trainable: Trainable = "full"
+    trainable: str = "full"
     """What is trained: "full": all parameters; "lora": adapters on all linear layers but the
-    output; "layers": the parameters named by `trainable_layers`.
+    output; else patterns of parameter names separated by commas, such as
+    "lm_head.*,model.layers.3.*".
     """
-    trainable_layers: str = ""
-    """Patterns of parameter names separated by commas, for "layers"."""
     lora_rank: Annotated[LoraRank, IN_PYTHON] = 4
     """Rank of the adapters."""
     local_learning_rate: LearningRate = 0.1
@@ -115,7 +114,6 @@ class FederatedTrainingConfig(PrivateSumConfig):
         return TrainableModel(
             name=self.model,
             trainable=self.trainable,
-            layers=self.trainable_layers,
             lora_rank=self.lora_rank,
         )
 

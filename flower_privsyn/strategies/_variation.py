@@ -40,15 +40,12 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     """
     variation_model: str = "privsyn-mlm"
     """Masked language model that varies texts."""
-    mask_unit: MaskUnit = "token"
-    """Either "token", 30 % of them, twice, as in PrE-Text; or "word", for small models: 15 %, once,
-    and only words that are one token are masked and drawn, so that no word is torn and punctuation
-    stays.
-    """
     whole_sentences: bool = False
     """For small models: cut public text only where a sentence ends, and keep variations of whole
-    sentences whole; an expanded text begins with five words of a survivor, ends with a sentence and
-    says no three words twice, or is dropped. PrE-Text does none of it.
+    sentences whole; mask 15 % of words, once, of those that are one token, so that no word is torn
+    and punctuation stays; an expanded text begins with five words of a survivor, ends with a
+    sentence and says no three words twice, or is dropped. PrE-Text does none of it, and masks 30 %
+    of tokens, twice.
     """
     likelihood_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
     """A variation is kept only if its log-likelihood per token under `likelihood_model` is at least
@@ -81,12 +78,13 @@ def mask_filling(config: VariationSettings) -> Variation:
     """
     from flower_privsyn.generation import MaskFill
 
-    share, steps = _SHARE_AND_STEPS[config.mask_unit]
+    unit: MaskUnit = "word" if config.whole_sentences else "token"
+    share, steps = _SHARE_AND_STEPS[unit]
     return MaskFill(
         located(config.variation_model),
         mask_fraction=share,
         num_steps=steps,
-        unit=config.mask_unit,
+        unit=unit,
         temperature=config.temperature,
         top_p=config.top_p,
         max_tokens=config.max_tokens,

@@ -11,7 +11,7 @@ Section by section:
     3.3 DP topic histogram                                      `NearestNeighborHistogram`, round 1
     3.3 DP fine-tuning on (keywords of the topic, document)     `ConditionalDelta`, all other rounds
     3.4 sampling by the histogram                               `quotas`, `TopicWriter`
-    4.1.3, appendix E: multiplier 10 for the histogram          `histogram_noise_multiplier`
+    4.1.3, appendix E: multiplier 10 for the histogram          `first_noise_multiplier`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Gt, Le
 
 from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, PositiveInt
 from flower_privsyn.errors import ConfigError, GenerationError
@@ -36,7 +36,7 @@ from flower_privsyn.generation.topics import quotas
 from flower_privsyn.privacy import Phase, Sampling
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
-from flower_privsyn.queries.model_delta import LearnEnds, conditioned_fingerprint, pack_conditions
+from flower_privsyn.queries.model_delta import TrainOnEos, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import WRITTEN
 from flower_privsyn.run.method import (
@@ -50,9 +50,12 @@ from flower_privsyn.run.method import (
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
-from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
+from flower_privsyn.strategies._first_release import (
+    FIRST_ROUND,
+    FirstReleaseConfig,
+    first_then_training,
+)
 from flower_privsyn.strategies._training import FederatedTraining
-from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -204,7 +207,7 @@ class TopicWriter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTCLConfig(DPFTRLConfig):
+class CTCLConfig(FirstReleaseConfig):
     """Settings of `CTCL`.
 
     The first of the rounds asks for the histogram of topics, all others train. Adapters are trained
@@ -223,16 +226,10 @@ class CTCLConfig(DPFTRLConfig):
         }
     )
 
-    num_rounds: Annotated[int, Ge(2)] = 21
-    """Rounds of the run: one for the histogram, and all others train."""
     sampling: Literal["cyclic", "full", "poisson", "fixed-size"] = "cyclic"  # type: ignore[assignment]
     """Who takes part in a round of training. "cyclic": users are dealt to `min_separation` groups
     that take turns, and the noise is correlated (DP-FTRL); with the others it is independent
     (DP-FedAvg). Everybody is asked for the histogram.
-    """
-    noise_multiplier: float | None = None
-    """Of the rounds that train; of correlated noise the fresh part of a round's. It needs
-    `histogram_noise_multiplier` beside it.
     """
     max_samples: NonNegativeInt = 64
     """Samples of one user that take part, a random subset fixed per user and seed; 0 for all of
@@ -242,27 +239,18 @@ class CTCLConfig(DPFTRLConfig):
     """Language model to train, causal or an encoder-decoder such as BART or T5; a bundled short
     name, a path, or a hub name.
     """
-    trainable: Literal["full", "lora", "layers"] = "lora"
+    trainable: str = "lora"
     topics: str = "bundled"
     """Either "bundled", or a file that `make_topics` made with the same embedding model, of public
     text that is nearer to the users'.
     """
     num_topics: PositiveInt = 64
     """Which coarseness of them."""
-    histogram_share: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """Of the budget, the part that the histogram has: its noise is that of a single release of the
-    whole budget over the root of the share. At 0.1 the rounds that train have 5 % more noise than
-    without a histogram.
-    """
-    histogram_noise_multiplier: Annotated[float | None, Ge(0), Le(1e6)] = None
-    """Standard deviation of the histogram's noise over what a user weighs, in place of
-    `histogram_share`; 10 in the paper.
-    """
     keywords: bool = True
     """Whether a document stands after the keywords of its topic; without them documents are trained
     on and written alone, as by the vanilla generator of the paper's tables.
     """
-    learn_ends: LearnEnds = "documents"
+    train_on_eos: TrainOnEos = "documents"
     """Where the generator learns that a text ends. "documents": where one of the users' does;
     "samples": after each sample, cut off or not.
     """
@@ -297,7 +285,7 @@ class CTCLConfig(DPFTRLConfig):
             epochs=self.local_epochs,
             batch_size=self.local_batch_size,
             max_steps=self.local_steps,
-            learn_ends=self.learn_ends,
+            train_on_eos=self.train_on_eos,
         )
 
     def sampling_of(self, population: int) -> Sampling:
@@ -335,8 +323,6 @@ class TopicsAndTraining(FederatedTraining):
             population,
             self.queries,
             name="topics",
-            key="histogram-noise-multiplier",
-            share=self.config.histogram_share,
         )
 
     # ------------------------------------------------------------------ before the first round

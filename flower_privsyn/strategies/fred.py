@@ -117,24 +117,23 @@ class FreDConfig(PrivateSumConfig):
     """What the coordinates are settled from: "bundled", or a JSONL file with `text` and no person's
     data.
     """
-    estimator: Literal["joint", "two-rounds"] = "joint"
+    estimator: Literal["joint", "two-rounds", "too-little-noise-as-printed"] = "joint"
     """How moments are asked for: "joint": mean and second moments in one vector and one release;
     "two-rounds", as in the paper: a mean, and in the rounds after it the covariance about that
-    noisy mean.
+    noisy mean. "too-little-noise-as-printed": the same with the paper's noise, which is added to
+    every record of a mean and then averaged away, and to every client's part of a covariance;
+    `noise_multiplier` is then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon, the ledger
+    states what it costs, and the run is marked as not private.
     """
     unit: Unit = "user"
     """Who counts: "user": a user counts once, however much they wrote; "record", as in the paper:
     each of their first `max_samples` samples counts. The ledger states the epsilon of a user either
     way; that of a record, which is less, stands in the result.
     """
-    num_records: NonNegativeInt = 0
+    num_records: Annotated[NonNegativeInt, IN_PYTHON] = 0
     """Records of all users, where their number is public; 0 where it is not, and a twentieth of an
-    answer's squared norm counts them.
-    """
-    noise_calibration: Literal["as-accounted", "too-little-as-printed"] = "as-accounted"
-    """Which noise: "too-little-as-printed": the paper's, where noise is added to every record of a
-    mean and then averaged away, and to every client's part of a covariance. `noise_multiplier` is
-    then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon. Needs `research`.
+    answer's squared norm counts them. As printed it is public, `max_samples` of each of `num_users`
+    where it is not given.
     """
     candidates: str = ""
     """What is ranked, with semicolons between: JSONL or .txt files, folders of them, run
@@ -150,27 +149,32 @@ class FreDConfig(PrivateSumConfig):
         """Check every value."""
         super().__post_init__()
         candidate_names(self.candidates)
-        if self.estimator == "two-rounds" and self.num_rounds < 2:
+        if self.estimator != "joint" and self.num_rounds < 2:
             raise ConfigError(
-                'estimator = "two-rounds" needs num-rounds of at least 2, got '
+                f'estimator = "{self.estimator}" needs num-rounds of at least 2, got '
                 f"{self.num_rounds}: a mean, and then the covariance"
             )
         if self.num_records and self.unit == "user":
             raise ConfigError(
                 f'num-records = {self.num_records} needs unit = "record", got unit = "user"'
             )
-        if self.noise_calibration == TOO_LITTLE and not (
-            (self.estimator, self.num_rounds, self.unit) == ("two-rounds", 2, "record")
-            and self.num_records
+        if self.estimator == TOO_LITTLE and not (
+            (self.num_rounds, self.unit) == (2, "record")
+            and self.max_samples
             and self.num_users
             and self.noise_multiplier
         ):
             raise ConfigError(
-                'noise-calibration = "too-little-as-printed" needs estimator = "two-rounds", '
-                'num-rounds = 2, unit = "record", num-records, num-users and noise-multiplier '
-                "above 0"
+                f'estimator = "{TOO_LITTLE}" needs num-rounds = 2, unit = "record", and '
+                "max-samples, num-users and noise-multiplier above 0"
             )
         self.questions()
+
+    @property
+    def known_records(self) -> int:
+        """Records of all users, where their number is public; else 0."""
+        printed = self.num_users * self.max_samples if self.estimator == TOO_LITTLE else 0
+        return self.num_records or printed
 
     def questions(self, radius: float = 1.0) -> tuple[Moments, ...]:
         """The question of every round, or that of the first and that of those after it.
@@ -178,7 +182,7 @@ class FreDConfig(PrivateSumConfig):
         Args:
             radius: c, as settled.
         """
-        counted = self.unit == "record" and not self.num_records
+        counted = self.unit == "record" and not self.known_records
         asked = Moments(
             radius=radius,
             count_share=_COUNT_SHARE if counted else 0.0,
@@ -213,12 +217,12 @@ class ReleasedMoments(Method):
     @property
     def stamp(self) -> str | None:
         """Marks a run with the printed noise."""
-        return RESEARCH_STAMP if self.config.noise_calibration == TOO_LITTLE else None
+        return RESEARCH_STAMP if self.config.estimator == TOO_LITTLE else None
 
     def phases(self, population: int) -> tuple[Phase, ...] | None:
         """As the settings have them, but where the printed noise differs between the rounds."""
         config = self.config
-        if config.noise_calibration == "as-accounted":
+        if config.estimator != TOO_LITTLE:
             return None
         printed, records = config.noise_multiplier or 0.0, config.max_samples
         return tuple(
@@ -232,7 +236,7 @@ class ReleasedMoments(Method):
                 noise_multiplier=multiplier / records,
             )
             for name, multiplier in (
-                ("mean", 2.0 * printed / math.sqrt(config.num_records)),
+                ("mean", 2.0 * printed / math.sqrt(config.known_records)),
                 ("covariance", printed * math.sqrt(population)),
             )
         )
@@ -267,10 +271,10 @@ class ReleasedMoments(Method):
         """
         space = need(self._space)
         config, phase, query = self.config, plan.phases[-1], self._questions[-1]
-        rounds = max(1, config.num_rounds - (config.estimator == "two-rounds"))
+        rounds = max(1, config.num_rounds - (config.estimator != "joint"))
         # At most: how many samples users have is not known before they are asked.
         records = config.max_samples if config.unit == "record" else 1
-        count = max(1.0, config.num_records or phase.sampling.expected_users * records)
+        count = max(1.0, config.known_records or phase.sampling.expected_users * records)
         sensitivity = query.clip_norm * config.max_nodes_per_user
         noise = (phase.noise_multiplier or 0.0) * sensitivity / math.sqrt(rounds)
         ratio = noise_ratio(
@@ -307,7 +311,7 @@ class ReleasedMoments(Method):
         """After the mean of two rounds, what the covariance is asked about: it, as it travels."""
         if len(self._questions) == 1 or "shift" in state:
             return state
-        space, count = need(self._space), float(self.config.num_records)
+        space, count = need(self._space), float(self.config.known_records)
         read = NoisyMoments.of(space, self._questions[0], [release.of_users], count=count)
         return state if read is None else {"shift": shift_of(read.mean, space.radius)}
 
@@ -316,7 +320,7 @@ class ReleasedMoments(Method):
     def sketch(self) -> MomentSketch | None:
         """All releases of the run together; None where one that is needed was lost."""
         space, releases = need(self._space), self.place.releases()
-        count, (first, *after) = float(self.config.num_records), self._questions
+        count, (first, *after) = float(self.config.known_records), self._questions
         if not after:
             found = NoisyMoments.of(space, first, releases, count=count)
             return MomentSketch.of_joint(space, found)

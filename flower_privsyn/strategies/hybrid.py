@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import Bigrams, LogitBias
@@ -33,14 +32,17 @@ from flower_privsyn.run.method import (
 )
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._continued import ContinuedTraining
-from flower_privsyn.strategies._first_release import FIRST_ROUND, first_then_training
+from flower_privsyn.strategies._first_release import (
+    FIRST_ROUND,
+    FirstReleaseConfig,
+    first_then_training,
+)
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
     SketchedStudentConfig,
     SketchedText,
     check_student,
 )
-from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -50,35 +52,21 @@ _BIAS: Final = "bias: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridConfig(DPFTRLConfig, SketchedStudentConfig):
+class HybridConfig(FirstReleaseConfig, SketchedStudentConfig):
     """Settings of `Hybrid`: those of `JointSketch` but for what it writes, and those of `DPFTRL`.
 
     The first of the rounds asks for the sketch, all others train.
     """
 
-    num_rounds: Annotated[int, Ge(2)] = 21
-    """Rounds of the run: one for the sketch, and all others train."""
     sampling: Literal["cyclic"] = "cyclic"  # type: ignore[assignment]
     """Who takes part in a round of training: users are dealt to `min_separation` groups that take
     turns. Everybody is asked for the sketch.
-    """
-    noise_multiplier: float | None = None
-    """Of the rounds that train: standard deviation of the fresh part of a round's noise over the
-    clip norm. It needs `sketch_noise_multiplier` beside it.
     """
     model: str = "privsyn-tiny"
     """Causal language model that is trained, at the server and then on the nodes; a bundled short
     name, a path, or a hub name. The sketch counts its tokens.
     """
-    sketch_share: Annotated[float, Gt(0), Lt(1)] = 0.4
-    """f, the part of the budget that the sketch has: its noise is that of a single release of the
-    whole budget over the root of f, and all rounds that train together have that over the root of 1
-    - f.
-    """
-    sketch_noise_multiplier: Annotated[float | None, Ge(0), Le(1e6)] = None
-    """Standard deviation of the sketch's noise over the length of an answer, in place of
-    `sketch_share`.
-    """
+    first_share: float = 0.4
 
 
 class SketchThenTraining(ContinuedTraining):
@@ -107,8 +95,6 @@ class SketchThenTraining(ContinuedTraining):
             population,
             self.queries,
             name="sketch",
-            key="sketch-noise-multiplier",
-            share=self.config.sketch_share,
         )
 
     # ------------------------------------------------------------------ before the first round

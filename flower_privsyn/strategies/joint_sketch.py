@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero
+from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import is_address
@@ -78,8 +78,8 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
             "least-row-tokens",
             "most-overlap",
             "student-steps",
-            "student-batch-size",
-            "student-learning-rate",
+            "training-batch-size",
+            "learning-rate",
             "teacher",
             "teacher-steps",
             "token-bias",
@@ -115,7 +115,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Steps in which the generator first learns from whole sentences of the chosen text, for a
     model that runs in this process: LoRA adapters, or all weights of a bundled model.
     """
-    generator_bias: Annotated[float, Ge(0)] = 1.0
+    generator_bias: Annotated[float, Ge(0), IN_PYTHON] = 1.0
     """What is added to the generator's logits, times this, where its tokens are the student's: how
     much more often users write each token than it does.
     """

@@ -14,7 +14,7 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import read_json, read_json_lines, write_json
-from flower_privsyn.generation.api_key import API_KEY_VARIABLE, is_address
+from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.locks import lock_file
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 _NAMES: Final[Mapping[str, Callable[[str], bool]]] = {
     "generator": has_model,
     "prompt": lambda prompt: not prompt.endswith(".json"),
-}
-_NAMES_TO_A_SERVER: Final[Mapping[str, Callable[[str], bool]]] = {
-    "generator-api-key-env": lambda variable: variable == API_KEY_VARIABLE,
     "generator-parameters": lambda parameters: not parameters,
 }
 
@@ -66,7 +63,7 @@ class MoreText(ExpansionSettings):
 
         Raises:
             ConfigError: the run names no generator, or had an object of its app write, and none is
-                given; or its directory alone names a generator, a key, parameters or a prompt.
+                given; or its directory alone names a generator, parameters or a prompt.
         """
         own = run.config
         values = {
@@ -90,9 +87,7 @@ class MoreText(ExpansionSettings):
                 "generator=NAME"
             )
         names = dict(_NAMES)
-        if is_address(values["generator"]):
-            names |= _NAMES_TO_A_SERVER
-        elif "generator_parameters" not in given:
+        if not is_address(values["generator"]) and "generator_parameters" not in given:
             values.pop("generator_parameters", None)  # which were the run's server's
         if trained is not None:
             del names["generator"]

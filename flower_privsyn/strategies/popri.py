@@ -126,18 +126,18 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
     """
     checkpoint: Literal["last", "fred"] = "last"
     """Which round's adapter writes the texts: "last", or "fred": the one whose responses have the
-    smallest Fréchet distance to a released mean and covariance (docs/fred.md), the first of the
-    `num_rounds` releases.
+    smallest Fréchet distance to a released mean and covariance (docs/private_evolution.md#fred),
+    the first of the `num_rounds` releases.
     """
     moment_dimensions: MomentDimensions = DIMENSIONS
     """Principal components of public text in which moments are taken, about its mean. The noise of
     a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
     of users, all 384 a million. 0: embeddings as they are, with nothing subtracted before the clip.
     """
-    centre: Centre = "prompt"
+    centre: Annotated[Centre | None, IN_PYTHON] = None
     """What is subtracted from a user's scores before clipping: "prompt", their mean over the
     responses to the same prompt (ours); "all", over all responses (the authors' code); "none" (as
-    printed).
+    printed). None: "prompt" where a "span" is asked about, "none" with "candidates".
     """
     scale: Annotated[Scale, IN_PYTHON] = "clip"
     """What bounds a user: "clip" to norm 1 at most (as printed), or "unit": every user with any
@@ -145,9 +145,10 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
     """
     answer_space: AnswerSpace = "span"
     """What is asked: "candidates": the embeddings of all responses go down and users answer one
-    number per response (as printed); "span": one (d, d) root goes down, in float32, and one number
-    per dimension of the embedding comes up, from which the server computes all scores. Same
-    sensitivity, and the noise is confined to what scores can be: `queries/similarity.py`.
+    number per response, with nothing subtracted (as printed); "span": one (d, d) root goes down, in
+    float32, and one number per dimension of the embedding comes up, from which the server computes
+    all scores. Same sensitivity, and the noise is confined to what scores can be:
+    `queries/similarity.py`.
     """
 
     def __post_init__(self) -> None:
@@ -184,7 +185,7 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
     def similarity(self) -> MeanSimilarity:
         """The query these settings ask in a round of preferences."""
         return MeanSimilarity(
-            centre=self.centre,
+            centre=self.centre or ("prompt" if self.answer_space == "span" else "none"),
             scale=self.scale,
             max_samples=self.max_samples,
             answer_space=self.answer_space,
@@ -342,7 +343,7 @@ class PreferencesByScores(Method):
             embeddings: (m, d) of the responses.
             group: (m,) the prompt that each of them answers.
         """
-        prompt = group if self.config.centre == "prompt" else None
+        prompt = group if self._similarity.centre == "prompt" else None
         return Question(self._similarity, self._similarity.broadcast(embeddings, prompt=prompt))
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
@@ -361,8 +362,8 @@ class PreferencesByScores(Method):
             scores = expand_scores(
                 scores,
                 state["embeddings"],
-                prompt=state["group"] if config.centre == "prompt" else None,
-                centre=config.centre,
+                prompt=state["group"] if self._similarity.centre == "prompt" else None,
+                centre=self._similarity.centre,
             )
         record = self._learn(number, state, scores)
         learnt = {

@@ -206,11 +206,11 @@ class PublicStep:
         usable = public.long_enough(config.least_row_tokens, source=config.public_text)
         share = 1.0 if config.public_rows == "all" else config.select_share
         fewest = min(int(share * int(lengths.sum())) // int(usable.max()), len(usable))
-        if fewest < config.student_batch_size:
+        if fewest < config.training_batch_size:
             raise ConfigError(
                 f'select-share = {share:g} of public-text = "{config.public_text}" '
-                f"({len(public):,} rows) may leave {fewest:,} rows, fewer than student-batch-size ="
-                f" {config.student_batch_size}: raise the share, or give more public text"
+                f"({len(public):,} rows) may leave {fewest:,} rows, fewer than training-batch-size "
+                f"= {config.training_batch_size}: raise the share, or give more public text"
             )
 
     # ------------------------------------------------------------------ the step

@@ -83,7 +83,7 @@ class CausalTraining(Settings):
     """Of long texts: "split": a text of more than `max_tokens` becomes several rows; "cut": only
     its beginning is used.
     """
-    learn_ends: bool = True
+    train_on_eos: bool = True
     """Whether the end of a text is predicted as well. Text that a generator's limit cut off has
     none, and a model that learnt one there ends its own text anywhere.
     """
@@ -215,7 +215,7 @@ def training_rows(
         Rows of 2 to `window + 1` tokens.
     """
     begin, end = first_token(tokenizer), tokenizer.eos_token_id
-    closing = [int(end)] if settings.learn_ends and end is not None else []
+    closing = [int(end)] if settings.train_on_eos and end is not None else []
     sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]
     pieces = [
         [begin, *sequence[start : start + window]]

@@ -476,12 +476,12 @@ def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
     if spec.trainable == "full":
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
-    elif spec.trainable == "layers":
+    elif spec.trainable != "lora":
         names = [name for name, _ in model.named_parameters()]
         for pattern in spec.patterns:
             if not fnmatch.filter(names, pattern):
                 raise ConfigError(
-                    f"trainable-layers: no parameter of model {spec.name!r} is named {pattern!r}; "
+                    f"trainable: no parameter of model {spec.name!r} is named {pattern!r}; "
                     f"names look like {names[0]!r} and {names[-1]!r}"
                 )
         for name, parameter in model.named_parameters():

@@ -593,7 +593,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a password in the generator's address is written into the run directory",
             guards="and in no file",
             where="generation/generators.py::GeneratorSettings.__post_init__",
-            before="    check_generator(self.generator, self.generator_api_key_env)\n",
+            before="    check_generator(self.generator)\n",
             after="",
             tests=("tests/generation/test_api_key.py",),
         ),

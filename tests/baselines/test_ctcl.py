@@ -63,8 +63,8 @@ def test_the_paper_s_settings(name: str) -> None:
         assert config.delta == pytest.approx(row["delta"], rel=1e-5)
         assert config.sampling_of(row["N"]).rate == pytest.approx(row["q"], rel=1e-7)
         assert (config.num_rounds, config.clip_norm) == (2001, 1.0)
-        assert config.histogram_noise_multiplier == 10.0
-        assert config.learn_ends == "samples"
+        assert config.first_noise_multiplier == 10.0
+        assert config.train_on_eos == "samples"
         assert config.num_topics in load_topics().counts
     assert ours.epsilon == row["eps_claimed"]
     assert printed.noise_multiplier == row["sigma_printed"]

@@ -72,7 +72,7 @@ def test_a_record_has_the_epsilon_of_the_paper(name: str, delta: float) -> None:
     printed = settings(f"{name}-as-printed")
     each = math.sqrt(2 * math.log(1.25 / (delta / 2))) / 0.3
     assert printed.noise_multiplier == pytest.approx(each, rel=1e-5)
-    assert printed.noise_calibration == "too-little-as-printed"
+    assert printed.estimator == "too-little-noise-as-printed"
     by_user = settings(f"{name}-by-user")
     assert (by_user.epsilon, by_user.delta, by_user.unit) == (0.6, delta, "user")
     assert by_user.moment_dimensions == 16

@@ -37,4 +37,4 @@ def test_a_comparison_has_every_share_as_its_file_is_called(percent: int) -> Non
     ((settings, strategy),) = strategies_of(app, values)
     assert strategy is Hybrid
     assert isinstance(settings, HybridConfig)
-    assert settings.sketch_share == percent / 100
+    assert settings.first_share == percent / 100

@@ -57,7 +57,7 @@ def test_named_settings_are_accepted(name: str) -> None:
         assert printed == (
             config.accountant,
             config.max_samples,
-            config.centre,
+            config.similarity().centre,
             config.scale,
             config.answer_space,
         )
@@ -77,7 +77,7 @@ def test_named_settings_are_accepted(name: str) -> None:
         assert found == pytest.approx(row["eps_opacus_rdp"], rel=0.01)
     else:
         assert config.epsilon == float(epsilon)
-        assert (config.centre, config.answer_space) == ("prompt", "span")
+        assert (config.similarity().centre, config.answer_space) == ("prompt", "span")
 
 
 def test_every_reported_setting_has_a_file() -> None:

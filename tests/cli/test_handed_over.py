@@ -65,7 +65,7 @@ def handed(
     (path / ".flower").mkdir()  # where it stood once
     write_json(path / ".flower" / "launch.json", asked)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
-    monkeypatch.setenv("A_SECRET", SECRET)
+    monkeypatch.setenv("PRIVSYN_API_KEY", SECRET)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.chdir(home)
     return path
@@ -98,7 +98,7 @@ def held_out(tmp_path: Path) -> str:
 
 
 def test_is_looked_at(handed: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    change(handed, {"generator": f"{server.url}#tiny", "generator-api-key-env": "A_SECRET"})
+    change(handed, {"generator": f"{server.url}#tiny"})
     assert main(["inspect", str(handed)]) == 0
     assert main(["inspect", str(handed), "--json"]) == 0
     assert main(["report", str(handed)]) == 0
@@ -126,11 +126,6 @@ def test_is_looked_at(handed: Path, server: Server, capsys: pytest.CaptureFixtur
         (["expand"], {"prompt": "/home/me/secrets.json"}, "prompt"),
         (
             ["expand", "--set", "generator=SERVER"],
-            {"generator-api-key-env": "A_SECRET"},
-            "generator-api-key-env",
-        ),
-        (
-            ["expand", "--set", "generator=SERVER"],
             {"generator-parameters": '{"user": "me"}'},
             "generator-parameters",
         ),
@@ -155,11 +150,11 @@ def test_what_it_names_is_named_by_the_reader_or_not_at_all(
     assert server.requests == []
 
 
-def test_a_variable_goes_where_its_owner_says(
+def test_a_key_goes_where_its_owner_says(
     handed: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change(handed, {"generator-api-key-env": "A_SECRET", "generator": "http://elsewhere/v1#m"})
-    words = ["--set", f"generator={server.url}#tiny", "--set", "generator-api-key-env=A_SECRET"]
+    change(handed, {"generator": "http://elsewhere/v1#m"})
+    words = ["--set", f"generator={server.url}#tiny"]
     assert main(["expand", str(handed), "--samples", "3", *words]) == 0, capsys.readouterr().err
     assert {sent.get("authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
 
@@ -167,14 +162,14 @@ def test_a_variable_goes_where_its_owner_says(
 def test_ones_own_run_is_gone_on_with_as_it_was(
     finished: RunDirectory, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"generator": f"{server.url}#tiny", "generator-api-key-env": "A_SECRET"}
-    monkeypatch.setenv("A_SECRET", SECRET)
+    own = {"generator": f"{server.url}#tiny"}
+    monkeypatch.setenv("PRIVSYN_API_KEY", SECRET)
     change(finished.path, own, writer=None)
     finished.owner.remember(settings={**finished.config, **own})
     assert main(["expand", str(finished.path), "--samples", "3"]) == 0
     assert {sent.get("authorization") for _, _, sent in server.requests} == {f"Bearer {SECRET}"}
     # The directory was given back changed: its own settings are not the owner's any more.
-    change(finished.path, {"generator-api-key-env": "HOME"})
+    change(finished.path, {"generator-parameters": '{"user": "me"}'})
     assert main(["expand", str(finished.path), "--samples", "6"]) == 2
 
 

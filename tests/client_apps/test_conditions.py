@@ -100,9 +100,9 @@ def test_every_document_stands_after_the_condition_that_is_nearest_to_it(
     assert not np.allclose(found, turned, atol=1e-4)
 
 
-@pytest.mark.parametrize("learn_ends", ["documents", "samples"])
+@pytest.mark.parametrize("train_on_eos", ["documents", "samples"])
 def test_an_end_is_learnt_where_a_document_ends(
-    data: wire.DataRequest, model: LocalModel, tmp_path: Path, learn_ends: Any
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path, train_on_eos: Any
 ) -> None:
     """And after every sample, cut off or not, where that is asked for."""
     data = replace(data, max_tokens=8, max_samples=9)
@@ -113,7 +113,7 @@ def test_an_end_is_learnt_where_a_document_ends(
     assert len(samples) > 2
     assert samples.ends.sum() <= 1
     (condition, _) = model.encode(CONDITIONS)
-    ends = samples.ends.tolist() if learn_ends == "documents" else [True] * len(samples)
+    ends = samples.ends.tolist() if train_on_eos == "documents" else [True] * len(samples)
     update = model.update(
         [
             model.after_condition(condition, own, ends=end)
@@ -126,7 +126,7 @@ def test_an_end_is_learnt_where_a_document_ends(
         seed=[data.seed, 1, *b"a"],
     )
     assert update is not None
-    question = replace(QUESTION, learn_ends=learn_ends)
+    question = replace(QUESTION, train_on_eos=train_on_eos)
     found = answer(app_of(rows, tmp_path), data, broadcast(model), question)
     assert isinstance(found, np.ndarray)
     length = np.linalg.norm(update)

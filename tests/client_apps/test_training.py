@@ -160,10 +160,9 @@ class TestAnswers:
 class TestAnotherBase:
     """What nodes do not train may come with the question; two runs may send two, or none."""
 
-    @pytest.fixture(params=["lora", "layers"])
+    @pytest.fixture(params=["lora", "lm_head.*"])
     def trained(self, request: pytest.FixtureRequest, lstm: Path) -> TrainableModel:
-        layers = "lm_head.*" if request.param == "layers" else ""
-        return TrainableModel(name=str(lstm), trainable=request.param, layers=layers)
+        return TrainableModel(name=str(lstm), trainable=request.param)
 
     def test_is_trained_on_and_is_gone_with_its_question(
         self, data: wire.DataRequest, trained: TrainableModel, texts: list[str], tmp_path: Path

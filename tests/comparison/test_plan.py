@@ -91,7 +91,7 @@ class TestApp:
         names = ["after", "before-all", "dp-ftrl"]
         plan = plan_of(data, configs=["mid-training"], methods=names)
         found = values_of(plan)
-        rates = {name: found[name]["student-learning-rate"] for name in names}
+        rates = {name: found[name]["learning-rate"] for name in names}
         assert rates == {
             "after": 1e-4,
             "before-all": 1e-4,
@@ -103,15 +103,15 @@ class TestApp:
             data,
             configs=["mid-training"],
             methods=["after"],
-            settings=["after.student-learning-rate=0.01"],
+            settings=["after.learning-rate=0.01"],
         )
-        assert values_of(mine)["after"]["student-learning-rate"] == 0.01
+        assert values_of(mine)["after"]["learning-rate"] == 0.01
         with pytest.raises(ConfigError, match="this is the same for every method"):
             checked(
                 data,
                 configs=["mid-training"],
                 methods=["dp-ftrl"],
-                settings=["student-learning-rate=1"],
+                settings=["learning-rate=1"],
             )
 
     def test_every_method_has_valid_settings(self, data: str) -> None:

@@ -77,7 +77,7 @@ def test_what_is_ready_runs_and_carries_what_was_said(name: str, tmp_path: Path)
         (golden_runs.joint_sketch, {"teacher": "./no"}, "./no"),
         (golden_runs.dp_ftrl, {"initial_model": "./no"}, "./no"),
         (golden_runs.dp_ftrl, {"epsilon": 0.5, "accept_noise": False}, "accept-noise"),
-        (golden_runs.public_mid_training, {"student_batch_size": 500}, "student-batch-size"),
+        (golden_runs.public_mid_training, {"training_batch_size": 500}, "training-batch-size"),
     ],
 )
 def test_what_cannot_run_is_refused_by_the_run_s_own_sentence(

@@ -200,7 +200,7 @@ def test_norms_of_training_on_the_nodes(empty: RunDirectory) -> None:
 
 
 def test_research_is_stamped_everywhere(tmp_path: Path) -> None:
-    printed = {"noise-calibration": "too-little-as-printed"}
+    printed = {"estimator": "too-little-noise-as-printed"}
     run = RunDirectory.create(tmp_path / "run", config=printed)
     write_chain(run.ledger_file, OPENED, RELEASE, {**RELEASE, "round": 2})
     vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)

@@ -70,7 +70,7 @@ def comparison(tmp_path: Path) -> Path:
         "dp-ftrl-eps-1-seed-0/run/models/final",
         "dp-ftrl-eps-1-seed-1/run/models/final",
     )
-    settings = CausalTraining(batch_size=2, max_steps=2, learning_rate=1e-3, learn_ends=False)
+    settings = CausalTraining(batch_size=2, max_steps=2, learning_rate=1e-3, train_on_eos=False)
     for place, number in zip(places, count()):
         texts = [TEXT.format(f"{number}-{other}") for other in range(2)]
         output = folder / "cells" / place

@@ -50,7 +50,7 @@ def config(llama: Path, topics_file: Path, tmp_path: Path) -> Callable[..., CTCL
     return small_training(
         CTCLConfig,
         tmp_path / "run",
-        noises=("noise_multiplier", "histogram_noise_multiplier"),
+        noises=("noise_multiplier", "first_noise_multiplier"),
         model=str(llama),
         topics=str(topics_file),
         num_topics=6,
@@ -221,7 +221,7 @@ class TestTheBudget:
     ) -> None:
         ours = config(
             noise_multiplier=1.5,
-            histogram_noise_multiplier=4.0,
+            first_noise_multiplier=4.0,
             sampling="poisson",
             sampling_rate=0.2,
             num_rounds=11,
@@ -246,9 +246,7 @@ class TestTheBudget:
     def test_correlated_rounds_and_the_histogram_are_one_gaussian(
         self, config: Builder, share: float
     ) -> None:
-        ours = config(
-            epsilon=1.0, num_rounds=13, min_separation=4, delta=1e-5, histogram_share=share
-        )
+        ours = config(epsilon=1.0, num_rounds=13, min_separation=4, delta=1e-5, first_share=share)
         histogram, training = plan_of(ours, 500).phases
         assert histogram.noise_multiplier is not None
         assert training.noise_multiplier is not None
@@ -259,11 +257,11 @@ class TestTheBudget:
         assert (1 / histogram.noise_multiplier) ** 2 / mu**2 == pytest.approx(share, rel=2e-3)
 
     def test_the_papers_ten_for_the_histogram(self, config: Builder) -> None:
-        ours = config(epsilon=1.0, num_rounds=13, delta=1e-5, histogram_noise_multiplier=10.0)
+        ours = config(epsilon=1.0, num_rounds=13, delta=1e-5, first_noise_multiplier=10.0)
         histogram, _ = plan_of(ours, 500).phases
         assert histogram.noise_multiplier == 10.0
         with pytest.raises(ConfigError, match="epsilon 0.1 is spent by the releases whose noise"):
-            plan_of(config(epsilon=0.1, histogram_noise_multiplier=10.0, delta=1e-5), 500)
+            plan_of(config(epsilon=0.1, first_noise_multiplier=10.0, delta=1e-5), 500)
 
 
 def plan_of(config: CTCLConfig, population: int) -> Any:
@@ -354,7 +352,7 @@ class TestBadInput:
             ({"max_tokens": 250}, r"max-tokens = 250 and conditions of up to \d+ tokens are more"),
             ({"max_new_tokens": 250}, "max-new-tokens = 250 and conditions"),
             ({"model": str(bart), "keywords": False}, "keywords = false"),
-            ({"noise_multiplier": 3.0, "histogram_noise_multiplier": None}, "histogram-noise-mult"),
+            ({"noise_multiplier": 3.0, "first_noise_multiplier": None}, "first-noise-mult"),
         ):
             with pytest.raises(ConfigError, match=sentence):
                 start(config(**changes), people, tmp_path)

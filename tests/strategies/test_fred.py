@@ -235,7 +235,7 @@ class TestOneRelease:
 
 class TestTwoRounds:
     def two_rounds(self, config: Builder, **changes: Any) -> FreDConfig:
-        return config(estimator="two-rounds", num_rounds=2, **changes)
+        return config(**{"estimator": "two-rounds", "num_rounds": 2, **changes})
 
     def test_as_in_the_paper(self, federation: Builder, config: Builder) -> None:
         grid = federation(USERS)
@@ -330,7 +330,7 @@ class TestTwoRounds:
         strategy = ranking(
             self.two_rounds(
                 config,
-                noise_calibration="too-little-as-printed",
+                estimator="too-little-noise-as-printed",
                 noise_multiplier=k,
                 unit="record",
                 max_samples=4,

@@ -46,7 +46,7 @@ def config(
     return small_training(
         HybridConfig,
         tmp_path / "run",
-        noises=("noise_multiplier", "sketch_noise_multiplier"),
+        noises=("noise_multiplier", "first_noise_multiplier"),
         model=str(lstm),
         teacher=str(gpt2),
         public_text=str(public_file),
@@ -56,7 +56,7 @@ def config(
         least_row_tokens=5,
         most_overlap=1.0,
         student_steps=3,
-        student_batch_size=4,
+        training_batch_size=4,
         num_rounds=5,
         min_separation=2,
         delta=DELTA,
@@ -90,7 +90,7 @@ class TestTheBudget:
     ) -> None:
         """From the lines alone, with the dense matrix of the correlation."""
         share = 0.05
-        strategy = Hybrid(config(epsilon=2.0, sketch_share=share))
+        strategy = Hybrid(config(epsilon=2.0, first_share=share))
         strategy.start(training_nodes(people))
         run = strategy.run.path
         assert charged(run) == [(1, "joint_sketch"), *((n, "model_delta") for n in (2, 3, 4, 5))]
@@ -233,10 +233,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"noise_multiplier": 3.0, "sketch_noise_multiplier": None}, "sketch-noise-multiplier"),
+            ({"noise_multiplier": 3.0, "first_noise_multiplier": None}, "first-noise-multiplier"),
             ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
             (
-                {"epsilon": 1.0, "noise_multiplier": None, "sketch_noise_multiplier": 0.1},
+                {"epsilon": 1.0, "noise_multiplier": None, "first_noise_multiplier": 0.1},
                 "epsilon 1 is spent by the releases whose noise",
             ),
         ],

@@ -81,7 +81,7 @@ def settings_in(folder: Path, topics: Path, **changes: Any) -> JointSketchConfig
         "least_row_tokens": 4,
         "most_overlap": 1.0,
         "student_steps": 1,
-        "student_batch_size": 2,
+        "training_batch_size": 2,
         "teacher": "",
         "run_dir": str(folder / "run"),
         "node_timeout": 0.2,

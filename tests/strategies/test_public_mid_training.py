@@ -231,7 +231,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"select_share": 0.01}, r"may leave \d rows, fewer than student-batch-size = 4"),
+            ({"select_share": 0.01}, r"may leave \d rows, fewer than training-batch-size = 4"),
             ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
             ({"public_model": "privsyn-lm"}, "public-model must have the tokens of"),
             ({"teacher": "privsyn-lm"}, "teacher must have the tokens of"),

@@ -101,7 +101,7 @@ def aug_pe(values: dict[str, Any]) -> Any:
 def joint_sketch(values: dict[str, Any]) -> Any:
     config = JointSketchConfig(
         num_bigrams=400, least_selected=1, select_share=0.2,
-        least_row_tokens=4, most_overlap=1.0, student_steps=1, student_batch_size=2, teacher="",
+        least_row_tokens=4, most_overlap=1.0, student_steps=1, training_batch_size=2, teacher="",
         **values,
     )  # fmt: skip
     return JointSketch(config)
@@ -217,7 +217,7 @@ def test_a_histogram_and_then_training_in_the_form_of_dp_fedavg(
         "num_rounds": 2, "sampling": "full", "num_nodes": NODES, "local_learning_rate": 0.5,
         "clip_norm": 0.05, "server_momentum": 0.0, "max_tokens": 32, "max_samples": 4,
         "max_new_tokens": 2, "synthetic_samples": 6, "noise_multiplier": NOISE,
-        "histogram_noise_multiplier": NOISE, "node_timeout": 0.2, "accept_noise": True,
+        "first_noise_multiplier": NOISE, "node_timeout": 0.2, "accept_noise": True,
     }  # fmt: skip
     client = create_training_app(
         load, embedder=hash_embedder, cache_directory=tmp_path / "cache", device="cpu"

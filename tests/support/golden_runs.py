@@ -349,7 +349,7 @@ _STUDENT = {
     "least_row_tokens": 4,
     "most_overlap": 1.0,
     "student_steps": 2,
-    "student_batch_size": 2,
+    "training_batch_size": 2,
 }
 
 

@@ -33,7 +33,7 @@ def small_mid_training(
         select_share=0.5,
         least_row_tokens=5,
         student_steps=3,
-        student_batch_size=4,
+        training_batch_size=4,
         **settings,
     )
 

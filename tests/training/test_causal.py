@@ -64,7 +64,7 @@ class TestRows:
     def test_ends_may_be_left_out(self, tokenizer: Any, texts: list[str]) -> None:
         for changes in ({"max_tokens": 200}, {"max_tokens": 5}):
             learnt = self.rows(tokenizer, texts[:3], **changes)
-            left_out = self.rows(tokenizer, texts[:3], learn_ends=False, **changes)
+            left_out = self.rows(tokenizer, texts[:3], train_on_eos=False, **changes)
             every = [token for row in learnt for token in row[1:]]
             assert every.count(tokenizer.eos_token_id) == 3
             assert [token for row in left_out for token in row[1:]] == [

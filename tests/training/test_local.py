@@ -251,7 +251,7 @@ class TestWhatIsTrained:
         assert moved == {name for name in model.shapes if "lora_B" in name}
 
     def test_layers(self, llama: Path, texts: list[str]) -> None:
-        model = local(llama, trainable="layers", layers="model.layers.1.*, model.norm.weight")
+        model = local(llama, trainable="model.layers.1.*, model.norm.weight")
         assert all(
             name.startswith("model.layers.1.") or name == "model.norm.weight"
             for name in model.shapes
@@ -265,9 +265,7 @@ class TestWhatIsTrained:
         for name, value in model.named(some).items():
             assert np.abs(value - expected[name]).max() < 1e-6
 
-    @pytest.mark.parametrize(
-        "trained", [{"trainable": "lora"}, {"trainable": "layers", "layers": "lm_head.*"}]
-    )
+    @pytest.mark.parametrize("trained", [{"trainable": "lora"}, {"trainable": "lm_head.*"}])
     def test_on_another_base(
         self, llama: Path, tmp_path: Path, texts: list[str], trained: dict[str, Any]
     ) -> None:
@@ -335,7 +333,7 @@ class TestWhatIsTrained:
 
     def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):
-            local(llama, trainable="layers", layers="layers.7.*")
+            local(llama, trainable="layers.7.*")
 
     def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError):
@@ -364,7 +362,7 @@ class TestFingerprint:
             mine.fingerprint,
             lora.fingerprint,
             local(llama, trainable="lora", lora_alpha=16).fingerprint,
-            local(llama, trainable="layers", layers="lm_head.*,model.layers.*").fingerprint,
+            local(llama, trainable="lm_head.*,model.layers.*").fingerprint,
             local(llama, precision="bfloat16").fingerprint,
             local(gpt2).fingerprint,
         }

@@ -322,7 +322,7 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
             fine_tune(
                 asked.downstream,
                 texts,
-                settings=CausalTraining(learning_rate=2e-4, max_steps=200, learn_ends=False),
+                settings=CausalTraining(learning_rate=2e-4, max_steps=200, train_on_eos=False),
                 output=trained,
                 seed=asked.seed,
             )

@@ -17,7 +17,7 @@ from flwr.serverapp import (
 )
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-PAGE = (Path(__file__).parents[2] / "docs" / "upstream" / "flower.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "research" / "flower.md").read_text("utf-8")
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
@@ -25,7 +25,7 @@ PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     made: dict[str, Any] = {}
-    exec(compile(CODE[0], "docs/upstream/flower.md", "exec"), made)
+    exec(compile(CODE[0], "research/flower.md", "exec"), made)
     return made
 
 
@@ -33,7 +33,7 @@ def test_the_page_prints_its_figures(
     names: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for block, printed in zip(CODE[1:], PRINTED, strict=True):
-        exec(compile(block, "docs/upstream/flower.md", "exec"), names)
+        exec(compile(block, "research/flower.md", "exec"), names)
         assert capsys.readouterr().out == printed
 
 
