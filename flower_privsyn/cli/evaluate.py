@@ -145,9 +145,7 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
     return found
 
 
-def _model(figures: LanguageModelEvaluation | None) -> str:
-    if figures is None:
-        return "not measured"
+def _model(figures: LanguageModelEvaluation) -> str:
     right, bits = figures.next_token_accuracy, figures.bits_per_byte
     told = f"{100 * right.value:.2f} % [{100 * right.low:.2f}, {100 * right.high:.2f}] of tokens"
     return told if bits is None else f"{told}, {bits.value:.3f} bits per byte"

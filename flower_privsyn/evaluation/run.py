@@ -88,14 +88,13 @@ class Learned(NotPrivate):
     Attributes:
         model: the public model.
         before: as it is.
-        random_public: fine-tuned on public text that nobody chose, in as many steps; None without a
-            folder to train it in.
+        random_public: fine-tuned on public text that nobody chose, in as many steps.
         release: fine-tuned on the run's synthetic text, or the model that the run made.
     """
 
     model: str
     before: LanguageModelEvaluation
-    random_public: LanguageModelEvaluation | None
+    random_public: LanguageModelEvaluation
     release: LanguageModelEvaluation
 
 
@@ -107,8 +106,7 @@ class RunEvaluation(NotPrivate):
         run: its folder.
         held_out_users: how many users the figures are about.
         held_out_texts: their samples.
-        learned: a model before and after; None for a run that made none, where no folder is given
-            to train one in.
+        learned: a model before and after; None for a run that made neither model nor text.
         texts: None for a run without synthetic text.
         classification: what the labels of its text are worth, by a classifier each; none for a run
             without classes.
@@ -126,10 +124,10 @@ def evaluate_run(
     run: RunDirectory,
     held_out: Users,
     *,
+    work: Path,
     private: Users | None = None,
     downstream: str | Path | None = None,
     training: CausalTraining | None = None,
-    work: Path | None = None,
     encoder: str | Path | None = None,
     embedder: Embedder | None = None,
     seed: int = 0,
@@ -140,11 +138,11 @@ def evaluate_run(
     Args:
         run: the run.
         held_out: users that took no part; see `split_users` for those a run held out itself.
+        work: folder outside the run directory, for fine-tuned models.
         private: users that took part, to look for copies of their text; None to leave that out.
         downstream: causal language model to fine-tune on the synthetic text; None for the model
-            that the run made, or a small bundled one where it made none. Needs `work`.
+            that the run made, or a small bundled one where it made none.
         training: how it is fine-tuned.
-        work: folder outside the run directory, for fine-tuned models; None to fine-tune none.
         encoder: model to fine-tune as a classifier, beside logistic regression, where texts have
             classes; None to leave that out.
         embedder: in place of the run's embedding model.
@@ -157,7 +155,7 @@ def evaluate_run(
         ModelError: A model cannot be loaded.
         MissingExtraError: A library is not installed.
     """
-    _check(run, held_out, private=private, downstream=downstream, work=work)
+    _check(run, held_out, private=private, work=work)
     shown: Progress = progress or Progress()
     embedder = RememberingEmbedder(embedder or run_embedder(run))
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
@@ -196,30 +194,19 @@ def evaluate_run(
     )
 
 
-def _check(
-    run: RunDirectory,
-    held_out: Users,
-    *,
-    private: Users | None,
-    downstream: str | Path | None,
-    work: Path | None,
-) -> None:
+def _check(run: RunDirectory, held_out: Users, *, private: Users | None, work: Path) -> None:
     """Refuse what `evaluate_run` cannot do, and make its folder."""
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "
             "held-out users must not have taken part"
         )
-    if work is None:
-        if downstream is not None:
-            raise ConfigError("fine-tuning needs a work folder outside the run directory")
-    elif expanded(work).absolute().resolve().is_relative_to(run.path.resolve()):
+    if expanded(work).absolute().resolve().is_relative_to(run.path.resolve()):
         raise ConfigError(
             f"{work} lies in the run directory, whose readers are promised the run's epsilon: an "
             "evaluation on private text must lie elsewhere"
         )
-    else:
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _learned(
@@ -228,14 +215,14 @@ def _learned(
     samples: Samples,
     downstream: str | Path | None,
     settings: CausalTraining,
-    work: Path | None,
+    work: Path,
     seed: int,
     shown: Progress,
 ) -> Learned | None:
     """A model before a run, after as many steps on random public text, and with the release."""
     made = run.path / TRAINED_MODEL
     own = downstream is None and bool(run.config.get("model")) and _predicts(made)
-    if not own and (work is None or not synthetic):
+    if not (own or synthetic):
         return None
     model = downstream or _DOWNSTREAM
     if own:
@@ -247,25 +234,19 @@ def _learned(
         )
 
     def tune(texts: Sequence[str], name: str, training: CausalTraining) -> Path:
-        assert work is not None
         return tuned(model, texts, settings=training, output=work / name, seed=seed, progress=shown)
 
-    before, random_public = measure(model), None
-    if work is not None:
-        training = settings
-        if own and not settings.max_steps:
-            training = replace(settings, max_steps=_STEPS)
-        public = random_public_text(
-            _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
-        )
-        floor = tune(public, "random-public", training)
-        random_public = measure(floor)
-    after = made if own else tune(synthetic, "downstream", settings)
+    training = settings
+    if own and not settings.max_steps:
+        training = replace(settings, max_steps=_STEPS)
+    public = random_public_text(
+        _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
+    )
     return Learned(
         model=str(model),
-        before=before,
-        random_public=random_public,
-        release=measure(after),
+        before=measure(model),
+        random_public=measure(tune(public, "random-public", training)),
+        release=measure(made if own else tune(synthetic, "downstream", settings)),
     )
 
 

@@ -192,7 +192,6 @@ def _costs(summary: RunSummary) -> Facts:
         ("Up from such a user", f"{bytes_text(costs.bytes_up)} ({costs.floats_up:,} numbers)"),
         ("Rounds a user is in, on average", f"{100 * costs.participation:.3g} %"),
         ("Down to and up from a user, on average", f"{down} and {up}"),
-        ("Rounds lost to an interruption", str(costs.lost_rounds) if costs.lost_rounds else None),
     ]
 
 

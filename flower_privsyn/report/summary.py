@@ -7,13 +7,12 @@ owner's folder is opened, and no model library is loaded.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flower_privsyn.errors import DataError, MissingExtraError
+from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
@@ -43,7 +42,6 @@ class RunCosts:
     Attributes:
         rounds: whose messages were sent and whose replies were waited for; one that was repeated
             after an interruption was sent twice and counts twice.
-        lost_rounds: of a process that died inside them: charged, but their messages not counted.
         floats_down: numbers one user receives in all rounds, when in all of them.
         floats_up: numbers one user sends.
         bytes_down: of the packed messages one user receives.
@@ -54,7 +52,6 @@ class RunCosts:
     """
 
     rounds: int
-    lost_rounds: int
     floats_down: int
     floats_up: int
     bytes_down: int
@@ -63,17 +60,11 @@ class RunCosts:
     expected: Mapping[str, float]
 
 
-def run_costs(run: RunDirectory) -> RunCosts:
-    """Add up what a run recorded about its rounds.
-
-    Raises:
-        DataError: no round has counted its messages.
-    """
+def run_costs(run: RunDirectory) -> RunCosts | None:
+    """Add up what a run recorded about its rounds; None where no round has counted its messages."""
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:
-        raise DataError(f"the run in {run.path} recorded no round with its communication")
-    lost = run.rounds_with_outcome("interrupted")
-    counted = {int(line["round"]) for line in lines}
+        return None
     # By round, the expected share of users in it: public, from the ledger's own description.
     shares = {
         int(line["round"]): Sampling.from_dict(line["sampling"]).rate
@@ -82,7 +73,6 @@ def run_costs(run: RunDirectory) -> RunCosts:
     }
     return RunCosts(
         rounds=len(lines),
-        lost_rounds=len([number for number in lost if number not in counted]),
         participation=sum(shares.values()) / len(shares) if shares else 1.0,
         # Rounds differ in size and in who is in them: the product of two averages is another.
         expected={
@@ -185,9 +175,6 @@ class RunSummary:
         last: dict[str, Any] = charged[-1] if charged else {}
         spent, rounds = stated_costs(ledger), _rounds(run)
         figures = dict(run.state.get("summary") or {})
-        costs = None
-        with contextlib.suppress(DataError):  # of a run that has asked nothing
-            costs = run_costs(run)
         stamps = [str(one["stamp"]) for one in (figures, *rounds) if one.get("stamp")]
         file = run.path / SKETCH_FILE
         trust, sketch = read_sketch(file, most=_ITEMS) if file.is_file() else (None, None)
@@ -224,7 +211,7 @@ class RunSummary:
             ended_early=spent.get("event") == "ended",
             accountant=opened.get("accountant"),
             ledger_digest=run.last_digest(),
-            costs=costs,
+            costs=run_costs(run),
             figures=figures,
             synthetic_texts=count,
             texts_are="public texts that were chosen" if chosen else "synthetic texts",

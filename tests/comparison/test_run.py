@@ -22,7 +22,7 @@ from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import App, load_app
 from flower_privsyn.host.launch import Outcome
-from flower_privsyn.report.summary import run_costs
+from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.run_format import FORMAT
 from flower_privsyn.strategies import strategy_of
@@ -145,7 +145,7 @@ class TestComparison:
         assert 0 < done["epsilon_release"] <= 8
         assert done["spent"] == [[1, done["epsilon_release"]]]
         assert done["costs"]["rounds_lost"] == 0
-        counted = run_costs(run)
+        counted = RunSummary.of(run).costs
         for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
             assert done["costs"][key] == getattr(counted, key)
         assert done["costs"]["client_cpu_seconds"] > 0

@@ -15,13 +15,16 @@ from flower_privsyn.data import load_users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.classification import (
     classify,
+    classify_run,
     fine_tuned_encoder,
     logistic_regression,
     share,
 )
-from flower_privsyn.evaluation.run import evaluate_run, split_users
+from flower_privsyn.evaluation.run import evaluate_run, held_out_samples, split_users
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
+from flower_privsyn.training.causal import CausalTraining
 from tests.support.labelled_runs import NAMES, texts_of
 
 
@@ -85,12 +88,21 @@ class TestEncoder:
 class TestRun:
     """A run with classes, measured by `privsyn evaluate`."""
 
-    def test_its_labels_are_measured_beside_the_floors(self, labelled_run: Path) -> None:
+    def test_its_labels_are_measured_beside_the_floors(
+        self, labelled_run: Path, tmp_path: Path
+    ) -> None:
         run = RunDirectory.open(labelled_run / "run")
         private, held_out = split_users(
             run.config, load_users(labelled_run / "users.jsonl", label_column="label")
         )
-        found = evaluate_run(run, held_out, private=private, embedder=HashEmbedder())
+        found = evaluate_run(
+            run,
+            held_out,
+            work=tmp_path / "work",
+            private=private,
+            training=CausalTraining(max_steps=1, learn_ends=False),
+            embedder=HashEmbedder(),
+        )
         (record,) = found.classification
         assert record.classes == NAMES
         assert record.public is not None
@@ -117,6 +129,9 @@ class TestRun:
         _, held_out = split_users(
             run.config, load_users(labelled_run / "users.jsonl", label_column="label")
         )
-        assert evaluate_run(run, held_out, embedder=HashEmbedder()).classification == ()
+        embedder = HashEmbedder()
+        samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
+        asked = {"private": None, "embedder": embedder, "seed": 0, "progress": Progress()}
+        assert classify_run(run, samples, encoder=None, **asked) == ()
         with pytest.raises(ConfigError, match="has no classes to train a classifier on"):
-            evaluate_run(run, held_out, embedder=HashEmbedder(), encoder="privsyn-mlm")
+            classify_run(run, samples, encoder="privsyn-mlm", **asked)

@@ -67,6 +67,7 @@ class TestCountedInARun:
         grid, strategy = ran
         down, up = 16 * 32, 16  # candidates, and a vote for each
         found = run_costs(strategy.run)
+        assert found is not None
         assert (found.rounds, found.floats_down, found.floats_up) == (2, 2 * down, 2 * up)
         requests = [m for m in grid.requests if m.metadata.message_type == VOTES]
         replies = [m for m in grid.replies if "privsyn.answer" in m.content]
@@ -107,9 +108,9 @@ class TestCountedInARun:
         assert spent(alone, tmp_path / "none", users=6)["costs"]["server_seconds"] is None
         counted = run_costs(run)
         assert run_costs(alone) == counted
+        assert counted is not None
         assert "seconds" not in json.dumps(asdict(counted))
         assert counted.participation == 1.0
-        assert counted.lost_rounds == 0
 
     def test_what_is_counted_says_nothing_about_who_took_part(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
@@ -140,7 +141,9 @@ class TestCountedInARun:
             assert len(lines) == 2
             assert all("num_nodes" not in line for line in lines)
             counts += [(line["floats_down"], line["floats_up"], line["bytes_up"]) for line in lines]
-            assert run_costs(strategy.run).participation == pytest.approx(rate)
+            costs = run_costs(strategy.run)
+            assert costs is not None
+            assert costs.participation == pytest.approx(rate)
         assert len(set(counts)) == 1
 
 

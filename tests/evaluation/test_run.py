@@ -22,6 +22,7 @@ from flower_privsyn.training.causal import CausalTraining
 from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]
+ONE_STEP = CausalTraining(max_steps=1, learn_ends=False)
 COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])
 
 
@@ -94,7 +95,6 @@ class TestEvaluateRun:
         assert found.texts.private_copies is not None
         learned = found.learned
         assert learned is not None
-        assert learned.random_public is not None
         # What the run wrote is about courts, as the held-out users are.
         entropy = learned.release.cross_entropy.value
         assert entropy < learned.before.cross_entropy.value - 0.5
@@ -118,29 +118,30 @@ class TestEvaluateRun:
         document["config"]["model"] = "privsyn-tiny"
         write_json(finished.config_file, document)
         _, held_out = split_users(finished.config, make_users(90))
-        found = evaluate_run(finished, held_out, embedder=HashEmbedder())
+        found = evaluate_run(
+            finished, held_out, work=tmp_path / "w", training=ONE_STEP, embedder=HashEmbedder()
+        )
         assert found.texts is None
         assert found.learned is not None
         assert found.learned.model == "privsyn-tiny"
-        assert found.learned.random_public is None  # no folder to train it in
         assert found.learned.release.users == len(held_out)
         with pytest.raises(DataError, match="wrote no synthetic text"):
             evaluate_run(
                 finished, held_out, embedder=HashEmbedder(), downstream=gpt2, work=tmp_path / "w"
             )
 
-    def test_users_who_took_part_are_not_held_out(self, finished: RunDirectory) -> None:
+    def test_users_who_took_part_are_not_held_out(
+        self, finished: RunDirectory, tmp_path: Path
+    ) -> None:
         private, _ = split_users(finished.config, make_users(90))
         with pytest.raises(ConfigError, match="must not have taken part"):
-            evaluate_run(finished, private, private=private, embedder=HashEmbedder())
+            evaluate_run(finished, private, private=private, work=tmp_path / "w")
 
     def test_no_work_folder_in_the_run_directory(self, finished: RunDirectory, gpt2: Path) -> None:
         _, held_out = split_users(finished.config, make_users(90))
-        for work in (None, finished.path / "evaluation", finished.path / "x" / ".." / "y"):
+        for work in (finished.path / "evaluation", finished.path / "x" / ".." / "y"):
             with pytest.raises(ConfigError, match="the run directory"):
-                evaluate_run(
-                    finished, held_out, downstream=gpt2, work=work, embedder=HashEmbedder()
-                )
+                evaluate_run(finished, held_out, downstream=gpt2, work=work)
 
 
 class TestCommand:

@@ -27,17 +27,18 @@ def test_the_student_is_better_after_one_upload(
     assert main([*words, *settings]) == 0
     shown = capsys.readouterr().out
     assert STAMP in " ".join(shown.split())
-    assert "before the run: bits per byte" in shown
+    assert "the same steps on random public text" in shown
     run = RunDirectory.open(tmp_path / "run")
     lines = [json.loads(line) for line in run.ledger_file.read_text().splitlines()]
     (release,) = [line for line in lines if line["event"] == "release"]
     assert release["epsilon_release"] == pytest.approx(1.0, abs=1e-3)
     costs = run_costs(run)
+    assert costs is not None
     assert (costs.rounds, costs.floats_up) == (1, 8192 + 16_384)
     assert costs.bytes_up < 100_000
 
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     found = json.loads((folder / "evaluation.json").read_text())
-    before, after = found["public_model"], found["trained_model"]
+    before, after = found["learned"]["before"], found["learned"]["release"]
     assert after["next_token_accuracy"]["value"] > before["next_token_accuracy"]["value"]
     assert after["bits_per_byte"]["value"] < before["bits_per_byte"]["value"]

