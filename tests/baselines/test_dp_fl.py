@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import load_app, resolve_config, strategies_of
-from flower_privsyn.host.launch import run_app
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Correlation, release_epsilon
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.sampling import FullParticipation
 from flower_privsyn.strategies import (
-    CLIENT_KEYS,
     DPFedAvgConfig,
     DPFTRLConfig,
     configuration_of,
@@ -33,15 +29,6 @@ PRE_TEXT_GRID = ((0.1, 0.01, 0.001), (10, 20, 100), (1.0, 0.1, 0.01, 0.001))
 
 def settings(name: str | None = None, *changes: str) -> Any:
     return configuration_of(resolve_config(load_app(APP), config_name=name, settings=changes))
-
-
-def test_settings_are_complete_and_accepted() -> None:
-    values = resolve_config(load_app(APP))
-    strategies_of(load_app(APP), values)
-    keys = DPFedAvgConfig.keys() | DPFTRLConfig.keys()
-    assert set(values) - CLIENT_KEYS - {"strategy"} == keys
-    # What the app declares is what the library does by itself.
-    assert settings() == DPFedAvgConfig(epsilon=1.29, num_users=1250)
 
 
 @pytest.mark.parametrize("name", [None, *NAMES])
@@ -166,51 +153,3 @@ def test_the_readme_walks_the_whole_grid() -> None:
         for epsilon in (1.29, 7.58)
         for rate, rounds, clip in itertools.product(*PRE_TEXT_GRID)
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["clip-norm=-1"], "clip-norm must be a number"),
-        (["strategy=dp-ftrl", "min-separation=0"], "min-separation must be"),
-        (["strategy=dp-ftrl", "sampling=poisson"], 'sampling must be one of "cyclic"'),
-    ],
-)
-def test_bad_settings_stop_before_flower_starts(changes: list[str], sentence: str) -> None:
-    app = load_app(APP)
-    values = resolve_config(app, config_name="cpu", settings=changes)
-    with pytest.raises(ConfigError, match=sentence):
-        strategies_of(app, values)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("strategy", ["dp-fedavg", "dp-ftrl"])
-def test_runs_on_the_sample(tmp_path: Path, strategy: str) -> None:
-    app = load_app(APP)
-    small = [f"strategy={strategy}", "num-rounds=2", "min-separation=2", "local-steps=1"]
-    values = resolve_config(app, config_name="cpu", settings=small)
-    run = tmp_path / "run"
-    assert run_app(app, run, values).error is None
-    ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-    releases = [line for line in ledger if line["event"] == "release"]
-    assert [line["query"] for line in releases] == ["model_delta"] * 2
-    sizes = [line["num_users"] for line in releases]
-    if strategy == "dp-fedavg":
-        assert sizes == [488, 488]
-    else:
-        assert sum(sizes) == 488  # everybody has one turn
-        assert min(sizes) > 150
-    assert releases[-1]["epsilon_release"] == pytest.approx(7.0, rel=1e-3)
-    for number in (1, 2):
-        assert np.abs(np.load(run / "rounds" / f"{number:04d}" / "release.npy")).max() > 0
-    assert (run / "models" / "final" / "model.safetensors").is_file()
-
-    wrong = resolve_config(
-        app,
-        config_name="cpu",
-        settings=["strategy=dp-ftrl", "adaptive-clipping=true", "num-rounds=2"],
-    )
-    if strategy == "dp-ftrl":
-        error = run_app(app, tmp_path / "wrong", wrong).error
-        assert "adaptive-clipping = true needs" in str(error)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.host.app import load_app, resolve_config, strategies_of
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Release, release_epsilon
-from flower_privsyn.strategies import CLIENT_KEYS, PublicMidTraining, PublicMidTrainingConfig
+from flower_privsyn.strategies import PublicMidTrainingConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "public-mid-training"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
@@ -20,22 +20,6 @@ PRINTED = [name for name in NAMES if name.startswith("table-")]
 def settings(name: str | None = None, *changes: str) -> PublicMidTrainingConfig:
     values = resolve_config(load_app(APP), config_name=name, settings=changes)
     return PublicMidTrainingConfig.from_run_config(values)
-
-
-def test_settings_are_complete_and_accepted() -> None:
-    values = resolve_config(load_app(APP))
-    strategies_of(load_app(APP), values)
-    assert set(values) - CLIENT_KEYS == PublicMidTrainingConfig.keys()
-    # What the app declares is what the library does by itself.
-    assert settings() == PublicMidTrainingConfig(epsilon=1.0)
-
-
-def test_a_check_knows_its_strategy() -> None:
-    """And does not take it for DP-FTRL, all of whose settings it has as well."""
-    app = load_app(APP)
-    ((settings, strategy),) = strategies_of(app, resolve_config(app, config_name="cpu"))
-    assert strategy is PublicMidTraining
-    assert settings.num_rounds == 10
 
 
 def test_every_row_of_the_tables_has_a_file() -> None:

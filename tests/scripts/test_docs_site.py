@@ -60,10 +60,10 @@ def test_links_lead_to_pages_of_the_site() -> None:
     assert repository.for_site("[a](docs/README.md) [b](baselines/popri)", "README.md", ROOT) == (
         "[a](all_pages.md) [b](repository/baselines/popri/README.md)"
     )
-    assert repository.for_site("[a](../../docs/fred.md)", "baselines/fred/README.md", ROOT) == (
-        "[a](../../../fred.md)"
+    assert repository.for_site("[a](../../docs/speed.md)", "baselines/fred/README.md", ROOT) == (
+        "[a](../../../speed.md)"
     )
-    assert repository.linked("[a](../baselines/popri) [b](fred.md)", "docs/x.md", ROOT) == {
+    assert repository.linked("[a](../baselines/popri) [b](speed.md)", "docs/x.md", ROOT) == {
         "baselines/popri/README.md"
     }
 
