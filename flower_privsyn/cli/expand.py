@@ -69,7 +69,7 @@ def _more(
     from flower_privsyn.checks import check_whole
     from flower_privsyn.cli.terminal import follower
     from flower_privsyn.files import expanded
-    from flower_privsyn.models import stamped
+    from flower_privsyn.models import provenance
     from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, write_more
@@ -80,7 +80,7 @@ def _more(
     given = _given(changed)
     settings = MoreText.of(run, given)
     if "generator" in given:  # the run's own has the stamp of the run
-        stamped.refuse("generator", given["generator"])
+        provenance.refuse({"generator": given["generator"]})
     kept = "What was written is kept; the same command goes on with it.\n"
     with ended_by_signals(kept), follower() as follow:
         written = write_more(

@@ -17,7 +17,7 @@ from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.messages.wire import Announcement
-from flower_privsyn.models import stamped
+from flower_privsyn.models import provenance
 from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.progress import FOR_THE_OWNER, Progress, Stage
@@ -268,7 +268,7 @@ def set_up(
         PrivsynError: something is missing or unusable, or a model has learnt private text outside
             of any budget.
     """
-    stamped.refuse_named(settings.to_dict())
+    provenance.refuse(settings.to_dict())
     return method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
 
 

@@ -26,7 +26,7 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.messages.wire import refuse_uncarried
-from flower_privsyn.models import stamped
+from flower_privsyn.models import provenance
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -429,7 +429,7 @@ class PrivateSumStrategy(Strategy):
                         **ledger.spent,
                         **self._stamped(),
                     }
-                    stamped.mark_all(run.path / "models", self.method.stamp)
+                    provenance.mark_all(run.path / "models", self.method.stamp)
                 run.mark_finished(summary)
                 rounds.tell()
             logger.info(

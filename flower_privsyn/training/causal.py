@@ -29,7 +29,7 @@ from flower_privsyn.checks import (
     check_whole,
 )
 from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
-from flower_privsyn.models import resolve_model, stamped
+from flower_privsyn.models import provenance, resolve_model
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, load_pretrained
@@ -195,7 +195,7 @@ def fine_tune(
         return training.write(), asdict(training.report())
 
     teachers = () if distillation is None else (str(distillation.teacher),)
-    stamp = stamp or stamped.stamp_of(str(model), *teachers)
+    stamp = stamp or provenance.stamp_of(str(model), *teachers)
     report = storage.once(output, depends, build, holds=storage.MODEL, stamp=stamp)
     return FineTuning(**{**report, "losses": tuple(report["losses"])})
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ModelError, TrainingError
 from flower_privsyn.files import read_json, write_json
-from flower_privsyn.models import resolve_model, stamped
+from flower_privsyn.models import provenance, resolve_model
 
 #: The files by which an adapter and a model are known.
 ADAPTER = "adapter_config.json"
@@ -159,7 +159,7 @@ def install(
         stamp: What is to be said of a model that no epsilon covers; "" of others.
     """
     if stamp:
-        stamped.mark(built, stamp)
+        provenance.mark(built, stamp)
     write_json(built / RECORD, {"fingerprint": fingerprint, "report": report})
     _sync(built)
     old = built.with_name(built.name + ".old")

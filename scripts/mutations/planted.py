@@ -371,9 +371,9 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a run begins with a model that has learnt private text",
             guards="a model that has learnt private text begins no run",
             where="run/federation.py::set_up",
-            before="    stamped.refuse_named(settings.to_dict())\n",
+            before="    provenance.refuse(settings.to_dict())\n",
             after="",
-            tests=("tests/models/test_stamped.py::test_a_run_stops_before_anything_is_spent",),
+            tests=("tests/models/test_provenance.py::test_a_run_stops_before_anything_is_spent",),
         ),
         Mutation(
             name="classes are asked without the owner's consent",

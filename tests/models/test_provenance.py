@@ -11,7 +11,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.models import stamped
+from flower_privsyn.models import provenance
 from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
@@ -33,13 +33,12 @@ def marked(tmp_path: Path) -> Path:
 def test_only_what_is_marked_is_refused(marked: Path, tmp_path: Path) -> None:
     said = f'initial-model = "{marked}" has learnt private text outside of any budget'
     with pytest.raises(ConfigError, match=said):
-        stamped.refuse("initial-model", str(marked))
+        provenance.refuse({"initial-model": str(marked)})
     other = trained(tmp_path / "public", "")
-    assert not (other / stamped.FILE).exists()
-    for name in (str(other), "privsyn-tiny", "some/model", "http://127.0.0.1:1/v1"):
-        stamped.refuse("generator", name)
-    with pytest.raises(ConfigError, match="of-a-method-from-outside = "):
-        stamped.refuse_named({"epsilon": 1.0, "of-a-method-from-outside": str(marked)})
+    assert not (other / provenance.FILE).exists()
+    texts = ("some/model", "http://127.0.0.1:1/v1", "~nobody-here says hello", "text " * 2000, "")
+    for name in (str(other), "privsyn-tiny", *texts):
+        provenance.refuse({"epsilon": 1.0, "of-a-method-from-outside": name})
 
 
 def test_what_is_trained_of_it_is_marked_too(marked: Path, tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_what_is_trained_of_it_is_marked_too(marked: Path, tmp_path: Path) -> No
     teacher = Distillation(str(marked))
     model = "privsyn-tiny"
     fine_tune(model, texts, settings=settings, output=taught, seed=0, distillation=teacher)
-    assert stamped.stamp_of(str(student)) == stamped.stamp_of(str(taught)) == STAMP
+    assert provenance.stamp_of(str(student)) == provenance.stamp_of(str(taught)) == STAMP
 
 
 def test_a_run_stops_before_anything_is_spent(
@@ -82,8 +81,8 @@ def test_all_models_of_a_run_are_marked_where_it_has_a_stamp(tmp_path: Path) -> 
     for name, file in (("final", "config.json"), ("generator", "adapter_config.json")):
         (tmp_path / "models" / name).mkdir(parents=True)
         (tmp_path / "models" / name / file).write_text("{}")
-    stamped.mark_all(tmp_path / "models", None)
-    assert not list(tmp_path.rglob(stamped.FILE))
-    stamped.mark_all(tmp_path / "models", RESEARCH_STAMP)
-    assert stamped.stamp_of(*map(str, (tmp_path / "models").iterdir())) == RESEARCH_STAMP
-    assert len(list(tmp_path.rglob(stamped.FILE))) == 2
+    provenance.mark_all(tmp_path / "models", None)
+    assert not list(tmp_path.rglob(provenance.FILE))
+    provenance.mark_all(tmp_path / "models", RESEARCH_STAMP)
+    assert provenance.stamp_of(*map(str, (tmp_path / "models").iterdir())) == RESEARCH_STAMP
+    assert len(list(tmp_path.rglob(provenance.FILE))) == 2

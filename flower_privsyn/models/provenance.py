@@ -6,7 +6,8 @@ a model would publish, under an ordinary epsilon, what no ledger knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -45,11 +46,17 @@ def stamp_of(*names: str) -> str:
     Args:
         names: as settings have them; of a model that is no folder nothing is known.
     """
-    found = (read_json(expanded(located(name)) / FILE).get("stamp") for name in names)
+    found = (read_json(folder / FILE).get("stamp") for name in names for folder in _folders(name))
     return next((str(stamp) for stamp in found if stamp), "")
 
 
-def refuse_named(values: Mapping[str, object]) -> None:
+def _folders(name: str) -> Iterator[Path]:
+    """Where a model may be; nowhere where a text begins with the `~` of nobody's home."""
+    with contextlib.suppress(ConfigError):
+        yield expanded(located(name))
+
+
+def refuse(values: Mapping[str, object]) -> None:
     """Refuse the first setting that names a model which says so of itself, whoever declares it.
 
     Args:
@@ -58,23 +65,10 @@ def refuse_named(values: Mapping[str, object]) -> None:
     Raises:
         ConfigError: one is marked.
     """
-    for setting, value in sorted(values.items()):
-        if isinstance(value, str):
-            refuse(setting, value)
-
-
-def refuse(setting: str, name: str) -> None:
-    """Refuse a model that says so of itself.
-
-    Args:
-        setting: that names it.
-        name: as it stands there.
-
-    Raises:
-        ConfigError: it is marked.
-    """
-    if stamp := stamp_of(name):
-        raise ConfigError(
-            f'{setting} = "{name}" has learnt private text outside of any budget, and what is made '
-            f"with it would have no epsilon (its {FILE}: {stamp}); name a model that has not"
-        )
+    for setting, name in sorted(values.items()):
+        if isinstance(name, str) and (stamp := stamp_of(name)):
+            raise ConfigError(
+                f'{setting} = "{name}" has learnt private text outside of any budget, and what is '
+                f"made with it would have no epsilon (its {FILE}: {stamp}); name a model that has "
+                "not"
+            )
