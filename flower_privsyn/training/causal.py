@@ -7,7 +7,6 @@ averages over tokens however a step is split, and no file or message besides the
 
 from __future__ import annotations
 
-import importlib
 import math
 import shutil
 import time
@@ -28,11 +27,11 @@ from flower_privsyn.checks import (
     Settings,
     check_whole,
 )
-from flower_privsyn.errors import ConfigError, MissingExtraError, TrainingError
+from flower_privsyn.errors import ConfigError, TrainingError
 from flower_privsyn.models import provenance, resolve_model
 from flower_privsyn.models.adapters import with_adapters
-from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import choose_device, load_pretrained
+from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import (
@@ -115,20 +114,13 @@ class FineTuning:
     """What a fine-tuning did.
 
     Attributes:
-        steps: Optimiser steps, those before an interruption included.
         epochs: Passes over the rows, as a fraction.
-        rows: Rows of one pass.
-        tokens: Predicted tokens of one pass.
-        first_loss: Loss of the first step, nats per token; of text and teacher as they are mixed.
         loss: Mean loss of the last tenth of the steps, nats per token.
-        losses: The loss of every step.
+        losses: The loss of every step, those before an interruption included; of text and teacher
+            as they are mixed.
     """
 
-    steps: int
     epochs: float
-    rows: int
-    tokens: int
-    first_loss: float
     loss: float
     losses: tuple[float, ...]
 
@@ -247,12 +239,16 @@ class _Training:
         distillation: Distillation | None,
         partial: Path,
     ) -> None:
-        self._torch = torch = _torch()
         self._settings, self._seed, self._partial = settings, seed, partial
-        device = choose_device(None if settings.device == "auto" else settings.device)
         network, self._tokenizer = load_pretrained(
-            model, kind="causal", dtype="float32", device=str(device)
+            model,
+            kind="causal",
+            dtype="float32",
+            device=None if settings.device == "auto" else settings.device,
         )
+        import torch  # which is there: the model was loaded with it
+
+        device = network.device
         if settings.lora_rank:
             network = with_adapters(
                 network,
@@ -291,7 +287,9 @@ class _Training:
         self, checkpoint: Path | None, progress: Callable[[int, int], None] | None
     ) -> None:
         """Take the steps that are left, from a checkpoint where there is one."""
-        torch, settings, network, losses = self._torch, self._settings, self._network, self._losses
+        import torch
+
+        settings, network, losses = self._settings, self._network, self._losses
         if checkpoint is not None:
             # To the CPU, where AdamW counts its steps: counts on a GPU would be waited for.
             state = torch.load(checkpoint / _STATE, map_location="cpu", weights_only=True)
@@ -326,7 +324,9 @@ class _Training:
 
     def _add_gradient(self, chosen: Sequence[int]) -> float:
         """Add up the gradient of the mean loss over all tokens of some rows; return that loss."""
-        torch, rows, device, taught = self._torch, self._rows, self._device, self._distillation
+        import torch
+
+        rows, device, taught = self._rows, self._device, self._distillation
         micro = self._settings.micro_batch_size or self._settings.batch_size
         predicted = sum(len(rows[index]) - 1 for index in chosen)
         loss = 0.0
@@ -345,12 +345,14 @@ class _Training:
                 said = next_token_logits(self._teacher, read, bfloat16=self._bfloat16)
                 apart = divergence(logits, said, top_k=taught.top_k)
                 summed = taught.of_text * summed + taught.of_teacher * apart
-            (summed / predicted).backward()
+            (summed / predicted).backward()  # type: ignore[no-untyped-call]
             loss += float(summed.detach()) / predicted
         return loss
 
     def _save(self) -> None:
         """Write a checkpoint, and let go of the one before."""
+        import torch
+
         folder = self._partial / f"checkpoint-{len(self._losses)}"
         folder.mkdir()
         weights = self._network.named_parameters()
@@ -359,7 +361,7 @@ class _Training:
             "optimiser": self._optimiser.state_dict(),
             "losses": self._losses,
         }
-        self._torch.save(state, folder / _STATE)
+        torch.save(state, folder / _STATE)
         storage.mark_complete(folder)
         for older in self._partial.glob("checkpoint-*"):
             if older != folder:
@@ -372,7 +374,7 @@ class _Training:
         network = self._network.eval().requires_grad_(False)
         if self._settings.lora_rank:
             # A writer: as large on the disk as it is unpacked and run.
-            network = network.merge_and_unload().to(self._torch.bfloat16)
+            network = network.merge_and_unload().bfloat16()
         with quiet_transformers():
             network.save_pretrained(built)
             self._tokenizer.save_pretrained(built)
@@ -380,27 +382,13 @@ class _Training:
 
     def report(self) -> FineTuning:
         """What was done."""
-        losses, rows = self._losses, self._rows
+        losses = self._losses
         tail = losses[-max(1, len(losses) // 10) :]
         return FineTuning(
-            steps=len(losses),
             epochs=self._total / self._per_epoch,
-            rows=len(rows),
-            tokens=sum(len(row) - 1 for row in rows),
-            first_loss=losses[0],
             loss=sum(tail) / len(tail),
             losses=tuple(losses),
         )
-
-
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"fine-tuning needs PyTorch and Transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
 
 
 def _rate(settings: CausalTraining, step: int, total: int) -> float:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)
 def test_a_hundred_texts_after_one_question(tmp_path: Path) -> None:
     try:
-        packaged.check(packaged.PACKAGED["smollm2-135m"])
+        packaged.folder(packaged.PACKAGED["smollm2-135m"])
     except MissingExtraError as error:
         pytest.skip(str(error))
     app = load_app(ROOT / "examples" / "quickstart")
