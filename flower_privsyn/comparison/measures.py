@@ -423,7 +423,7 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
 
-    names = (*ExpandingSettings.declared, "prompt", "max_new_tokens", "temperature", "top_p")
+    names = (*ExpandingSettings.declared, "prompt")
     settings = ExpansionSettings(
         **{name: values[key] for name in names if (key := name.replace("_", "-")) in values}
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,15 +17,12 @@ from flower_privsyn.generation.backends import (
     at_once,
     rehearse,
 )
-from flower_privsyn.generation.prompts import Prompt, load_prompt
+from flower_privsyn.generation.prompts import NUM_EXAMPLES, Prompt, load_prompt
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
 """Called with the texts just kept, for each the indices of the seeds in its prompt, and how many
 continuations were asked for by then."""
 
-
-#: Seeds in a prompt, as in the paper.
-NUM_EXAMPLES: Final = 3
 
 #: Continuations that are asked for at most, for each text that is wanted.
 _MOST_ATTEMPTS: Final = 4
@@ -126,7 +123,7 @@ class Expand:
         Raises:
             GenerationError: There is no text, or the generator cannot do what `run` needs.
         """
-        examples = [text for text in seeds if _normalise(text)][: self.num_examples]
+        examples = [text for text in seeds if flattened(text)][: self.num_examples]
         if self._prompt is not None and not examples:
             raise GenerationError("expansion needs at least one seed that is not empty")
         rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
@@ -165,7 +162,7 @@ class Expand:
         Raises:
             GenerationError: There is no seed with any text, or the generator failed.
         """
-        flat = [_normalise(text) for text in seeds]
+        flat = [flattened(text) for text in seeds]
         wanted = self.num_examples + bool(self._opening_words)
         pool = _not_empty(flat) if wanted else []
         num_chosen = min(wanted, len({flat[index] for index in pool}))
@@ -243,7 +240,7 @@ class _Kept:
     def __init__(self, wanted: int, *, least_words: int, known: Sequence[str]) -> None:
         self._wanted = wanted
         self._least_words = least_words
-        self._known = set(map(_normalise, known))
+        self._known = set(map(flattened, known))
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
         reasons = [*DROP_REASONS, *["no-sentence", "repetition"] * bool(least_words)]
@@ -266,25 +263,40 @@ class _Kept:
         if reason := self._reason(text, cut, examples):
             self.dropped[reason] += 1
             return
-        self._known.add(_normalise(cut))
+        self._known.add(flattened(cut))
         self.texts.append(cut)
         self.parents.append(parents)
 
     def _reason(self, text: str, cut: str, examples: set[str]) -> str:
         """Why a text is dropped, of which `cut` may be kept; "" where it is kept."""
-        normalised, words = _normalise(cut), cut.split()
+        if not self.missing:
+            return "surplus"
+        reason = unusable(cut or text, examples=examples, known=self._known)
+        if reason or not self._least_words:
+            return reason
+        words = cut.split()
+        if len(words) < self._least_words or not is_whole(cut):
+            return "no-sentence"
         triples = list(zip(words, words[1:], words[2:], strict=False))
-        reasons = {
-            "surplus": not self.missing,
-            "empty": not text,
-            "broken-character": "\ufffd" in text,
-            "copy-of-example": normalised in examples,
-            "duplicate": normalised in self._known,
-            "no-sentence": self._least_words
-            and (len(words) < self._least_words or not is_whole(cut)),
-            "repetition": self._least_words and len(set(triples)) < len(triples),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
+        return "repetition" if len(set(triples)) < len(triples) else ""
+
+
+def unusable(text: str, *, known: Container[str], examples: Container[str] = ()) -> str:
+    """Why a text that was written is not to be kept: one of `DROP_REASONS`; "" for one that is.
+
+    Args:
+        text: as it would be kept.
+        known: texts that are kept, as `flattened` has them.
+        examples: those in its prompt, the same.
+    """
+    flat = flattened(text)
+    reasons = {
+        "empty": not flat,
+        "broken-character": "\ufffd" in flat,
+        "copy-of-example": flat in examples,
+        "duplicate": flat in known,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _joined(openings: Sequence[str], texts: Sequence[str]) -> list[str]:
@@ -339,5 +351,6 @@ def _choose(
     return tuple(chosen.values())
 
 
-def _normalise(text: str) -> str:
+def flattened(text: str) -> str:
+    """A text with one blank in place of all white space between words."""
     return " ".join(text.split())

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
-from flower_privsyn.checks import IN_PYTHON, Settings
+from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.api_key import check_generator, is_address, read_key
-from flower_privsyn.generation.backends import TextGenerator
+from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
 from flower_privsyn.generation.by_messages import ByMessages
+from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.generation.prompts import Prompt
+from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 
 #: What every request holds: the settings, the method and the prompt say it.
@@ -26,20 +27,41 @@ _OF_A_REQUEST: Final = frozenset({
     "stream", "tools", "functions", "echo",
 })  # fmt: skip
 
-#: Keys of how a server is asked: no text depends on them, so a resumed run may change them at any
-#: time.
-SERVER_SETTINGS: Final = frozenset(
-    {
-        "generator-timeout",
-        "generator-retries",
-        "generator-concurrency",
-    }
-)
+
+@dataclass(frozen=True, kw_only=True)
+class WritingSettings(Settings):
+    """How a generator writes.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_new_tokens: PositiveInt = 85
+    """Tokens of the generator per text; 85 in PrE-Text."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of what is written and filled in."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus of what is written and filled in."""
+
+    def sampling(self, seed: int = 0, *stop: str) -> SamplingParameters:
+        """How texts are drawn.
+
+        Args:
+            seed: of the draws, where what draws has none of its own.
+            stop: strings that end a text.
+        """
+        return SamplingParameters(
+            seed=seed,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=stop,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorSettings(Settings):
-    """Which generator writes, and how it is asked where it is a server's.
+class GeneratorSettings(WritingSettings):
+    """Which generator writes, and how.
 
     Raises:
         ConfigError: a value is out of range, or the name may hold a key.
@@ -49,16 +71,6 @@ class GeneratorSettings(Settings):
     """Causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or
     "http://host:port/v1#model" for an OpenAI-compatible server like vLLM's.
     """
-    generator_timeout: Annotated[float, Gt(0), Le(86_400), IN_PYTHON] = 300.0
-    """Seconds to wait for one answer of the server that `generator` names."""
-    generator_retries: Annotated[int, Ge(0), Le(1000), IN_PYTHON] = 5
-    """How often a request is repeated that was lost, took too long, or was answered with status 429
-    or 5xx or with something else than text. The waits in between are 0.5 s, doubled each time up to
-    8: 15.5 s in all by default, 20 repetitions outlast two minutes of a restart; or as long as the
-    server says, up to two minutes.
-    """
-    generator_concurrency: Annotated[int, Ge(1), Le(4096), IN_PYTHON] = 64
-    """Requests that are under way at once at the server."""
     generator_parameters: str = ""
     """A JSON object that is sent to the server with every request, for what it knows beside the
     settings: '{"chat_template_kwargs": {"enable_thinking": false}}'; null leaves out what would be
@@ -85,13 +97,7 @@ class GeneratorSettings(Settings):
         """
         if not is_address(self.generator):
             return load_generator(located(self.generator))
-        return load_generator(
-            self.generator,
-            extra_parameters=self._parameters(),
-            timeout=self.generator_timeout,
-            max_retries=self.generator_retries,
-            max_concurrency=self.generator_concurrency,
-        )
+        return load_generator(self.generator, extra_parameters=self._parameters())
 
     def _parameters(self) -> dict[str, Any]:
         """What a server is sent with every request.
@@ -125,20 +131,31 @@ class ExpandingSettings(GeneratorSettings):
     /chat/completions, without tools).
     """
 
-    def writer(self, prompt: Prompt, generator: TextGenerator | None = None) -> TextGenerator:
-        """What goes on with a prompt.
+    @classmethod
+    def of_lists(cls) -> frozenset[str]:
+        """The keys of how lists are gone on with, by whatever class."""
+        names = (*ExpandingSettings.declared, "prompt")
+        return frozenset(name.replace("_", "-") for name in names)
+
+    def expansion_by(
+        self, prompt: str, generator: TextGenerator | None = None, **how: Any
+    ) -> Expand:
+        """What goes on with lists of texts.
 
         Args:
-            prompt: which says what a chat model is told before it.
+            prompt: of the lists, a bundled name or a JSON file; "" for a generator that has learnt
+                what to write.
             generator: in place of the one that is named.
+            how: other keywords of `Expand`.
 
         Raises:
-            PrivsynError: as `load_generator`.
+            PrivsynError: as `load_generator`, or the prompt cannot be read.
         """
+        lists = load_prompt(located(prompt)) if prompt else None
         model = generator or self.load_generator()
-        if self.generator_interface == "completions":
-            return model
-        return ByMessages(model, instruction=prompt.instruction)
+        if lists is not None and self.generator_interface == "chat":
+            model = ByMessages(model, instruction=lists.instruction)
+        return Expand(model, prompt=lists, sampling=self.sampling(), **how)
 
 
 def load_generator(name: str, **options: Any) -> TextGenerator:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flwr.privsyn")
 
 #: Samples to ask for at a time, of each request under way: a batch waits for its slowest.
-_TIMES_AT_ONCE = 4
+_TIMES_AT_ONCE = 16
 
 _MAX_MESSAGE_LETTERS = 300
 

@@ -16,6 +16,9 @@ from flower_privsyn.errors import ConfigError, GenerationError
 
 _FOLDER: Final = Path(__file__).with_name("prompts")
 
+#: Examples in a list, as in PrE-Text.
+NUM_EXAMPLES: Final = 3
+
 #: What stands in braces in a prompt, and is replaced.
 PLACEHOLDERS: Final = ("text", "blanked", "words", "style", "class", "domain")
 
@@ -69,8 +72,8 @@ class Prompt(_PromptFile):
     """One line; ``{num_samples}`` is replaced by the number below."""
     marker: str
     """One line that holds ``{number}`` once, and some other text."""
-    num_samples: Annotated[int, Ge(2)]
-    """How many samples the heading announces; more than are given as examples."""
+    num_samples: Annotated[int, Ge(NUM_EXAMPLES + 1)]
+    """How many samples the heading announces; more than the three that are given as examples."""
     instruction: str = _INSTRUCTION
     """What is said, as the system's message, to a chat model that gets the prompt as a message; not
     said to one that goes on with it.

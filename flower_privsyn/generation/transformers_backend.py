@@ -298,7 +298,6 @@ class TransformersGenerator:
             given = _repeated(given, num_samples)
         cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
-        openers = self._openers(sampling.stop)
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
         for step in range(sampling.max_new_tokens):
@@ -310,7 +309,7 @@ class TransformersGenerator:
                     cache.batch_repeat_interleave(num_samples)
             drawn = self._drawn(logits, uniforms[alive, step], sampling)  # (b,)
             self._note_drawn(drawn.tolist(), written, alive, running)
-            self._note_stops(written, alive, running, sampling.stop, openers)
+            self._note_stops(written, alive, running, sampling.stop)
             num_running = sum(running)
             if num_running == 0 or step + 1 == sampling.max_new_tokens:
                 break
@@ -431,7 +430,6 @@ class TransformersGenerator:
         alive: Sequence[int],
         running: list[bool],
         stop: tuple[str, ...],
-        openers: frozenset[int] | None,
     ) -> None:
         """Mark the samples whose last tokens complete a stop string."""
         if not stop:
@@ -439,27 +437,11 @@ class TransformersGenerator:
         # A token is at least one byte, so the string lies in this many last tokens.
         reach = max(len(text.encode()) for text in stop) + 1
         tails = {row: written[alive[row]][-reach:] for row, going in enumerate(running) if going}
-        if openers is not None:
-            tails = {row: tail for row, tail in tails.items() if not openers.isdisjoint(tail)}
         if not tails:  # of no texts the tokenizer makes one
             return
         said = self._tokenizer.batch_decode(list(tails.values()), skip_special_tokens=True)
         for row, text in zip(tails, said, strict=True):
             running[row] = not any(end in text for end in stop)
-
-    def _openers(self, stop: tuple[str, ...]) -> frozenset[int] | None:
-        """The tokens with a line break, one of which a stop string of a prompt's list begins in.
-
-        Decoding the end of every text after every token takes as long as half a step of a small
-        model; of texts without such a token it is left out. None where a string begins otherwise.
-        """
-        return self._breaks if all(text.startswith("\n") for text in stop) else None
-
-    @cached_property
-    def _breaks(self) -> frozenset[int]:
-        tokens = range(len(self._tokenizer))
-        said = self._tokenizer.batch_decode([[token] for token in tokens])
-        return frozenset(token for token in tokens if "\n" in said[token])
 
     def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
         """Turn tokens into text as it follows the prompt, and cut it at a stop string."""

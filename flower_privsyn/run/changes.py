@@ -13,7 +13,6 @@ from flower_privsyn.environment import versions
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import plain, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.run.directory import EXPANDED, WRITTEN, RunDirectory
 from flower_privsyn.run.method import Method
@@ -75,7 +74,6 @@ _PLACE = frozenset({"resume", "run-dir"})
 #: Settings that a resumed run may change at any time: timeouts, places and memory.
 _ALWAYS_FREE = (
     _PLACE
-    | SERVER_SETTINGS
     | {"node-timeout", "round-timeout", "accept-noise", "tracker"}
     | {"training-micro-batch-size", "gradient-checkpointing"}
 )

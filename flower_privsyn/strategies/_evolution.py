@@ -55,8 +55,6 @@ class EvolutionConfig(VariationSettings):
     """Either "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's votes
     scaled to norm sqrt(max_samples), with less noise.
     """
-    max_new_tokens: PositiveInt = 85
-    """Tokens per synthetic text; 85 in PrE-Text."""
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""

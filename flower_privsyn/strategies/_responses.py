@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 
-from flower_privsyn.checks import PositiveFloat, PositiveInt
+from flower_privsyn.checks import PositiveInt
 from flower_privsyn.data import Chunking, public_texts
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
-from flower_privsyn.generation import Expand, Prompt, SamplingParameters, load_prompt, rehearse
-from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation import Expand, Prompt, load_prompt, rehearse
 from flower_privsyn.generation.backends import at_once
-from flower_privsyn.generation.expand import NUM_EXAMPLES
+from flower_privsyn.generation.expand import flattened, unusable
 from flower_privsyn.generation.generators import GeneratorSettings
+from flower_privsyn.generation.prompts import NUM_EXAMPLES
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.run.method import State
 from flower_privsyn.run.settings import PrivateSumConfig
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: Responses asked of a server at a time, after which they are written down: of many requests the
-#: slowest ends much later than most.
-_SERVER_BATCH: Final = 4096
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseSettings(GeneratorSettings, PrivateSumConfig):
@@ -45,18 +41,12 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
     num_prompts: PositiveInt = 1800
     """Prompts per round (K), each of three random public samples."""
     responses_per_prompt: Annotated[int, Ge(2)] = 10
-    """Responses to each prompt (J)."""
+    """Responses to each prompt (J), cut to `max_tokens` tokens of the embedding model, which is the
+    length of the users' own samples.
+    """
     rejected_rank: Annotated[int, Ge(2)] = 5
     """Rank of the rejected response, 1-based, at most `responses_per_prompt`; the chosen one has
     rank 1. A prompt with fewer usable responses rejects its last.
-    """
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; 1.0 was best in the paper's ablation."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Nucleus."""
-    max_new_tokens: PositiveInt = 85
-    """Tokens of the generator per response. Responses are cut to `max_tokens` tokens of the
-    embedding model, the length of the users' own samples.
     """
     prompt: str = "pre-text"
     """The prompt, a bundled name or a JSON file."""
@@ -112,11 +102,6 @@ class Responses:
         if generator is None:
             generator = config.load_generator()
         prompt = load_prompt(located(config.prompt))
-        if prompt.num_samples <= NUM_EXAMPLES:
-            raise ConfigError(
-                f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; prompts of '
-                f"{NUM_EXAMPLES} public samples need one that announces more"
-            )
         samples = public_texts(
             config.public_text,
             tokenizer=tokenizer,
@@ -133,23 +118,9 @@ class Responses:
         """Identifiers of the samples, as parents of what is written after them."""
         return [f"public:{index}" for index in range(len(self.samples))]
 
-    @property
-    def _batch_size(self) -> int:
-        return _SERVER_BATCH if is_address(self.config.generator) else at_once(self.generator)
-
-    def _sampling(self, seed: int, *stop: str) -> SamplingParameters:
-        config = self.config
-        return SamplingParameters(
-            seed=seed,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            stop=stop,
-        )
-
     def expansion(self) -> Expand:
         """How the generator writes the texts in the end, after prompts of public samples too."""
-        return Expand(self.generator, prompt=self.prompt, sampling=self._sampling(0))
+        return Expand(self.generator, prompt=self.prompt, sampling=self.config.sampling())
 
     def rehearse(self, adapter: Path | None) -> None:
         """Have the generator write once with an adapter; nothing is kept.
@@ -161,7 +132,7 @@ class Responses:
             self.generator,
             self.prompt.render(list(self.samples[:NUM_EXAMPLES])),
             num_samples=self.config.responses_per_prompt,
-            sampling=self._sampling(
+            sampling=self.config.sampling(
                 derive_seed(self.config.seed, "rehearsal", 0), self.prompt.stop
             ),
             adapter=adapter,
@@ -206,10 +177,10 @@ class Responses:
         records, plan = list(read_json_lines(file)), list(self._prompts(number))
         # One seed for the whole round: a response depends on it, its prompt and its number, and
         # so not on where an earlier attempt stopped.
-        sampling = self._sampling(
+        sampling = self.config.sampling(
             derive_seed(self.config.seed, "responses", number), self.prompt.stop
         )
-        batch = max(1, self._batch_size // each)
+        batch = max(1, at_once(self.generator) // each)
         with progress.stage(f"Round {number}: write responses", len(plan) * each) as stage:
             stage.update(len(records) * each)
             for start in range(len(records), len(plan), batch):
@@ -256,21 +227,14 @@ class Responses:
         end = "\n" + self.prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
         ids, rows, dropped = self.ids, list[tuple[str, dict[str, Any], str]](), Counter[str]()
         for record in records:
-            examples = {_flat(self.samples[index]) for index in record["examples"]}
+            examples = {flattened(self.samples[index]) for index in record["examples"]}
             seen: set[str] = set()
             for _ in record["responses"]:
                 whole, text = next(pieces)
-                flat = _flat(text)
-                if not flat:
-                    dropped["empty"] += 1
-                elif "\ufffd" in text:
-                    dropped["broken-character"] += 1
-                elif flat in examples:
-                    dropped["copy-of-example"] += 1
-                elif flat in seen:
-                    dropped["duplicate"] += 1
+                if reason := unusable(text, examples=examples, known=seen):
+                    dropped[reason] += 1
                 else:
-                    seen.add(flat)
+                    seen.add(flattened(text))
                     # The end of a text that was cut is no end, and must not be taught as one.
                     rows.append((text, record, end if whole.endswith(text) else ""))
         if dropped:
@@ -293,10 +257,6 @@ class Responses:
             "prompts": [record["text"] for _, record, _ in rows],
             "ends": [ending for _, _, ending in rows],
         }
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def rank_pairs(

@@ -6,31 +6,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from annotated_types import Gt, Le
-
-from flower_privsyn.checks import PositiveFloat, PositiveInt
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.files import append_json_lines, located, read_json_lines
-from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
+from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import TextGenerator
+    from flower_privsyn.generation import Expand, TextGenerator
 
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: Keys of how a corpus is written of the last survivors.
-AFTER_SURVIVORS: Final = frozenset({
-    "generator", "generator-interface", "generator-parameters", "prompt", "max-new-tokens",
-    "temperature", "top-p",
-})  # fmt: skip
-
 
 #: By itself a small model begins in the middle of a sentence.
 _OPENING_WORDS: Final = 5
@@ -46,12 +35,6 @@ class ExpansionSettings(ExpandingSettings):
 
     prompt: str = "pre-text"
     """The expansion prompt, a bundled name or a JSON file."""
-    max_new_tokens: PositiveInt = 85
-    """Tokens per synthetic text; 85 in PrE-Text."""
-    temperature: PositiveFloat = 1.0
-    """Of sampling."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """The nucleus."""
     whole_sentences: bool = False
     """For small models: begin a text with five words of one that is shown, end it with a sentence,
     and drop what has none or says the same three words twice.
@@ -66,18 +49,11 @@ class ExpansionSettings(ExpandingSettings):
         Raises:
             PrivsynError: the generator or the prompt cannot be loaded.
         """
-        prompt = load_prompt(located(self.prompt))
-        return Expand(
-            self.writer(prompt, generator),
-            prompt=prompt,
+        return self.expansion_by(
+            self.prompt,
+            generator,
             opening_words=_OPENING_WORDS if self.whole_sentences else 0,
             whole_sentences=self.whole_sentences,
-            sampling=SamplingParameters(
-                seed=0,
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-            ),
         )
 
 

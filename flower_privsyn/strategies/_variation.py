@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Lt
 
-from flower_privsyn.checks import IN_PYTHON, PositiveFloat
+from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings
@@ -54,10 +54,6 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     """
     likelihood_model: Annotated[str, IN_PYTHON] = "privsyn-lm"
     """Causal language model that judges so; a name or a path."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature of variation and expansion."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Nucleus of variation and expansion."""
 
 
 #: What is masked in one step, and how often, by unit.

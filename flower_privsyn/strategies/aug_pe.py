@@ -161,7 +161,7 @@ class EvolutionByClass(Evolution):
         Raises:
             ConfigError: the prompt cannot be read, or is not for such models.
         """
-        from flower_privsyn.generation import ByInstruction, SamplingParameters, load_instruction
+        from flower_privsyn.generation import ByInstruction, load_instruction
 
         config = self.config
         return ByInstruction(
@@ -170,12 +170,7 @@ class EvolutionByClass(Evolution):
             domain=config.domain,
             blank_fraction=config.blank_fraction,
             word_spread=config.word_spread,
-            sampling=SamplingParameters(
-                seed=0,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
+            sampling=config.sampling(),
             chat=config.generator_interface == "chat",
         )
 

@@ -27,10 +27,12 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Gt, Le
 
-from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveFloat, PositiveInt
+from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines, write_json
 from flower_privsyn.generation import SamplingParameters, TextGenerator
+from flower_privsyn.generation.expand import flattened, unusable
+from flower_privsyn.generation.generators import WritingSettings
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.privacy import Phase, Sampling
@@ -177,11 +179,9 @@ class TopicWriter:
                 )
                 fresh = []
                 for topic, (text,) in zip(pending, texts, strict=True):
-                    flat = " ".join(text.split())
-                    if not flat or "\ufffd" in flat:
-                        dropped["empty or broken"] += 1
-                    elif flat in known:
-                        dropped["a duplicate"] += 1
+                    flat = flattened(text)
+                    if reason := unusable(flat, known=known):
+                        dropped[reason] += 1
                     else:
                         known.add(flat)
                         missing[topic] -= 1
@@ -207,7 +207,7 @@ class TopicWriter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTCLConfig(FirstReleaseConfig):
+class CTCLConfig(WritingSettings, FirstReleaseConfig):
     """Settings of `CTCL`.
 
     The first of the rounds asks for the histogram of topics, all others train. Adapters are trained
@@ -217,14 +217,7 @@ class CTCLConfig(FirstReleaseConfig):
         Tan et al. 2025, sections 3 and 4.1.3.
     """
 
-    afterwards = frozenset(
-        {
-            "synthetic-samples",
-            "temperature",
-            "top-p",
-            "max-new-tokens",
-        }
-    )
+    afterwards = frozenset({"synthetic-samples", "temperature", "top-p", "max-new-tokens"})
 
     sampling: Literal["cyclic", "full", "poisson", "fixed-size"] = "cyclic"  # type: ignore[assignment]
     """Who takes part in a round of training. "cyclic": users are dealt to `min_separation` groups
@@ -256,12 +249,10 @@ class CTCLConfig(FirstReleaseConfig):
     """
     synthetic_samples: PositiveInt = 2000
     """Texts to write; 400,000 in the paper."""
-    max_new_tokens: PositiveInt = 85
+    max_new_tokens: int = 85
     """Most tokens of a text; 512 in the paper."""
-    temperature: PositiveFloat = 1.0
-    """Of sampling."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 0.95
-    """The nucleus; 0.95 in the paper."""
+    top_p: float = 0.95
+    """The nucleus, as in the paper."""
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -425,12 +416,7 @@ class TopicsAndTraining(FederatedTraining):
         writer = TopicWriter(
             generator=load_trained_generator(self.run.path / str(figures["model"])),
             conditions=topics.conditions,
-            sampling=SamplingParameters(
-                seed=config.seed,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
+            sampling=config.sampling(config.seed),
             round_number=max(self.run.finished_rounds(), default=0),
         )
         records, dropped = writer.write(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 
 from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
@@ -71,7 +71,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """
 
     # How public text is chosen, the student made of it, and what `synthetic.jsonl` is to hold.
-    afterwards = frozenset(
+    afterwards = ExpandingSettings.of_lists().union(
         {
             "select-share",
             "least-selected",
@@ -85,16 +85,9 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
             "token-bias",
             "synthesis",
             "synthetic-samples",
-            "generator",
-            "generator-interface",
-            "generator-parameters",
             "best-of",
             "generator-steps",
             "generator-bias",
-            "prompt",
-            "temperature",
-            "top-p",
-            "max-new-tokens",
         }
     )
 
@@ -124,12 +117,6 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew every
     time, and what repeats itself or holds no whole sentence is dropped.
     """
-    temperature: Annotated[float, Gt(0)] = 1.0
-    """Sampling temperature of the generator."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Nucleus of the generator."""
-    max_new_tokens: Annotated[int, Ge(1)] = 85
-    """Tokens of the generator per text."""
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -303,31 +290,10 @@ class AskedOnce(Method):
         """How a generator writes.
 
         Raises:
-            ConfigError: the prompt cannot be read, or takes too few examples, or the interface is
-                "chat" and the generator takes no messages.
+            PrivsynError: the prompt cannot be read, or the generator cannot be loaded.
         """
-        from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
-        from flower_privsyn.generation.expand import NUM_EXAMPLES
-
         config = self.config
-        if not config.prompt:
-            prompt = None
-        elif (prompt := load_prompt(located(config.prompt))).num_samples <= NUM_EXAMPLES:
-            raise ConfigError(
-                f'prompt = "{config.prompt}" announces {prompt.num_samples} samples; '
-                f"{NUM_EXAMPLES} chosen ones stand in it, so it must announce more"
-            )
-        return Expand(
-            generator if prompt is None else config.writer(prompt, generator),
-            prompt=prompt,
-            whole_sentences=prompt is None,
-            sampling=SamplingParameters(
-                seed=config.seed,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            ),
-        )
+        return config.expansion_by(config.prompt, generator, whole_sentences=not config.prompt)
 
     def _need_text(self) -> SketchedText:
         return need(self._text)

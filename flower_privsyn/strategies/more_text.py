@@ -15,7 +15,6 @@ import numpy as np
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import read_json, read_json_lines, write_json
 from flower_privsyn.generation.api_key import is_address
-from flower_privsyn.generation.generators import SERVER_SETTINGS
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
@@ -37,9 +36,6 @@ _NAMES: Final[Mapping[str, Callable[[str], bool]]] = {
     "prompt": lambda prompt: not prompt.endswith(".json"),
     "generator-parameters": lambda parameters: not parameters,
 }
-
-#: How a server is reached, whatever it writes with.
-_PLACE: Final = frozenset(key.replace("-", "_") for key in SERVER_SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +111,13 @@ class MoreText(ExpansionSettings):
         Raises:
             PrivsynError: the generator cannot be loaded.
         """
-        from flower_privsyn.generation import SamplingParameters, load_trained_generator
+        from flower_privsyn.generation import load_trained_generator
         from flower_privsyn.generation.streams import derive_seed
 
         return TopicWriter(
             generator=generator or load_trained_generator(Path(self.generator)),
             conditions=topics.conditions,
-            sampling=SamplingParameters(
-                seed=derive_seed(seed, "more text"),
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-            ),
+            sampling=self.sampling(derive_seed(seed, "more text")),
             source="expanded",
             round_number=max(run.finished_rounds(), default=0),
         )
@@ -401,14 +392,14 @@ def _refuse_own_files(run: RunDirectory, path: Path) -> None:
 def _refuse_other(path: Path, note: Path, used: Mapping[str, Any]) -> None:
     """Refuse to add to a file that was written otherwise.
 
-    Where the model is reached, and by which key, is no part of how texts are written.
+    Where the model is reached is no part of how texts are written.
     """
     if not path.exists():
         return
     before = read_json(note)
     changed = sorted(
         key
-        for key in used.keys() - _PLACE
+        for key in used
         if before.get(key) != used[key]
         and not (key == "generator" and same_model_elsewhere(before.get(key), used[key]))
     )

@@ -34,6 +34,7 @@ from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
@@ -98,18 +99,7 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
         Hou et al. 2025, section 4, Table 3 and appendix.
     """
 
-    afterwards = frozenset(
-        {
-            "synthetic-samples",
-            "generator",
-            "generator-parameters",
-            "training-model",
-            "prompt",
-            "temperature",
-            "top-p",
-            "max-new-tokens",
-        }
-    )
+    afterwards = ExpandingSettings.of_lists() | {"synthetic-samples", "training-model"}
 
     num_rounds: int = 20
     delta: float = 3e-6

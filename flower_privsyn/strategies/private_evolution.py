@@ -40,7 +40,7 @@ from flower_privsyn.strategies._population import (
     survivor_records,
     survivors,
 )
-from flower_privsyn.strategies._synthesis import AFTER_SURVIVORS, ExpansionSettings, write_corpus
+from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -53,7 +53,7 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
 
-    afterwards = AFTER_SURVIVORS | {"synthetic-samples", "survivor-weights"}
+    afterwards = ExpansionSettings.of_lists() | {"synthetic-samples", "survivor-weights"}
 
     num_rounds: int = 11
     delta: float = 3e-6

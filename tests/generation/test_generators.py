@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import (
-    Expand,
     SamplingParameters,
     load_generator,
     load_prompt,
     load_trained_generator,
 )
-from flower_privsyn.generation.backends import at_once
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.strategies import JointSketchConfig, POPriConfig, PrivateEvolutionConfig
@@ -28,29 +26,21 @@ from tests.support.generation_server import Server
 def test_settings_reach_the_server(server: Server) -> None:
     settings = ExpandingSettings(
         generator=f"{server.url}#tiny",
-        generator_retries=0,
-        generator_timeout=7.5,
-        generator_concurrency=3,
         generator_parameters='{"top_k": 7, "stop": null}',
     )
     generator: Any = settings.load_generator()
-    assert at_once(generator) == 64
-    assert generator._client.timeout.read == 7.5
     generator.generate(["a"] * 9, sampling=SamplingParameters(seed=1, stop=("END",)))
     (_, body, _) = server.requests[-1]
     assert body["top_k"] == 7
     assert "stop" not in body
-    assert server.most_concurrent <= 3
-    server.misbehave = lambda path, body, number: (503, {"error": "starting"})
-    with pytest.raises(GenerationError, match=r"status 503 \(tried once\): starting"):
-        generator.generate(["a"], sampling=SamplingParameters(seed=1))
 
 
 def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> None:
     prompt = load_prompt("pre-text")
-    settings = ExpandingSettings(generator=f"{server.url}#tiny", generator_interface="chat")
-    sampling = SamplingParameters(seed=0, max_new_tokens=33)
-    expand = Expand(settings.writer(prompt), prompt=prompt, sampling=sampling)
+    settings = ExpandingSettings(
+        generator=f"{server.url}#tiny", generator_interface="chat", max_new_tokens=33
+    )
+    expand = settings.expansion_by("pre-text")
     seeds = ["a first text", "a second text", "a third text"]
     expand.rehearse(seeds)
     # As the run will ask: one that thinks before it answers says nothing in a single token.
@@ -64,7 +54,7 @@ def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> Non
 
 def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
     sizes: list[int] = []
-    settings = MoreText(generator=f"{server.url}#tiny", generator_concurrency=40)
+    settings = MoreText(generator=f"{server.url}#tiny")
     result = settings.expansion().run(
         [f"seed {number}" for number in range(20)],
         num_samples=150,

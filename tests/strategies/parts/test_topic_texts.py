@@ -41,7 +41,7 @@ def test_in_place_of_a_text_that_is_not_kept_another_of_its_topic_is_written(
 ) -> None:
     kept, dropped = written(["one", "a \ufffd", " one ", "two"], tmp_path / "kept")
     assert kept == [("one", "topic:0"), ("two", "topic:1")]
-    assert dropped == {"empty or broken": 1, "a duplicate": 1}
+    assert dropped == {"broken-character": 1, "duplicate": 1}
 
 
 def test_a_generator_of_which_nothing_can_be_kept(tmp_path: Path) -> None:
