@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -329,15 +327,3 @@ def test_adapters_are_loaded_once_under_a_name_of_their_own(
     assert texts[0] != texts[1] != texts[2]
     assert len(server.adapters) == server.paths()["/v1/load_lora_adapter"] == 2
     assert sorted(path for path, _ in server.adapters.values()) == [str(path) for path in adapters]
-
-
-def test_the_example_client(server: Server, adapters: tuple[Path, Path], tmp_path: Path):
-    script = Path(__file__).parents[2] / "examples" / "vllm" / "expand.py"
-    seeds = tmp_path / "seeds.txt"
-    seeds.write_text("one text\nanother text\n")
-    command = [sys.executable, str(script), "--server", f"{server.url}#tiny", "--num-samples", "5"]
-    command += ["--seeds", str(seeds), "--adapter", str(adapters[0])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(set(done.stdout.splitlines())) == 5
-    assert "base" not in done.stdout
-    assert "5 texts, dropped: {'empty': 0" in done.stderr

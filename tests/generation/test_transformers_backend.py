@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scipy import stats
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.models import BUNDLED_FOLDER
+from flower_privsyn.models.pretrained import decoder_start_token, load_pretrained
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
 SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
@@ -30,42 +32,43 @@ def generator(llama: Path) -> TransformersGenerator:
 def _library_greedy(folder: Path, prompts: list[str], adapter: Path | None = None) -> list[str]:
     """What ``generate()`` writes for each prompt alone, without any padding."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model, tokenizer = load_pretrained(
+        folder, kind="causal or encoder-decoder", dtype="float32", device="cpu"
+    )
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter)
+    how: dict[str, Any] = {}
+    if reads_apart := model.config.is_encoder_decoder:
+        first = decoder_start_token(model, tokenizer)
+        how = {"decoder_start_token_id": first, "num_beams": 1, "forced_eos_token_id": None}
     written = []
     for prompt in prompts:
-        batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        row = tokenizer(prompt, add_special_tokens=not reads_apart)["input_ids"]
+        if reads_apart:
+            row = [*([] if tokenizer.bos_token_id is None else [1]), *row, 2]
         # Untrained models like any token; those that end nothing are never drawn.
         other = [n for n in tokenizer.added_tokens_decoder if n != tokenizer.eos_token_id]
         output = model.generate(
-            **batch,
+            input_ids=torch.tensor([row]),
             do_sample=False,
             max_new_tokens=24,
             suppress_tokens=other,
             use_cache=model.config.use_cache,
+            **how,
         )
-        new = output[0, batch["input_ids"].shape[1] :]
+        new = output[0, 1 if reads_apart else len(row) :]
         written.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
     return written
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "privsyn-lstm", "bart", "t5"])
 def test_greedy_continuations_equal_the_librarys(name: str, request: pytest.FixtureRequest):
-    folder = request.getfixturevalue(name)
+    """Also of a model without a cache: its texts are read again for every token."""
+    bundled = BUNDLED_FOLDER / name
+    folder = bundled if bundled.is_dir() else request.getfixturevalue(name)
     generator = TransformersGenerator(folder, dtype="float32")
-    found = generator.generate(PROMPTS, sampling=GREEDY)
-    assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
-
-
-def test_a_model_without_a_cache_writes_what_the_library_writes():
-    """Its texts are read again for every token, and leave the batch as they end."""
-    folder = BUNDLED_FOLDER / "privsyn-lstm"
-    generator = TransformersGenerator("privsyn-lstm", dtype="float32")
-    assert not generator._has_cache
+    assert generator._has_cache == (folder != bundled)
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
 
