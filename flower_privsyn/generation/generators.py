@@ -43,7 +43,7 @@ class WritingSettings(Settings):
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Nucleus of what is written and filled in."""
 
-    def sampling(self, seed: int = 0, *stop: str) -> SamplingParameters:
+    def sampling_parameters(self, seed: int = 0, *stop: str) -> SamplingParameters:
         """How texts are drawn.
 
         Args:
@@ -155,7 +155,7 @@ class ExpandingSettings(GeneratorSettings):
         model = generator or self.load_generator()
         if lists is not None and self.generator_interface == "chat":
             model = ByMessages(model, instruction=lists.instruction)
-        return Expand(model, prompt=lists, sampling=self.sampling(), **how)
+        return Expand(model, prompt=lists, sampling=self.sampling_parameters(), **how)
 
 
 def load_generator(name: str, **options: Any) -> TextGenerator:

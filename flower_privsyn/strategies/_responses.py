@@ -120,7 +120,9 @@ class Responses:
 
     def expansion(self) -> Expand:
         """How the generator writes the texts in the end, after prompts of public samples too."""
-        return Expand(self.generator, prompt=self.prompt, sampling=self.config.sampling())
+        return Expand(
+            self.generator, prompt=self.prompt, sampling=self.config.sampling_parameters()
+        )
 
     def rehearse(self, adapter: Path | None) -> None:
         """Have the generator write once with an adapter; nothing is kept.
@@ -132,7 +134,7 @@ class Responses:
             self.generator,
             self.prompt.render(list(self.samples[:NUM_EXAMPLES])),
             num_samples=self.config.responses_per_prompt,
-            sampling=self.config.sampling(
+            sampling=self.config.sampling_parameters(
                 derive_seed(self.config.seed, "rehearsal", 0), self.prompt.stop
             ),
             adapter=adapter,
@@ -177,7 +179,7 @@ class Responses:
         records, plan = list(read_json_lines(file)), list(self._prompts(number))
         # One seed for the whole round: a response depends on it, its prompt and its number, and
         # so not on where an earlier attempt stopped.
-        sampling = self.config.sampling(
+        sampling = self.config.sampling_parameters(
             derive_seed(self.config.seed, "responses", number), self.prompt.stop
         )
         batch = max(1, at_once(self.generator) // each)

@@ -170,7 +170,7 @@ class EvolutionByClass(Evolution):
             domain=config.domain,
             blank_fraction=config.blank_fraction,
             word_spread=config.word_spread,
-            sampling=config.sampling(),
+            sampling=config.sampling_parameters(),
             chat=config.generator_interface == "chat",
         )
 

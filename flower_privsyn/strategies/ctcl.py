@@ -416,7 +416,7 @@ class TopicsAndTraining(FederatedTraining):
         writer = TopicWriter(
             generator=load_trained_generator(self.run.path / str(figures["model"])),
             conditions=topics.conditions,
-            sampling=config.sampling(config.seed),
+            sampling=config.sampling_parameters(config.seed),
             round_number=max(self.run.finished_rounds(), default=0),
         )
         records, dropped = writer.write(

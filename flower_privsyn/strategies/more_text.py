@@ -117,7 +117,7 @@ class MoreText(ExpansionSettings):
         return TopicWriter(
             generator=generator or load_trained_generator(Path(self.generator)),
             conditions=topics.conditions,
-            sampling=self.sampling(derive_seed(seed, "more text")),
+            sampling=self.sampling_parameters(derive_seed(seed, "more text")),
             source="expanded",
             round_number=max(run.finished_rounds(), default=0),
         )
