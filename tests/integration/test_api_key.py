@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli import main
+from tests.support.federation_app import write_app
 from tests.support.generation_server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-proj-Q7v2pLr9wXe4TzN8"
 
 
@@ -30,7 +30,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def test_no_file_and_no_message_holds_the_key(
-    tmp_path: Path, public_file: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Server()
     found: list[Path] = []
@@ -53,12 +53,9 @@ def test_no_file_and_no_message_holds_the_key(
         done = subprocess.run(
             [
                 sys.executable, "-m", "flower_privsyn.cli",
-                "run", str(ROOT / "examples/quickstart"),
-                "--run-dir", str(tmp_path / "run"), "--set", "num-nodes=1",
+                "run", str(write_app(tmp_path / "app")),
+                "--run-dir", str(tmp_path / "run"), "--set", "synthetic-samples=3",
                 "--set", f"generator={server.url}",
-                "--set", "generator-steps=0", "--set", "prompt=pre-text",
-                "--set", f"public-text={public_file}", "--set", "least-row-tokens=4",
-                "--set", "embedding-precision=float32",
             ],
             env={**os.environ, "PRIVSYN_API_KEY": KEY, "HOME": str(tmp_path / "home"),
                  "TMPDIR": str(tmp_path)},

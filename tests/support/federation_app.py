@@ -33,6 +33,8 @@ num-candidates = 24
 lookahead = 1
 clip = "l2"
 public-text = ""
+synthetic-samples = 0
+generator = "privsyn-lm"
 node-timeout = 120.0
 behaviour = "honest"
 app-does = ""
@@ -44,7 +46,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -59,7 +60,6 @@ app = ServerApp()
 def asking(context: Context, **others) -> PrivateEvolution:
     given = {**context.run_config, **others}
     config = PrivateEvolutionConfig.from_run_config(given, other_keys=["behaviour", "app-does"])
-    config = replace(config, synthetic_samples=0)
     return PrivateEvolution(config, embedder=HashEmbedder(), variation=ShuffleWords())
 
 
