@@ -83,12 +83,11 @@ class GGUFGenerator(OpenAIGenerator):
     #: Seeds of llama.cpp have 32 bits, of which the last number stands for a random one.
     _seeds_below = 2**32 - 1
 
-    def __init__(self, file: str | Path, *, slots: int | None = None) -> None:
+    def __init__(self, file: str | Path) -> None:
         """Check the file and start the server.
 
         Args:
             file: The GGUF file.
-            slots: Texts written at the same time, >= 1; None chooses by what their caches take.
 
         Raises:
             ModelError: There is no such file, it is broken, or llama.cpp cannot load it.
@@ -102,8 +101,7 @@ class GGUFGenerator(OpenAIGenerator):
                 "pip install 'flower-privsyn[gguf]'"
             )
         context = min(_CONTEXT, header.context or _CONTEXT)
-        if slots is None:
-            slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, header.cache_bytes * context)))
+        slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, header.cache_bytes * context)))
         settings: dict[str, Any] = {
             "model": str(path),
             "api_key": secrets.token_urlsafe(24),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from annotated_types import Ge
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.errors import ConfigError
 
 _FOLDER: Final = Path(__file__).with_name("prompts")
 
@@ -103,21 +103,16 @@ class Prompt(_PromptFile):
         """Write the prompt that asks for the sample after ``examples``.
 
         Args:
-            examples: The given samples, at least 1 and fewer than ``num_samples``; every run of
+            examples: The given samples, fewer than ``num_samples`` and none empty; every run of
                 white space, newlines included, becomes one blank.
 
         Returns:
             The prompt; it ends with the marker line of the next sample and a newline.
-
-        Raises:
-            GenerationError: There are too few or too many examples, or one is empty.
         """
-        if not 1 <= len(examples) < self.num_samples:
-            raise GenerationError(
-                f"prompt {self.name!r} takes 1 to {self.num_samples - 1} examples, "
-                f"got {len(examples)}"
-            )
-        return self._numbered(examples) + self._marker_line(len(examples) + 1)
+        parts = [self.heading.replace("{num_samples}", str(self.num_samples)) + "\n"]
+        for number, sample in enumerate(examples, start=1):
+            parts += [self._marker_line(number), " ".join(sample.split()), "\n"]
+        return "".join([*parts, self._marker_line(len(examples) + 1)])
 
     def parse(self, continuation: str) -> str:
         """Cut the generated sample out of a continuation.
@@ -140,15 +135,6 @@ class Prompt(_PromptFile):
 
     def _marker_line(self, number: int) -> str:
         return self.marker.replace("{number}", str(number)) + "\n"
-
-    def _numbered(self, samples: Sequence[str]) -> str:
-        parts = [self.heading.replace("{num_samples}", str(self.num_samples)) + "\n"]
-        for number, sample in enumerate(samples, start=1):
-            flat = " ".join(sample.split())
-            if not flat:
-                raise GenerationError(f"example {number} of prompt {self.name!r} is empty")
-            parts += [self._marker_line(number), flat, "\n"]
-        return "".join(parts)
 
 
 def load_prompt(name_or_path: str | Path) -> Prompt:
@@ -306,17 +292,13 @@ def _read(kind: type[P], name_or_path: str | Path, *, folder: Path) -> P:
                 "or the path of a .json file"
             )
         path = bundled[given]
-    known = set(kind.declared)
-    needed = {name for name, each in kind.declared.items() if each.default is MISSING}
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
-        held = set(content) if isinstance(content, dict) else set()
-        if wrong := sorted((needed - held) | (held - known)):
-            raise ConfigError(
-                f"it must be one JSON object with the keys {', '.join(sorted(needed))} and, if "
-                f"wanted, {', '.join(sorted(known - needed))}; lacking or unknown: {wrong}"
-            )
-        return kind(**content)
+        return kind(**json.loads(path.read_text(encoding="utf-8-sig")))
+    except TypeError as error:  # which names a key that is missing or unknown
+        raise ConfigError(
+            f"prompt file {path} must hold one JSON object with some of the keys "
+            f"{', '.join(kind.declared)}: {error}"
+        ) from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"prompt file {path} cannot be read: {reason}") from error

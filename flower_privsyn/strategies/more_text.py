@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,7 +22,7 @@ from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.changes import object_of_the_app, same_model_elsewhere
 from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
-from flower_privsyn.strategies._population import released_texts, survivors
+from flower_privsyn.strategies._population import Population, released_texts, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
 
@@ -62,11 +62,7 @@ class MoreText(ExpansionSettings):
                 given; or its directory alone names a generator, parameters or a prompt.
         """
         own = run.config
-        values = {
-            field.name: own[key]
-            for field in fields(cls)
-            if (key := field.name.replace("_", "-")) in own
-        }
+        values = {name: own[key] for name in cls.declared if (key := name.replace("_", "-")) in own}
         given = {name: value for name, value in changed.items() if value is not None}
         trained = _trained(run) if TopicsOfRun.read(run) is not None else writer_in(run.path)
         if trained is not None:
@@ -149,28 +145,24 @@ class _Seeds:
     """The texts that may stand in prompts.
 
     Attributes:
-        texts: (n,).
-        ids: (n,).
-        labels: (n,) the class of each; None where they have none.
-        shares: of every class that has a text; empty where there are none.
+        found: the texts, and their classes where they have some.
         kind: what they are, in words.
+        shares: of every class that has a text; empty where there are none.
     """
 
-    texts: Sequence[str]
-    ids: Sequence[str]
-    labels: Sequence[str] | None
-    shares: Mapping[str, float]
+    found: Population
     kind: str
+    shares: Mapping[str, float] = field(default_factory=dict)
 
-    def of_class(self, name: str | None) -> tuple[list[str], list[str]]:
-        """Texts and ids of a class; of all of them where there are no classes."""
-        labels = self.labels or (None,) * len(self.texts)
-        places = [place for place, label in enumerate(labels) if label == name]
-        return [self.texts[place] for place in places], [self.ids[place] for place in places]
+    def of_class(self, name: str | None) -> Population:
+        """The texts of a class; all of them where there are no classes."""
+        if self.found.labels is None:
+            return self.found
+        return self.found.take(np.flatnonzero(np.array(self.found.labels) == name))
 
     def quotas(self, num_samples: int) -> dict[str | None, int]:
         """How many texts of each class are to be written: whole numbers next to its share."""
-        if self.labels is None:
+        if self.found.labels is None:
             return {None: num_samples}
         found = quotas(np.array(list(self.shares.values())), num_samples)
         return dict(zip(self.shares, found.tolist(), strict=True))
@@ -248,10 +240,10 @@ def write_more(
     return Written(
         path=path,
         texts=sum(by_class.values()),
-        seeds=len(set(seeds.texts)),
+        seeds=len(set(seeds.found.texts)),
         kind=seeds.kind,
         dropped=dropped,
-        by_class=None if seeds.labels is None else by_class,
+        by_class=None if seeds.found.labels is None else by_class,
     )
 
 
@@ -276,12 +268,12 @@ def _expanded(
     by_class: dict[str, int] = {}
     dropped: Counter[str] = Counter()
     for name, quota in quotas.items():
-        texts, ids = seeds.of_class(name)
+        shown = seeds.of_class(name)
         key = ("more text",) if name is None else ("more text", name)
         records, left_out = expand_resumably(
             expand,
-            texts,
-            ids=ids,
+            shown.texts,
+            ids=shown.ids,
             num_samples=quota,
             kept=kept,
             seed=derive_seed(seed, *key, 0),
@@ -301,10 +293,10 @@ def _used(run: RunDirectory, settings: MoreText, seeds: _Seeds, seed: int) -> di
     used: dict[str, Any] = {
         "run": run.path.name,
         "seed": seed,
-        "seeds": _digest(seeds.texts),
+        "seeds": _digest(seeds.found.texts),
         **asdict(settings),
     }
-    if seeds.labels is not None:
+    if seeds.shares:
         used["shares"] = dict(seeds.shares)
     return used
 
@@ -327,29 +319,28 @@ def _topics(run: RunDirectory, settings: MoreText) -> TopicsOfRun | None:
 
 def _conditions(topics: TopicsOfRun) -> _Seeds:
     """What a generator that was trained to write by topic goes on with."""
-    ids = tuple(f"topic:{number}" for number in range(len(topics.conditions)))
-    return _Seeds(texts=topics.conditions, ids=ids, labels=None, shares={}, kind="topics")
+    found = Population.create(topics.conditions, round_number=0, source="topic")
+    return _Seeds(found=found, kind="topics")
 
 
 def _seeds(run: RunDirectory) -> _Seeds:
     """The texts of a run that may stand in prompts, and what they are."""
     weights = str(run.config.get("survivor-weights", "distinct"))
     found = survivors(run, counted=weights == "counted")
-    if len(found):
-        texts, ids, labels = found.texts, found.ids, found.labels
-        rounds = len(run.rounds_with_outcome("released"))
-        kind = f"survivors of {rounds} rounds"
-    else:
-        records = list(read_json_lines(run.synthetic_jsonl))
-        texts = tuple(str(record["text"]) for record in records)
-        ids = tuple(f"synthetic:{index}" for index in range(len(texts)))
-        labelled = bool(records) and all("label" in record for record in records)
-        labels = tuple(str(record["label"]) for record in records) if labelled else None
-        kind = "synthetic texts"
-    if not texts:
+    kind = f"survivors of {len(run.rounds_with_outcome('released'))} rounds"
+    if not len(found):
+        kind, records = "synthetic texts", list(read_json_lines(run.synthetic_jsonl))
+        found = Population(
+            texts=[str(record["text"]) for record in records],
+            ids=[f"synthetic:{index}" for index in range(len(records))],
+            parents=[()] * len(records),
+            source=["synthetic"] * len(records),
+            labels=[str(record["label"]) for record in records if "label" in record] or None,
+        )
+    if not len(found):
         raise ConfigError(f"the run in {run.path} holds no texts, only a model: nothing to expand")
-    shares = {} if labels is None else _shares(run, labels)
-    return _Seeds(texts=texts, ids=ids, labels=labels, shares=shares, kind=kind)
+    shares = {} if found.labels is None else _shares(run, found.labels)
+    return _Seeds(found=found, kind=kind, shares=shares)
 
 
 def _shares(run: RunDirectory, labels: Sequence[str]) -> dict[str, float]:

@@ -56,7 +56,7 @@ def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.Monkey
     for name in ("PRIVSYN_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LLAMA_API_KEY"):
         monkeypatch.setenv(name, "a-secret-of-this-test")
     monkeypatch.setenv("LC_TIME", "C")
-    generator = GGUFGenerator(gguf_tiny, slots=1)
+    generator = GGUFGenerator(gguf_tiny)
     told = psutil.Process(generator._process.pid).environ()
     generator.close()
     assert "a-secret-of-this-test" not in told.values()
@@ -68,7 +68,7 @@ def test_its_process_is_told_no_keys(gguf_tiny: Path, monkeypatch: pytest.Monkey
 _KILLED_WITH_A_COPY = """
 import os, signal, sys, time
 from flower_privsyn.generation.gguf_backend import GGUFGenerator
-child = GGUFGenerator(sys.argv[1], slots=1)._process
+child = GGUFGenerator(sys.argv[1])._process
 if os.fork() == 0:  # holds the other ends of what the child reads and writes
     print(os.getpid(), child.pid, flush=True)
     os.close(1)
@@ -101,7 +101,7 @@ def test_its_process_ends_with_the_one_that_started_it(gguf_tiny: Path):
 
 
 def test_a_process_that_ends_says_why(gguf_tiny: Path):
-    generator = GGUFGenerator(gguf_tiny, slots=1)
+    generator = GGUFGenerator(gguf_tiny)
     generator._process.kill()
     with pytest.raises(GenerationError, match=r"llama.cpp ended while it wrote with tiny.gguf"):
         generator.generate([PROMPTS[0]], sampling=GREEDY)
