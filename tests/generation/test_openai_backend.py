@@ -103,9 +103,13 @@ def test_the_only_model_is_found(server: Server, adapters: tuple[Path, Path]):
     server.misbehave = lambda path, body, number: (200, models)
     with pytest.raises(GenerationError, match=r"2 models \(one, two\): name one"):
         OpenAIGenerator(server.url)
-    server.misbehave = lambda path, body, number: (200, {"models": []})
-    with pytest.raises(GenerationError, match="0 models"):
-        OpenAIGenerator(server.url)
+    for answer in ((200, {"models": []}), (403, {}), (404, {}), (405, {})):
+        server.misbehave = lambda path, body, number, answer=answer: (
+            answer if path == "/v1/models" else None
+        )
+        with pytest.raises(GenerationError, match="0 models"):
+            OpenAIGenerator(server.url)
+        assert OpenAIGenerator(server.url, "tiny").generate(["a"], sampling=SAMPLING)
 
 
 @pytest.mark.parametrize("as_a_date", [False, True])
