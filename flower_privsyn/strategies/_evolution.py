@@ -8,15 +8,12 @@ population. What a method begins with, who survives and what is written in the e
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flower_privsyn.checks import NonNegativeInt, PositiveInt
-from flower_privsyn.queries import NearestNeighborHistogram, Query
-from flower_privsyn.queries.nearest_neighbor import VoteClip
+from flower_privsyn.queries import Query
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import (
     Method,
@@ -30,7 +27,7 @@ from flower_privsyn.run.method import (
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._population import IntArray, Population
 from flower_privsyn.strategies._variation import (
-    VariationSettings,
+    EvolutionConfig,
     hold_to_public_text,
     mask_filling,
     texts_before_quantile,
@@ -39,26 +36,6 @@ from flower_privsyn.strategies._variation import (
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation import TextGenerator, Variation
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvolutionConfig(VariationSettings):
-    """Settings of a population that users vote on."""
-
-    max_samples: PositiveInt = 8
-    """Samples of one user that vote, a random subset fixed per user and seed."""
-    lookahead: NonNegativeInt = 4
-    """Variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 embeds
-    the candidate itself.
-    """
-    clip: VoteClip = "count"
-    """Either "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's votes
-    scaled to norm sqrt(max_samples), with less noise.
-    """
-
-    def histogram(self) -> NearestNeighborHistogram:
-        """The query these settings ask."""
-        return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
 
 
 class Evolution(Method):

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Lt
 
-from flower_privsyn.checks import IN_PYTHON
+from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, PositiveInt
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.variation import MaskUnit
+from flower_privsyn.queries import NearestNeighborHistogram
+from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
@@ -28,9 +30,19 @@ Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariationSettings(ExpandingSettings, PrivateSumConfig):
-    """Settings of a method that varies texts, and begins with public ones."""
+class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
+    """Settings of a population of texts that users vote on, and that are varied."""
 
+    max_samples: PositiveInt = 8
+    """Samples of one user that vote, a random subset fixed per user and seed."""
+    lookahead: NonNegativeInt = 4
+    """Variations whose mean embedding stands for a candidate (K); 4 in the authors' code, 0 embeds
+    the candidate itself.
+    """
+    clip: VoteClip = "count"
+    """Either "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's votes
+    scaled to norm sqrt(max_samples), with less noise.
+    """
     num_candidates: Annotated[int, Ge(2)] = 1024
     """Texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in PrE-Text.
     """
@@ -55,6 +67,10 @@ class VariationSettings(ExpandingSettings, PrivateSumConfig):
     likelihood_model: Annotated[str, IN_PYTHON] = "privsyn-lm"
     """Causal language model that judges so; a name or a path."""
 
+    def histogram(self) -> NearestNeighborHistogram:
+        """The query these settings ask."""
+        return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
+
 
 #: What is masked in one step, and how often, by unit.
 _SHARE_AND_STEPS: Final[Mapping[MaskUnit, tuple[float, int]]] = {
@@ -63,7 +79,7 @@ _SHARE_AND_STEPS: Final[Mapping[MaskUnit, tuple[float, int]]] = {
 }
 
 
-def mask_filling(config: VariationSettings) -> Variation:
+def mask_filling(config: EvolutionConfig) -> Variation:
     """Mask-filling as the settings have it.
 
     Args:
@@ -229,7 +245,7 @@ def texts_before_quantile(fewest: int, quantile: float) -> int:
 def hold_to_public_text(
     seeds: list[str],
     variation: Variation,
-    config: VariationSettings,
+    config: EvolutionConfig,
     *,
     fewest: int,
     progress: Progress,

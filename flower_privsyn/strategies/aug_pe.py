@@ -33,7 +33,7 @@ from flower_privsyn.files import located
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
+from flower_privsyn.strategies._evolution import Evolution
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
@@ -41,6 +41,7 @@ from flower_privsyn.strategies._population import (
     survivor_records,
     survivors,
 )
+from flower_privsyn.strategies._variation import EvolutionConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction, Variation

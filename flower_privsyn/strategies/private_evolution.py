@@ -32,7 +32,7 @@ import numpy as np
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
 from flower_privsyn.run.method import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
+from flower_privsyn.strategies._evolution import Evolution
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
@@ -41,6 +41,7 @@ from flower_privsyn.strategies._population import (
     survivors,
 )
 from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
+from flower_privsyn.strategies._variation import EvolutionConfig
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -121,3 +121,5 @@ def test_a_broken_file_starts_no_process(
         load_generator(f"gguf:{file}")
     with pytest.raises(ModelError, match="does not exist"):
         load_generator("gguf:no.gguf")
+    with pytest.raises(ModelError, match=f"or gguf:{gguf_tiny} as a generator"):
+        load_generator(str(gguf_tiny))
