@@ -252,6 +252,7 @@ def test_an_address_without_a_version_is_said(server: Server):
 FORMS: list[tuple[dict[str, Any], str]] = [
     ({"text": "a \ud83d b"}, "a \ufffd b"),
     ({"text": "cut \ud83d"}, "cut "),
+    ({"text": "a \ude00 b\u00e9\U0001f600"}, "a \ufffd b\u00e9\U0001f600"),
     ({"text": None}, ""),
     ({"text": 7}, ""),
     ({}, ""),
