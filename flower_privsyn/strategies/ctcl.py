@@ -21,11 +21,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Gt, Le
 
 from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, GenerationError
