@@ -17,8 +17,7 @@ from importlib import metadata
 from typing import Final, TypeAlias
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries import QUERIES, ModelDelta, Query
-from flower_privsyn.queries.query import READS
+from flower_privsyn.queries import QUERIES, Query
 
 #: A question's class, or where an installed package has it.
 KnownQuery: TypeAlias = type[Query] | metadata.EntryPoint
@@ -81,10 +80,6 @@ def check_query_class(query: object) -> None:
             "must have a name of small letters, digits and underscores other than "
             f'"prepare", such as "text_lengths", got {name!r}'
         )
-    elif query.reads not in READS:
-        wrong = f"must read one of {', '.join(READS)}, got {query.reads!r}"
-    elif query.trains and not (issubclass(query, ModelDelta) and query.reads == "tokens"):
-        wrong = 'trains: it must be a subclass of ModelDelta that reads "tokens"'
     if wrong:
         raise ConfigError(f"query {query.__qualname__} {wrong}.")
 

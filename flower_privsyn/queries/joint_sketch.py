@@ -308,12 +308,7 @@ class JointSketch(Query):
 
         Returns:
             By the name of the block.
-
-        Raises:
-            ValueError: there is no user.
         """
-        if cohort.num_users < 1:
-            raise ValueError("moments are of at least one user")
         sums = {
             block.name: np.zeros((2, block.num_items), dtype=np.float64)
             for block in self.blocks(broadcast)

@@ -194,13 +194,9 @@ class ModelDelta(Query):
     def fraction_within(self, total: Float64Array, num_users: float) -> float:
         """Estimated fraction of users whose update was within the clip norm, in [0, 1].
 
-        Unbiased before it is cut to [0, 1]; users without an update count half.
-
-        Raises:
-            ValueError: no bit was asked for.
+        Unbiased before it is cut to [0, 1]; users without an update count half. Of a question with
+        a bit alone.
         """
-        if not self.bit_share:
-            raise ValueError("the query has no bit: bit_share is 0")
         signs = float(total[-1]) / self._bit
         return min(1.0, max(0.0, 0.5 + 0.5 * signs / num_users))
 

@@ -165,7 +165,8 @@ class MeanSimilarity(Query):
         Raises:
             ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
         """
-        about = _checked(candidates, prompt, self.centre)
+        about = {"candidates": candidates} | ({} if prompt is None else {"prompt": prompt})
+        self._check_candidates(about, candidates.shape[-1])
         if self.answer_space == "candidates":
             return about
         root, _ = _factorised(candidates, prompt, self.centre)
@@ -279,28 +280,10 @@ def expand_scores(
     Returns:
         (m,) float64, in the unit of the release (a sum over users).
 
-    Raises:
-        ValueError: shapes do not fit, a value is not finite, or `prompt` and `centre` disagree.
     """
-    _checked(candidates, prompt, centre)
-    release = np.asarray(release, dtype=np.float64)
-    if release.shape != (candidates.shape[1],) or not np.isfinite(release).all():
-        raise ValueError(
-            f"the release must be ({candidates.shape[1]},) and finite, got {release.shape}"
-        )
     inverse = _factorised(candidates, prompt, centre)[1]
     scores: Float64Array = _centred(candidates, prompt, centre) @ (inverse @ release)
     return scores
-
-
-def _checked(
-    candidates: npt.NDArray[Any], prompt: npt.NDArray[Any] | None, centre: Centre
-) -> dict[str, npt.NDArray[Any]]:
-    """Candidates and their groups, once they fit each other."""
-    broadcast = {"candidates": candidates} | ({} if prompt is None else {"prompt": prompt})
-    dimension = candidates.shape[1] if candidates.ndim == 2 else 0
-    MeanSimilarity(centre=centre)._check_candidates(broadcast, dimension)
-    return broadcast
 
 
 def _side(numbers: int) -> int:

@@ -163,10 +163,6 @@ class TestAdaptiveClipping:
         lengths = np.linalg.norm(updates.records.astype(np.float64), axis=1)
         assert (lengths <= clip).mean() == pytest.approx(quantile, abs=0.01)
 
-    def test_without_a_bit_there_is_no_fraction(self) -> None:
-        with pytest.raises(ValueError, match="no bit"):
-            ModelDelta(clip_to=1.0).fraction_within(np.zeros(SIZE), 5)
-
 
 class TestQuestion:
     def test_layers_are_patterns(self) -> None:
