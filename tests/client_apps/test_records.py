@@ -143,30 +143,21 @@ class TestTickets:
     def tickets(self, directory: Path) -> int:
         return len(list((directory / "records" / "runs").iterdir()))
 
-    @pytest.mark.parametrize(
-        "other",
-        [
-            {"run": RUN + 1},
-            {"node": 1},
-            {"nodes": 5},
-        ],
-    )
-    def test_of_another_run_or_node(
-        self, population: Path, tmp_path: Path, other: dict[str, int]
+    def test_of_another_run_node_number_of_nodes_or_file(
+        self, population: Path, tmp_path: Path
     ) -> None:
-        cache = tmp_path / "cache"
-        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
-        prepare(app, context(population))
-        prepare(app, context(population, **other))
-        assert self.tickets(cache) == 2
-
-    def test_of_other_settings_of_the_run(self, population: Path, tmp_path: Path) -> None:
         cache, other = tmp_path / "cache", tmp_path / "other.jsonl"
         other.write_text("".join(population.read_text().splitlines(keepends=True)[:3]))
-        for data in (population, other):
-            app = create_client_app(embedder=hash_embedder, cache_directory=cache)
-            prepare(app, context(data))
-        assert self.tickets(cache) == 2
+        app = create_client_app(embedder=hash_embedder, cache_directory=cache)
+        for where in (
+            context(population),
+            context(population, run=RUN + 1),
+            context(population, node=1),
+            context(population, nodes=5),
+            context(other),
+        ):
+            prepare(app, where)
+        assert self.tickets(cache) == 5
 
     def test_of_another_recipe_or_model(self, population: Path, tmp_path: Path) -> None:
         cache = tmp_path / "cache"

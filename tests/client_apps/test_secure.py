@@ -269,16 +269,6 @@ class TestMaliciousServers:
             answered=bytes(record["answered"])[: 2 * 72],
         )
 
-    def test_one_node_alone_is_shown_other_survivors(
-        self, refused: Callable[..., str], state: Path
-    ) -> None:
-        """Nobody else has signed them, so it gives out nothing and keeps what it has."""
-        refused(secure_wire.AGREE, self.three)
-        kept = {path.name: json.loads(path.read_text()) for path in state.glob("*.json")}
-        run = 2**40 + 77
-        assert kept[f"{run}-1.json"]["state"]["step"] == "Agreed"
-        assert [kept[f"{run}-{node}.json"] for node in (2, 3, 4)] == [{"last": 1}] * 3
-
     def test_both_shares_of_one_node(
         self, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
         caplog: pytest.LogCaptureFixture,

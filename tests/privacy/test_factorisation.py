@@ -286,12 +286,3 @@ def test_trees_of_one_round_are_independent_noise() -> None:
     assert (noise_matrix(tree) == np.eye(7)).all()
     assert (strategy_matrix(tree) == np.eye(7)).all()
     assert tree.sensitivity(1) ** 2 == pytest.approx(7)
-
-
-@pytest.mark.parametrize(("restart", "rounds"), [(3, 10), (4, 9), (5, 15), (7, 8), (8, 16)])
-def test_a_restart_builds_on_the_total_of_the_tree_before(restart: int, rounds: int) -> None:
-    variances = prefix_std(TreeAggregation(rounds=rounds, restart_every=restart)) ** 2
-    alone = prefix_std(TreeAggregation(rounds=restart)) ** 2
-    for number in range(rounds):
-        before, inside = divmod(number, restart)
-        assert variances[number] == pytest.approx(before * alone[-1] + alone[inside])

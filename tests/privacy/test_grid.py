@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -21,7 +18,7 @@ from flower_privsyn.privacy import (
     SecureRandom,
     TreeAggregation,
 )
-from flower_privsyn.privacy.mechanisms import GRID, STEPS, from_grid, to_grid
+from flower_privsyn.privacy.mechanisms import GRID, from_grid, to_grid
 from flower_privsyn.queries import (
     Cohort,
     MeanSimilarity,
@@ -29,7 +26,7 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
 )
-from tests.support.attacks import ATTACKS, Pair, box_muller, read, refuted, sound
+from tests.support.attacks import ATTACKS, Pair, box_muller, refuted, sound
 
 RELEASES = 200_000
 DIMENSION = 8
@@ -151,49 +148,6 @@ def test_the_attack_sees_through_noise_of_floats(on_the_grid: bool) -> None:
     assert refuted(released, truth, absent, std) > 1700
     attack = ATTACKS[2 if on_the_grid else 1]
     assert sound(attack, released, truth, std)
-
-
-# Reading without knowing anything ----------------------------------------------------------------
-
-
-def ideal_noise(std: float, size: int) -> np.ndarray:
-    """Rounded noise by forty digits, from 256 random bits a pair."""
-    generator = np.random.default_rng(6)
-    steps: list[int] = []
-    with mpmath.workdps(40):
-        while len(steps) < size:
-            high, low, turn, rest = (int(word) for word in generator.integers(0, 2**63, size=4))
-            radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf((high << 63) + low + 1) / 2**126))
-            angle = 2 * mpmath.pi * mpmath.mpf((turn << 63) + rest) / 2**126
-            scaled = radius * mpmath.mpf(std) * STEPS
-            steps += [int(mpmath.nint(scaled * mpmath.cos(angle)))]
-            steps += [int(mpmath.nint(scaled * mpmath.sin(angle)))]
-    return np.array(steps[:size]) * GRID
-
-
-def test_raw_bins_are_read_no_better_than_an_ideal_gaussian_allows() -> None:
-    """400 users with a vote each for one of 512 candidates, and nothing else known."""
-    bins, releases, std = 512, 8, 2.0
-    votes = np.bincount(np.random.default_rng(7).integers(0, bins, size=400), minlength=bins)
-    prior = stats.poisson.pmf(np.arange(votes.max() + 1), 400 / bins)
-    mechanism = GaussianMechanism(noise_multiplier=std, l2_sensitivity=1.0)
-
-    def share_read(released: np.ndarray) -> float:
-        truth = halves(votes.astype(np.float64))
-        numbers = read(halves(released), truth, std, prior=prior)
-        return float((np.concatenate(numbers) == votes).mean())
-
-    ours = np.mean(
-        [share_read(mechanism.release(votes, random=SecureRandom())) for _ in range(releases)]
-    )
-    noise = ideal_noise(std, bins * releases).reshape(releases, bins)
-    ideal = float(np.mean([share_read(votes + part) for part in noise]))
-    error = math.sqrt(2.0 * ideal * (1.0 - ideal) / (bins * releases))
-    assert abs(ours - ideal) <= 3.0 * error
-    # What the floats of before gave away of the same bins.
-    bits = np.random.default_rng(8).integers(0, 2**53, size=(2, bins // 2)).astype(np.float64)
-    floats = votes + std * np.concatenate(box_muller(*bits))
-    assert share_read(floats) > 0.75 > 1.4 * ideal
 
 
 # The arithmetic ----------------------------------------------------------------------------------

@@ -127,14 +127,6 @@ def test_popri_pubmed_as_printed() -> None:
 CTCL = [row for row in ROWS if row["paper"] == "CTCL"]
 
 
-def test_the_ctcl_histogram_costs_something() -> None:
-    rows = [row for row in CTCL if "histogram_noise_multiplier" in row]
-    assert len(rows) == 12
-    for row in rows[:3]:
-        without = {key: value for key, value in row.items() if key != "histogram_noise_multiplier"}
-        assert epsilon(without, "pld") < epsilon(row, "pld")
-
-
 @pytest.mark.parametrize(
     "row", REFERENCE["aug_pe_rows"], ids=lambda row: f"{row['dataset']}-{row['eps_claimed']}"
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import InsecureRandom, RandomSource, SecureRandom
+from flower_privsyn.privacy import InsecureRandom, SecureRandom
 
 
 def test_every_bit_of_the_integers_is_fair() -> None:
@@ -14,12 +14,6 @@ def test_every_bit_of_the_integers_is_fair() -> None:
     assert words.dtype == np.uint64
     bits = np.unpackbits(words.view(np.uint8)).reshape(-1, 64)
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 6.0 * 0.5 / np.sqrt(len(words))
-
-
-@pytest.mark.parametrize("random", [SecureRandom(), InsecureRandom(7)], ids=lambda r: r.name)
-def test_shapes(random: RandomSource) -> None:
-    assert random.uint64(0).shape == (0,)
-    assert random.uint64(3).shape == (3,)
 
 
 def test_only_the_operating_system_counts_as_secure() -> None:

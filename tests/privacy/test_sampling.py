@@ -23,14 +23,6 @@ IDS = [f"user-{number}" for number in range(20_000)]
 KEY = bytes(range(32))
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.99])
-def test_poisson_coins_have_the_rate(rate: float) -> None:
-    chosen = PoissonSampling(rate).participants(IDS, key=KEY)
-    assert chosen.dtype == np.bool_
-    error = math.sqrt(rate * (1.0 - rate) / len(IDS))
-    assert abs(chosen.mean() - rate) < 5.0 * error
-
-
 def test_every_user_has_the_rate_over_rounds_and_rounds_are_unrelated() -> None:
     """Coins of one user over keys: the mean is the rate, and the cohort size is binomial."""
     ids, rate, rounds = IDS[:200], 0.3, 2_000

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, squared_norms
+from flower_privsyn.privacy import NeighboringRelation, squared_norms
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries import (
     QUERIES,
@@ -37,7 +37,7 @@ from flower_privsyn.queries import (
     Query,
     frequent_bigrams,
 )
-from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_means
+from flower_privsyn.queries.arithmetic import RightFactor, exact_product
 from flower_privsyn.queries.model_delta import pack_conditions
 from flower_privsyn.queries.query import Broadcast
 from flower_privsyn.testing import random_cohort
@@ -597,27 +597,3 @@ class TestRows:
             assert np.array_equal(squared_norms(padded[:, 1:]), together)
         assert squared_norms(np.ones((0, 3))).shape == (0,)
         assert squared_norms(np.ones((3, 0))).tolist() == [0, 0, 0]
-
-    def test_a_clipped_row_is_the_same_in_every_place(self) -> None:
-        generator = np.random.default_rng(5)
-        rows = generator.standard_normal((300, 37)) * generator.choice([0.01, 1, 1e200], (300, 1))
-        rows[7, 3] = np.nan
-        together = clip_rows(rows, norm=1.0)
-        alone = np.concatenate([clip_rows(row[None], norm=1.0) for row in rows])
-        assert np.array_equal(alone, together)
-
-    def test_a_mean_is_the_same_in_every_company(self) -> None:
-        generator = np.random.default_rng(6)
-        counts = np.array([3, 1, 2500, 0, 9, 17, 1024, 1, 40])
-        owners = np.repeat(np.arange(len(counts)), counts)
-        records = generator.standard_normal((len(owners), 21)).astype(np.float32)
-        cohort = Cohort(records, owners, len(counts))
-        together = user_means(cohort, lambda part: part, width=21)
-        for user, count in enumerate(counts):
-            alone = user_means(
-                cohort.select(np.arange(len(counts)) == user), lambda part: part, width=21
-            )
-            assert np.array_equal(alone[0], together[user])
-            if count:
-                mean = records[owners == user].astype(np.float64).mean(axis=0)
-                assert np.allclose(together[user], mean, atol=1e-12)

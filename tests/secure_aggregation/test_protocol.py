@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.secure_aggregation import (
-    ServerRound,
     Terms,
     mask,
     receive,
@@ -61,74 +58,6 @@ def test_what_is_kept_survives_the_disk() -> None:
     lost = {2: Step.INPUT}
     expected = simulated_sum(values, terms, lost)
     assert np.array_equal(run(values, terms, lost, through_disk=True), expected)
-
-
-#: 30 % lost at any single step with t = 18: the round finishes, the sum of the rest is exact.
-THIRTY = Terms(least_nodes=18, colluding=5)
-
-
-def branched(shared: tuple[Protocol, ServerRound]) -> tuple[Protocol, ServerRound]:
-    """The same once more, to go on with in another way."""
-    protocol, server = shared
-    return replace(protocol, states=dict(protocol.states)), copy.deepcopy(server)
-
-
-@pytest.fixture(scope="module")
-def lost() -> set[int]:
-    return set((np.random.default_rng(5).permutation(30)[:9] + 1).tolist())
-
-
-@pytest.fixture(scope="module")
-def begun() -> Protocol:
-    protocol = Protocol(answers(30, seed=9), THIRTY)
-    protocol.show_keys(range(1, 31))
-    return protocol
-
-
-@pytest.fixture(scope="module")
-def shared(begun: Protocol) -> tuple[Protocol, ServerRound]:
-    protocol = replace(begun, states=dict(begun.states))
-    return protocol, protocol.give_shares(range(1, 31))
-
-
-class TestThirtyNodes:
-    def test_with_their_answers(self, shared: tuple[Protocol, ServerRound], lost: set[int]) -> None:
-        protocol, server = branched(shared)
-        left = [name for name in protocol.values if name not in lost]
-        protocol.answer(server, left)
-        protocol.sign(server, left)
-        protocol.uncover(server, left)
-        assert np.array_equal(server.total(), self.sum_of(protocol, left))
-
-    def test_after_their_answers(
-        self, shared: tuple[Protocol, ServerRound], lost: set[int]
-    ) -> None:
-        protocol, server = branched(shared)
-        everybody = list(protocol.values)
-        left = [name for name in everybody if name not in lost]
-        protocol.answer(server, everybody)
-        signed_by_all, states = copy.deepcopy(server), dict(protocol.states)
-        # Lost before they signed, and lost after it.
-        protocol.sign(server, left)
-        protocol.uncover(server, left)
-        expected = self.sum_of(protocol, everybody)
-        assert np.array_equal(server.total(), expected)
-        protocol.states = states
-        protocol.sign(signed_by_all, everybody)
-        protocol.uncover(signed_by_all, left)
-        assert np.array_equal(signed_by_all.total(), expected)
-
-    def test_beyond_t_it_ends(self, shared: tuple[Protocol, ServerRound]) -> None:
-        protocol, server = branched(shared)
-        protocol.answer(server, range(1, 18))
-        with pytest.raises(ProtocolError, match="17 of 30 nodes answered, 18 are needed"):
-            _ = server.survivors
-
-    def sum_of(self, protocol: Protocol, names: list[int]) -> np.ndarray:
-        total = np.zeros(5, dtype=np.uint64)
-        for name in names:
-            total += protocol.values[name]
-        return total
 
 
 class TestOnACircle:

@@ -115,33 +115,3 @@ def refuted(released: Pair, truth: Pair, hypothesis: Pair, std: float) -> int:
             found = int((~attack.possible(released, hypothesis, std)).sum())
             most = max(most, found if attack.name == "the grid" or found > 10 else 0)
     return most
-
-
-def read(released: Pair, truth: Pair, std: float, *, prior: np.ndarray) -> np.ndarray:
-    """Read pairs of whole numbers off their noised values, without knowing anything else.
-
-    Of the pairs that are possible, the likeliest.
-
-    Args:
-        released: (n,) values each.
-        truth: (n,) numbers each; who knows how the noise is made knows which attacks are sound.
-        std: of the noise.
-        prior: (k,) public probabilities of 0, 1, ..., k - 1.
-
-    Returns:
-        (2, n) int64.
-    """
-    numbers = np.arange(len(prior))
-    first, second = (
-        np.log(prior) - 0.5 * ((values[:, None] - numbers) / std) ** 2 for values in released
-    )
-    likelihood = first[:, :, None] + second[:, None, :]  # (n, k, k)
-    for attack in ATTACKS:
-        if not sound(attack, released, truth, std):
-            continue
-        for one in numbers:
-            for other in numbers:
-                sums = tuple(np.full(len(released[0]), float(number)) for number in (one, other))
-                possible = attack.possible(released, (sums[0], sums[1]), std)
-                likelihood[~possible, one, other] = -np.inf
-    return np.array(np.divmod(likelihood.reshape(len(likelihood), -1).argmax(axis=1), len(prior)))
