@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, final, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +65,6 @@ IntArray = npt.NDArray[np.int64]
 
 #: What a record of a user can be.
 Reads = Literal["embeddings", "tokens", "text"]
-#: All of `Reads`.
-READS: Final[tuple[str, ...]] = get_args(Reads)
 
 #: What stands for a model's fingerprint where records are text.
 TEXT_FINGERPRINT: Final = "text"
