@@ -49,11 +49,12 @@ class BiasedConfig(PretrainedConfig):
         num_bigrams: int = 0,
         **kwargs: Any,
     ) -> None:
-        if isinstance(text_config, dict):
-            text_config = AutoConfig.for_model(**text_config)
-        if text_config is not None:
-            text_config._name_or_path = ""  # a path of the machine on which it was made
-        self.text_config = text_config
+        config: Any = text_config
+        if isinstance(config, dict):
+            config = AutoConfig.for_model(**config)
+        if config is not None:
+            config._name_or_path = ""  # a path of the machine on which it was made
+        self.text_config = config
         self.num_bigrams = num_bigrams
         super().__init__(**kwargs)
 
