@@ -14,12 +14,13 @@ import argparse
 import collections
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from flower_privsyn.comparison.people import sealed
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
@@ -27,7 +28,7 @@ def main() -> None:
     parser.add_argument("--client-column", default="client_id")
     parser.add_argument("--without-sealed-of", type=Path)
     parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     taken = collections.Counter[str]()
     seen: set[str] = set()
     if arguments.without_sealed_of:
@@ -42,10 +43,10 @@ def main() -> None:
                     user = record[arguments.client_column]
                     if user in seen:
                         continue
-                    words = record["text"].split()[: arguments.words - taken[user]]
-                    if words:
-                        taken[user] += len(words)
-                        output.write(json.dumps(record | {"text": " ".join(words)}) + "\n")
+                    first = record["text"].split()[: arguments.words - taken[user]]
+                    if first:
+                        taken[user] += len(first)
+                        output.write(json.dumps(record | {"text": " ".join(first)}) + "\n")
 
 
 if __name__ == "__main__":

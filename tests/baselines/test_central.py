@@ -31,7 +31,13 @@ def script() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "method",
-    ["ctcl", pytest.param("vanilla", marks=pytest.mark.slow), "resampled", "downstream"],
+    [
+        "ctcl",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("vanilla", "resampled", "downstream")
+        ),
+    ],
 )
 def test_it_trains_writes_and_says_record_level(
     script: dict[str, Any],

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from flower_privsyn.comparison.people import sealed
-
-ROOT = Path(__file__).parents[2]
+from research.first_words import main
 
 
 def test_of_every_user_the_first_words_are_left(tmp_path: Path) -> None:
@@ -24,10 +21,9 @@ def test_of_every_user_the_first_words_are_left(tmp_path: Path) -> None:
         with gzip.open(tmp_path / f"{number}.jsonl.gz", "wt", encoding="utf-8") as file:
             for user, text in part:
                 file.write(json.dumps({"client_id": user, "text": text, "date": "2020"}) + "\n")
-    script = ROOT / "research" / "first_words.py"
     files = [str(tmp_path / f"{number}.jsonl.gz") for number in (0, 1)]
     output = tmp_path / "out.jsonl.gz"
-    words = [sys.executable, str(script), *files, "--words", "5", "--output", str(output)]
+    words = [*files, "--words", "5", "--output", str(output)]
     found = written(words, output)
     assert [(line["client_id"], line["text"]) for line in found] == [
         ("ann", "one two three"),
@@ -49,6 +45,6 @@ def test_of_every_user_the_first_words_are_left(tmp_path: Path) -> None:
 
 def written(words: list[str], output: Path) -> list[dict[str, str]]:
     """What the script writes."""
-    subprocess.run(words, check=True)
+    main(words)
     with gzip.open(output, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -157,8 +157,9 @@ class TestWithRealModels:
         return built
 
     def test_two_rounds(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
-        generator = TransformersGenerator("privsyn-lm")
-        strategy = POPri(self.settings(config), embedder=HashEmbedder(), generator=generator)
+        generator = TransformersGenerator("privsyn-tiny")
+        settings = self.settings(config, generator="privsyn-tiny")
+        strategy = POPri(settings, embedder=HashEmbedder(), generator=generator)
         strategy.start(federation())
         run = tmp_path / "run"
         folders = [run / "rounds" / number / "adapter" for number in ("0001", "0002")]
