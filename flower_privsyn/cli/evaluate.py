@@ -11,9 +11,9 @@ from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
     from flower_privsyn.data import Users
-    from flower_privsyn.evaluation.classification import Classification, Score, Share
+    from flower_privsyn.evaluation.classification import Classification, Score
     from flower_privsyn.evaluation.copies import CopyRates
-    from flower_privsyn.evaluation.language_model import LanguageModelEvaluation
+    from flower_privsyn.evaluation.language_model import Interval, LanguageModelEvaluation
     from flower_privsyn.evaluation.run import RunEvaluation
     from flower_privsyn.run import RunDirectory
 
@@ -146,8 +146,7 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
 
 
 def _model(figures: LanguageModelEvaluation) -> str:
-    right, bits = figures.next_token_accuracy, figures.bits_per_byte
-    told = f"{100 * right.value:.2f} % [{100 * right.low:.2f}, {100 * right.high:.2f}] of tokens"
+    told, bits = f"{_share(figures.next_token_accuracy, 2)} of tokens", figures.bits_per_byte
     return told if bits is None else f"{told}, {bits.value:.3f} bits per byte"
 
 
@@ -170,9 +169,9 @@ def _accuracy(score: Score) -> str:
     return f"{_share(score.accuracy)}, macro F1 {score.macro_f1:.3f}, {learned}"
 
 
-def _share(found: Share) -> str:
-    error = "" if found.standard_error is None else f" +- {100 * found.standard_error:.1f}"
-    return f"{100 * found.value:.1f}{error} %"
+def _share(found: Interval, digits: int = 1) -> str:
+    value, low, high = (f"{100 * one:.{digits}f}" for one in (found.value, found.low, found.high))
+    return f"{value} % [{low}, {high}]"
 
 
 def _copies(found: CopyRates) -> str:

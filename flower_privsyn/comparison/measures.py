@@ -18,7 +18,6 @@ from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.embedding import load_embedder
 from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation.classification import classify_run
 from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
@@ -27,7 +26,6 @@ from flower_privsyn.evaluation.run import (
     RememberingEmbedder,
     compare_texts,
     random_public_text,
-    run_samples,
     tuned,
 )
 from flower_privsyn.files import located, read_json_lines
@@ -113,41 +111,6 @@ class Measures:
             "costs": dict(costs),
             "samples": list(texts[::step][:_SAMPLES]),
         }
-
-    def labels(self, job: Job, run: RunDirectory) -> dict[str, float | None] | None:
-        """How often a classifier that learned from a run's labelled text is right about others'.
-
-        Args:
-            job: the cell.
-            run: its finished run.
-
-        Returns:
-            Shares of held-out samples: of one that learned from the "synthetic" text, beside one
-            that always says the commonest class ("majority"), and those that learned from the run's
-            "public" text before any vote and from the users' own ("private"). None of a run whose
-            texts have no classes.
-        """
-        if not Chunking.of(run.config).classes:
-            return None
-        embedder = self.embedder(job.values)
-        held_out, private = (
-            run_samples(run.config, users, tokenizer=embedder.tokenizer)
-            for users in (self.plan.people.held_out, self.plan.people.private)
-        )
-        (found,) = classify_run(
-            run,
-            held_out,
-            private=private,
-            embedder=embedder,
-            encoder=None,
-            seed=job.cell.seed,
-            progress=job.progress,
-        )
-        scores = {"synthetic": found.synthetic, "public": found.public, "private": found.private}
-        shares: dict[str, float | None] = {"majority": found.majority.value}
-        for name, score in scores.items():
-            shares[name] = None if score is None else score.accuracy.value
-        return shares
 
     def tuned(self, job: Job, texts: Sequence[str]) -> dict[str, Any]:
         """The figures of the downstream model, fine-tuned on texts."""
@@ -269,7 +232,6 @@ def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         "epsilon_release": summary.epsilon_release,
         "epsilon_known_cohorts": summary.epsilon_known_cohorts,
         "delta": summary.delta,
-        "spent": [[line.get("round"), line.get("epsilon_release")] for line in summary.charged],
         "costs": costs,
     }
 

@@ -75,7 +75,6 @@ Shown = Callable[[], contextlib.AbstractContextManager[Follower]]
 _FIGURES: Final[Mapping[str, Sequence[str]]] = {
     "quality": ("next_token_accuracy", "bits_per_byte"),
     "texts": ("frechet", "mauve", "copies", "copies_held_out"),
-    "labels": ("synthetic", "majority", "public", "private"),
     "local_epsilon": ("sample", "user"),
     "costs": ("rounds", "bytes_up", "bytes_down", "client_cpu_seconds", "server_seconds"),
 }
@@ -300,8 +299,7 @@ class Comparison:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "samples": []}
         texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
-        figures = self._measures.of_text(job, texts, found["costs"])
-        return {**found, **figures, "labels": self._measures.labels(job, run)}
+        return {**found, **self._measures.of_text(job, texts, found["costs"])}
 
     # ------------------------------------------------------------------ the document
 
@@ -422,7 +420,7 @@ def summarise(
                 "planned": len(here),
             }
             for part, keys in _FIGURES.items():
-                prefix = f"{part}_" if part in ("labels", "local_epsilon") else ""
+                prefix = "local_epsilon_" if part == "local_epsilon" else ""
                 row |= {prefix + key: _mean(_column(done, part, key)) for key in keys}
             row["gap_closed"] = _gap(_column(done, "quality", "next_token_accuracy"), *gap)
             rows[method, epsilon] = row

@@ -22,6 +22,7 @@ from flower_privsyn.data import Chunking, Samples
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, DataError, MissingExtraError, ModelError
 from flower_privsyn.evaluation.distribution import library
+from flower_privsyn.evaluation.language_model import Interval, resampled
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.files import located, read_json_lines
 from flower_privsyn.models.library import quiet_transformers, shorten
@@ -48,31 +49,18 @@ _MAX_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share(NotPrivate):
-    """A share of texts, and how sure it is.
-
-    Attributes:
-        value: in [0, 1].
-        standard_error: over users, as if the tested ones were drawn from many; what is drawn in
-            training is not in it. None for a single user.
-    """
-
-    value: float
-    standard_error: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Score(NotPrivate):
     """One classifier on the held-out text.
 
     Attributes:
         training_texts: how many it learned from.
-        accuracy: share of texts whose class it finds.
+        accuracy: share of texts whose class it finds; what is drawn in training is not in its
+            interval.
         macro_f1: mean over classes of the harmonic mean of precision and recall.
     """
 
     training_texts: int
-    accuracy: Share
+    accuracy: Interval
     macro_f1: float
 
 
@@ -97,7 +85,7 @@ class Classification(NotPrivate):
     test_texts: int
     test_users: int
     synthetic: Score
-    majority: Share
+    majority: Interval
     public: Score | None
     private: Score | None
 
@@ -234,26 +222,17 @@ def classify(
     )
 
 
-def share(hits: npt.NDArray[np.bool_], owners: IntArray) -> Share:
-    """The share of hits, with its standard error over users.
+def share(hits: npt.NDArray[np.bool_], owners: IntArray) -> Interval:
+    """The share of hits, with its interval over users.
 
     Args:
         hits: (n,), n >= 1.
         owners: (n,) whose each is.
-
-    Returns:
-        The ratio of hits to texts; its error by linearisation, users drawn independently.
     """
     _, users = np.unique(owners, return_inverse=True)
-    texts = np.bincount(users).astype(np.float64)
     found = np.bincount(users, weights=hits.astype(np.float64))
-    value = float(found.sum() / texts.sum())
-    u = len(texts)
-    if u < 2:
-        return Share(value=value, standard_error=None)
-    residual = found - value * texts
-    variance = u / (u - 1) * float(residual @ residual) / float(texts.sum()) ** 2
-    return Share(value=value, standard_error=float(np.sqrt(variance)))
+    texts = np.bincount(users).astype(np.float64)
+    return Interval.of(found, texts, resampled(np.stack([found, texts], axis=1)))
 
 
 def logistic_regression(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> Classifier:

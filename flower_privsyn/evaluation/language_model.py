@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ _WEIGHTS = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure with its confidence interval.
+    """A figure with its 95 % interval, by the percentile bootstrap over users.
 
     Attributes:
         value: the figure on all users.
@@ -44,6 +44,18 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, over: Float64Array, under: Float64Array, draws: Float64Array) -> Self:
+        """The interval of a ratio of sums over users.
+
+        Args:
+            over: (users,).
+            under: (users,).
+            draws: (resamples, 2) means of both over users that were drawn with replacement.
+        """
+        low, high = np.percentile(draws[:, 0] / draws[:, 1], [2.5, 97.5]).tolist()
+        return cls(value=float(over.sum() / under.sum()), low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,14 +221,11 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
         "bits_per_byte": (nats / math.log(2), size),
     }
     columns = np.stack([column for ratio in ratios.values() for column in ratio], axis=1)
-    draws = _resampled(columns, resamples=resamples, seed=seed)
+    draws = resampled(columns, resamples=resamples, seed=seed)
     found: dict[str, Any] = {}
     for place, (name, (over, under)) in enumerate(ratios.items()):
-        above, below = draws[:, 2 * place], draws[:, 2 * place + 1]
-        found[name] = None
-        if below.all():
-            low, high = np.percentile(above / below, [2.5, 97.5]).tolist()
-            found[name] = Interval(value=float(over.sum() / under.sum()), low=low, high=high)
+        drawn = draws[:, 2 * place : 2 * place + 2]
+        found[name] = Interval.of(over, under, drawn) if drawn[:, 1].all() else None
     entropy = found["cross_entropy"]
     found["perplexity"] = Interval(
         value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
@@ -241,7 +250,7 @@ def resampled_accuracies(
     Returns:
         (resamples, models).
     """
-    draws = _resampled(np.concatenate(counts, axis=1), resamples=resamples, seed=seed)
+    draws = resampled(np.concatenate(counts, axis=1), resamples=resamples, seed=seed)
     accuracies: Float64Array = draws[:, 1::2] / draws[:, 0::2]
     return accuracies
 
@@ -329,8 +338,8 @@ def score_texts(
     )
 
 
-def _resampled(rows: Float64Array, *, resamples: int, seed: int) -> Float64Array:
-    """Means over users drawn with replacement, (resamples, columns)."""
+def resampled(rows: Float64Array, *, resamples: int = 2000, seed: int = 0) -> Float64Array:
+    """Means over users drawn with replacement, (resamples, columns) of (users, columns)."""
     generator = np.random.default_rng(seed)
     users = len(rows)
     parts = []

@@ -76,14 +76,6 @@ _QUALITY: Final[tuple[Column, ...]] = (
     ("bits per byte", _figure("bits_per_byte", 4)),
 )
 
-#: Of a classifier that learned from labelled text, and what it is to be held against.
-_LABELLED: Final[tuple[Column, ...]] = (
-    ("class found, %", _figure("labels_synthetic", 1, 100.0)),
-    ("commonest, %", _figure("labels_majority", 1, 100.0)),
-    ("from public text, %", _figure("labels_public", 1, 100.0)),
-    ("from private text, %", _figure("labels_private", 1, 100.0)),
-)
-
 _COSTS: Final[tuple[Column, ...]] = (
     ("Fréchet²", _figure("frechet", 3)),
     ("MAUVE", _figure("mauve", 3)),
@@ -101,11 +93,10 @@ def _is_local(row: Mapping[str, Any]) -> bool:
 
 
 def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns: more where an epsilon is local, or texts have classes."""
+    """The columns: one more where an epsilon is local."""
     (first, *others), rows = _QUALITY, document["summary"]
     local = (_LOCAL,) if any(map(_is_local, rows)) else ()
-    labelled = _LABELLED if any(row.get("labels_synthetic") for row in rows) else ()
-    return (first, *local, *others, *labelled, *_COSTS)
+    return (first, *local, *others, *_COSTS)
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -146,13 +137,6 @@ def caption(document: Mapping[str, Any]) -> str:
     data = document["data"]
     rows = document["summary"]
     seeds = max((row["planned"] for row in rows), default=0)
-    labelled = ""
-    if any(row.get("labels_synthetic") for row in rows):
-        labelled = (
-            " Class found: by logistic regression on embeddings that learned from the labelled "
-            "texts, of held-out text; beside it the commonest class, and what is found by public "
-            "text before any vote and by the private text itself."
-        )
     copies = ""
     others = [row["copies_held_out"]["mean"] for row in rows if row.get("copies_held_out")]
     if others:
@@ -166,8 +150,8 @@ def caption(document: Mapping[str, Any]) -> str:
         f"mean ± standard error over {counted(seeds, 'seed')}. Above the best floor, and above "
         "the best method at the same ε: percentage points of accuracy, with 95 % intervals over "
         "held-out users, the same of both. Gap closed: from the public model (0) to fine-tuning on "
-        f"the private text itself (100), where both are measured.{_lost_rounds(document)}{labelled}"
-        f"{copies} Traffic and CPU time are of one user in the whole run."
+        f"the private text itself (100), where both are measured.{_lost_rounds(document)}{copies}"
+        " Traffic and CPU time are of one user in the whole run."
     )
 
 

@@ -10,12 +10,10 @@ import pytest
 
 from flower_privsyn.comparison import APP, Cell, People, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
-from flower_privsyn.data import Users, load_users
+from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation.run import split_users
 from flower_privsyn.host.app import load_app
 from flower_privsyn.progress import Progress
-from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal import CausalTraining
@@ -90,21 +88,3 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     assert found is not None
     assert found["copies"] == pytest.approx(0.2)  # the window too
     assert found["copies_held_out"] == pytest.approx(0.05)
-
-
-def test_labels_are_worth_what_a_classifier_learns_of_them(
-    labelled_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
-    run = RunDirectory.open(labelled_run / "run")
-    users = load_users(labelled_run / "users.jsonl", label_column="label")
-    private, held_out = split_users(run.config, users)
-    found = Measures(plan_of(private, held_out)).labels(job_in(tmp_path), run)
-    assert found is not None
-    assert set(found) == {"synthetic", "majority", "public", "private"}
-    synthetic, public, private = (found[name] for name in ("synthetic", "public", "private"))
-    assert synthetic is not None
-    assert public is not None
-    assert private is not None
-    assert public < synthetic
-    assert private > 0.9

@@ -128,15 +128,6 @@ class TestPeople:
         assert (row["over_floor"], row["to_best"]) == (None, None)
 
 
-def test_what_labels_are_worth_is_shown_beside_its_floor_and_ceiling() -> None:
-    cells = [cell("popri", 1.0, seed, 0.26) for seed in (0, 1)]
-    for one, found in zip(cells, (0.6, 0.7), strict=True):
-        one["labels"] = {"synthetic": found, "majority": 0.27, "public": 0.26, "private": 0.9}
-    text = table_of(cells)
-    assert "| 65.0 ± 5.0 | 27.0 ± 0.0 | 26.0 ± 0.0 | 90.0 ± 0.0 |" in text
-    assert "Class found: by logistic regression" in text
-
-
 def document_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "stamp": STAMP,

@@ -51,22 +51,17 @@ def test_labels_that_say_something_are_worth_more_than_every_floor() -> None:
     assert found.test_users == 100
     assert found.synthetic.training_texts == 120
     record = found.to_dict()
-    assert record["synthetic"]["accuracy"]["stamp"] == record["stamp"]
+    assert record["synthetic"]["stamp"] == record["stamp"]
 
 
-def test_the_standard_error_is_that_of_users_and_not_of_texts() -> None:
+def test_the_interval_is_that_of_users_and_not_of_texts() -> None:
     random = np.random.default_rng(0)
     users = 400
     alike = np.repeat(random.random(users) < 0.7, 5)  # all texts of a user are hit, or none
     found = share(alike, np.repeat(np.arange(users), 5))
     assert found.value == alike.mean()
-    assert found.standard_error == pytest.approx(math.sqrt(0.7 * 0.3 / users), rel=0.05)
-    drawn = [
-        share(np.repeat(random.random(users) < 0.7, 5), np.repeat(np.arange(users), 5)).value
-        for _ in range(400)
-    ]
-    assert found.standard_error == pytest.approx(float(np.std(drawn)), rel=0.15)
-    assert share(np.array([True, False]), np.array([3, 3])).standard_error is None
+    width = 2 * 1.96 * math.sqrt(0.7 * 0.3 / users)
+    assert found.high - found.low == pytest.approx(width, rel=0.1)
 
 
 class TestEncoder:
@@ -82,7 +77,6 @@ class TestEncoder:
         assert training.labels is not None
         found = learn(training.texts, training.labels, asked.texts)
         assert (found == asked.labels).mean() > 0.8
-        assert np.array_equal(learn(training.texts, training.labels, asked.texts), found)
 
 
 class TestRun:
@@ -109,11 +103,11 @@ class TestRun:
         assert record.private is not None
         assert record.synthetic.accuracy.value > record.public.accuracy.value
         assert record.private.accuracy.value > 0.9
-        assert record.synthetic.accuracy.standard_error is not None
+        assert record.synthetic.accuracy.low < record.synthetic.accuracy.high
         assert record.test_users <= len(held_out)
         words = dict(rows(found))
         assert words["classes"].startswith("3; logistic regression on")
-        assert "+-" in words["accuracy, synthetic text"]
+        assert "% [" in words["accuracy, synthetic text"]
         assert {"accuracy, the commonest class", "accuracy, private text (no privacy)"} <= set(
             words
         )
