@@ -329,7 +329,7 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
         max_document_tokens=int(values["max-tokens"]),
         max_new_tokens=int(values["max-new-tokens"]),
     )
-    public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
+    public = public_texts("bundled[:32]", tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
     low, high = paraphraser.logit_bounds(public)
     choice = TokenChoice(
         low=low,

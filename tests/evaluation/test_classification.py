@@ -94,7 +94,7 @@ class TestRun:
             held_out,
             work=tmp_path / "work",
             private=private,
-            training=CausalTraining(max_steps=1, learn_ends=False),
+            training=CausalTraining(max_steps=1, train_on_eos=False),
             embedder=HashEmbedder(),
         )
         (record,) = found.classification

@@ -22,7 +22,7 @@ from flower_privsyn.training.causal import CausalTraining
 from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]
-ONE_STEP = CausalTraining(max_steps=1, learn_ends=False)
+ONE_STEP = CausalTraining(max_steps=1, train_on_eos=False)
 COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])
 
 
