@@ -230,7 +230,7 @@ def share(hits: npt.NDArray[np.bool_], owners: IntArray) -> Interval:
         owners: (n,) whose each is.
     """
     _, users = np.unique(owners, return_inverse=True)
-    found = np.bincount(users, weights=hits.astype(np.float64))
+    found = np.bincount(users, weights=hits).astype(np.float64)
     texts = np.bincount(users).astype(np.float64)
     return Interval.of(found, texts, resampled(np.stack([found, texts], axis=1)))
 
