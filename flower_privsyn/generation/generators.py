@@ -12,12 +12,16 @@ from annotated_types import Gt, Le
 from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import check_generator, is_address, read_key
 from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
 from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
-from flower_privsyn.generation.openai_backend import OpenAIGenerator
+from flower_privsyn.generation.openai_backend import (
+    OpenAIGenerator,
+    check_address,
+    is_address,
+    read_key,
+)
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 
@@ -80,7 +84,8 @@ class GeneratorSettings(WritingSettings):
     def __post_init__(self) -> None:
         """Check every value."""
         # First, because its sentence does not quote what may be a key.
-        check_generator(self.generator)
+        if isinstance(self.generator, str) and is_address(self.generator):
+            check_address(self.generator)
         super().__post_init__()
         if self.generator_parameters and not is_address(self.generator):
             raise ConfigError(
@@ -182,7 +187,7 @@ def load_generator(name: str, **options: Any) -> TextGenerator:
         MissingExtraError: What the backend needs is not installed.
     """
     if is_address(name):
-        check_generator(name)
+        check_address(name)
         base_url, _, model = name.strip().partition("#")
         return OpenAIGenerator(base_url, model or None, api_key=read_key(), **options)
     if is_gguf(name):

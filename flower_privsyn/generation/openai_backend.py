@@ -1,18 +1,25 @@
-"""Texts from a server with the OpenAI interface, such as ``vllm serve``: continued or answered."""
+"""Texts from a server with the OpenAI interface, such as ``vllm serve``: continued or answered.
+
+A server's key is read from the environment and shown to nobody: it is in no configuration, so that
+it is in no run directory, no database of Flower's and no command line. What a server says is quoted
+in messages only after `redact` has taken out the key.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
+from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.api_key import check_generator, redact
 from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
@@ -43,8 +50,62 @@ _NO_LIST = (403, 404, 405)
 #: This machine, which no proxy reaches.
 _HERE = ("localhost", "127.0.0.1", "::1")
 
+#: An address of a host, a port and a path, and of a model behind "#": nothing that may be a key.
+_PLAIN: Final = re.compile(r"https?://[^\s@?;&=#]+(#[^\s?;&=]*)?", re.IGNORECASE)
+
 #: What an answer that is none counts as, whatever its status: it is asked for again.
 _BAD_GATEWAY = 502
+
+
+def is_address(name: str) -> bool:
+    """Whether a generator's name is the address of a server."""
+    # As addresses are read: blanks before them, and tabs and ends of lines inside, do not count.
+    return re.sub(r"[\x00-\x20]", "", name).lower().startswith(("http:", "https:"))
+
+
+def check_address(address: str) -> None:
+    """Refuse the address of a server that may hold a key; it is not quoted.
+
+    Raises:
+        ConfigError: it has a user name, a password, a query or parameters, or is no address.
+    """
+    if not _PLAIN.fullmatch(address.strip()):
+        raise ConfigError(
+            "generator must be an address like http://host:port/v1#model. The one given, which is "
+            "not shown, is none or has more: a user name, a password or a query may hold a key and "
+            "would be written into the run directory. Leave them out and put the key into the "
+            f"environment variable {environment.API_KEY}."
+        )
+
+
+def read_key() -> str | None:
+    """The key in the environment variable PRIVSYN_API_KEY; None where it is not set.
+
+    Raises:
+        ConfigError: What it holds is no key.
+    """
+    key = os.environ.get(environment.API_KEY, "").strip()
+    if not key:
+        return None
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"The environment variable {environment.API_KEY} holds no API key: a key is printable "
+            "ASCII without blanks."
+        )
+    return key
+
+
+def redact(text: str, key: str | None) -> str:
+    """What somebody else wrote, with `[api key]` in place of a key; as it is without one.
+
+    A server shows the beginning or the end of a key, too: of eight characters or more.
+    """
+    if not key:
+        return text
+    for length in range(len(key), min(len(key), 8) - 1, -1):
+        for shown in (key[:length], key[-length:]):
+            text = text.replace(shown, "[api key]")
+    return text
 
 
 class _NoTextError(GenerationError):
@@ -108,17 +169,11 @@ class OpenAIGenerator:
                 leaves out what would be sent, for what a server does not know (``{"seed": None}``).
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: The address may hold a key, or is none.
             GenerationError: The server cannot be asked for its model, or serves several.
             MissingExtraError: openai is not installed.
         """
-        check_generator(base_url)
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                "generation setting base_url must look like 'http://host:port/v1', "
-                f"got {base_url!r}"
-            )
+        check_address(base_url)
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._max_concurrency = max_concurrency
@@ -131,7 +186,7 @@ class OpenAIGenerator:
             api_key=api_key,
             timeout=timeout,
             max_retries=max_retries,
-            by_proxy=parts.hostname not in _HERE,
+            by_proxy=urlsplit(base_url).hostname not in _HERE,
         )
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"

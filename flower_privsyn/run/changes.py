@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flower_privsyn.environment import versions
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import plain, read_json_lines, write_json
-from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.messages.window import is_of_a_simulation
 from flower_privsyn.run.directory import EXPANDED, WRITTEN, RunDirectory
 from flower_privsyn.run.method import Method

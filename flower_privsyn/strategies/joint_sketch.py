@@ -32,8 +32,8 @@ from annotated_types import Ge
 from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
-from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
+from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query

@@ -14,7 +14,7 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.files import read_json, read_json_lines, write_json
-from flower_privsyn.generation.api_key import is_address
+from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model

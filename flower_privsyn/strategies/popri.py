@@ -33,8 +33,8 @@ import numpy.typing as npt
 from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located, read_json, write_json
-from flower_privsyn.generation.api_key import is_address
 from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
