@@ -1,4 +1,4 @@
-"""Private evolution of synthetic text, user level, federated; PrE-Text is its preset.
+"""Private evolution of synthetic text, user level, federated; its defaults are PrE-Text's.
 
 Papers:
     Hou, Shrivastava, Zhan, Conway, Le, Sagar, Fanti, Lazar: "PrE-Text: Training Language Models on
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class PrivateEvolution(PrivateSumStrategy):
         ```python
         @app.main()
         def main(grid, context):
-            PrivateEvolution.pre_text(epsilon=1.29, num_users=1250, num_nodes=50).start(grid)
+            PrivateEvolution(epsilon=1.29, num_users=1250, num_nodes=50).start(grid)
         ```
 
     Formal guarantee:
@@ -171,12 +171,3 @@ class PrivateEvolution(PrivateSumStrategy):
 
     config_class = PrivateEvolutionConfig
     method_class = EvolutionByVotes
-
-    @classmethod
-    def pre_text(cls, *, epsilon: float | None = None, **settings: Any) -> Self:
-        """PrE-Text: 11 rounds, full participation, 64-token samples, at most 8 per user.
-
-        Noise is added exactly as accounted, the cap is enforced on the client, masks are counted
-        per text and the threshold follows the noise.
-        """
-        return cls(epsilon=epsilon, **{"num_candidates": 2048, **settings})

@@ -209,10 +209,10 @@ class TestSurvivors:
 
 
 def test_the_papers_settings() -> None:
-    ours = PrivateEvolution.pre_text(epsilon=1.29).config
+    ours = PrivateEvolution(epsilon=1.29).config
     assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
     assert (ours.whole_sentences, ours.max_new_tokens) == (False, 85)
-    assert (ours.num_candidates, ours.lookahead) == (2048, 4)
+    assert (ours.num_candidates, ours.lookahead) == (1024, 4)
 
 
 class TestBeforeSpending:
