@@ -106,11 +106,6 @@ def mask_filling(config: EvolutionConfig) -> Variation:
 #: How often a variation is drawn before the text it is made from stays.
 _TRIES: Final = 3
 
-#: Texts that a thread scores, and of them at a time: the logits of few stay in the cache.
-_PIECE: Final = 64
-
-_BATCH: Final = 8
-
 
 class Likelihood:
     """Log-likelihood per token of texts under a causal language model.
@@ -140,26 +135,9 @@ class Likelihood:
         Returns:
             (n,), at most 0; minus infinity for a text without tokens.
         """
-        from flower_privsyn.models.threads import side_by_side
-
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        batches = [order[start : start + _PIECE] for start in range(0, len(order), _PIECE)]
-        result = np.full(len(texts), -np.inf)
-        found = side_by_side(self._score, [[texts[index] for index in part] for part in batches])
-        for places, values in zip(batches, found, strict=True):
-            result[places] = values
-        return result
-
-    def _score(self, texts: list[str]) -> Float64Array:
         from flower_privsyn.evaluation.language_model import score_texts
 
-        scores = score_texts(
-            self._network,
-            self._tokenizer,
-            texts,
-            max_tokens=self._max_tokens,
-            batch_size=_BATCH,
-        )
+        scores = score_texts(self._network, self._tokenizer, texts, max_tokens=self._max_tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             means: Float64Array = np.where(scores.tokens > 0, -scores.nats / scores.tokens, -np.inf)
         return means
