@@ -2,7 +2,7 @@
 
 from flower_privsyn.data.chunking import Chunking, Samples, within_limits
 from flower_privsyn.data.load import gather_configured, load_configured, load_users
-from flower_privsyn.data.public_corpus import labels_of_public_texts, public_texts
+from flower_privsyn.data.public_corpus import public_texts
 from flower_privsyn.data.users import Gathered, Users, parse_cutoff
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Samples",
     "Users",
     "gather_configured",
-    "labels_of_public_texts",
     "load_configured",
     "load_users",
     "parse_cutoff",

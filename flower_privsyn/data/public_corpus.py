@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.chunking import Chunking
-from flower_privsyn.data.columns import is_unicode, parse_label
+from flower_privsyn.data.columns import is_unicode
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 
@@ -104,15 +104,6 @@ class PublicCorpus:
             DataError: A file or the hub cannot be read, or a line or row has no text.
             MissingExtraError: It is a data set, and the library is not installed.
         """
-        return (text for text, _ in self.labelled())
-
-    def labelled(self) -> Iterator[tuple[str, str | None]]:
-        """The documents, each with its `label`; None where its line or row has none.
-
-        Raises:
-            DataError: As `documents`.
-            MissingExtraError: As `documents`.
-        """
         try:
             for where, row in itertools.islice(self._rows(), self.most):
                 yield _document(where, row)
@@ -149,17 +140,17 @@ def _numbered(rows: Iterable[object], name: str = "row") -> Iterator[tuple[str, 
     return ((f"{name} {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _document(where: str, row: object) -> tuple[str, str | None]:
-    """The text and the label of a row of public text.
+def _document(where: str, row: object) -> str:
+    """The text of a row of public text.
 
     Raises:
         DataError: it is no object with a string `text`.
     """
     text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(row, dict) or not isinstance(text, str) or not is_unicode(text):
+    if not isinstance(text, str) or not is_unicode(text):
         said = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
         raise DataError(f'{where}: expected a JSON object with a string "text" in UTF-8{said}')
-    return text, (parse_label(row.get("label")) or "").strip() or None
+    return text
 
 
 def _unreadable(setting: str, source: str, where: Path | str, error: Exception) -> DataError:
@@ -241,30 +232,6 @@ def public_texts(
             f'and {setting} = "{source}" holds {len(found)}'
         )
     return list(found)
-
-
-def labels_of_public_texts(
-    source: str, *, tokenizer: Any, max_tokens: int = 64, at_sentences: bool = False
-) -> dict[str, str]:
-    """The class of each public text whose line has a `label`, by text as `public_texts` cuts it.
-
-    Args:
-        source: as for `public_texts`; the bundled passages have no labels.
-        tokenizer: as for `public_texts`.
-        max_tokens: as for `public_texts`.
-        at_sentences: as for `public_texts`.
-
-    Raises:
-        DataError: as for `public_texts`.
-    """
-    corpus = PublicCorpus.find(source, setting="public-text")
-    labelled = [(text, label) for text, label in corpus.labelled() if label is not None]
-    cut = Chunking(max_tokens=max_tokens)
-    found = cut.pieces(
-        [text for text, _ in labelled], tokenizer=tokenizer, at_sentences=at_sentences
-    )
-    pairs = zip(found, labelled, strict=True)
-    return {piece: label for pieces, (_, label) in pairs for piece in pieces}
 
 
 def public_documents(source: str | Path, *, setting: str) -> list[str]:

@@ -18,7 +18,7 @@ The paper is central and its unit is a text; here users vote, and a user is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -74,8 +74,7 @@ class AugPEConfig(EvolutionConfig):
     variation: str = "style"
     """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
     "fill-blanks", or a JSON file (Aug-PE), and for the first texts of each class; or "mask-fill",
-    by `variation_model` (PrE-Text): then the first ones are drawn from `public_text`, of each class
-    those whose `label` it is, or from all where none has a `label`.
+    by `variation_model` (PrE-Text): then the first ones of each class are drawn from `public_text`.
     """
     domain: str = "text"
     """What the texts are, in public words, for prompts that ask for them: "reviews of restaurants".
@@ -129,7 +128,6 @@ class EvolutionByClass(Evolution):
     """The server's half of `AugPE`: of every class a population, chosen by released votes."""
 
     config: AugPEConfig
-    _of_class: Mapping[str, Sequence[str]]
 
     @property
     def _writes(self) -> bool:
@@ -180,8 +178,6 @@ class EvolutionByClass(Evolution):
         self._careful = self._variation
         if self._reads_public_text:
             super()._prepare_seeds()
-        if not self._writes:
-            self._of_class = self._read_classes(need(self._embedder).tokenizer)
 
     @property
     def _seeds_needed(self) -> int:
@@ -197,30 +193,6 @@ class EvolutionByClass(Evolution):
         if self._writes:
             self._asked(self.config.initial_prompt, "beginning").rehearse(classes)
 
-    def _read_classes(self, tokenizer: Any) -> Mapping[str, Sequence[str]]:
-        """The public texts of each class: its own, where the file says which these are."""
-        from flower_privsyn.data import labels_of_public_texts
-
-        config, classes = self.config, self.config.class_names or ("",)
-        seeds, labels = self._seeds or self._read_seeds(), {}
-        if config.classes:
-            labels = labels_of_public_texts(
-                config.public_text,
-                tokenizer=tokenizer,
-                max_tokens=config.max_tokens,
-                at_sentences=config.whole_sentences,
-            )
-        if not labels:
-            return dict.fromkeys(classes, seeds)
-        parted = {name: [text for text in seeds if labels.get(text) == name] for name in classes}
-        for name, own in parted.items():
-            if len(own) < self._seeds_needed:
-                raise ConfigError(
-                    f'public-text = "{config.public_text}" has {len(own)} texts labelled '
-                    f'"{name}", and the first population needs {self._seeds_needed} of each class'
-                )
-        return parted
-
     # ------------------------------------------------------------------ populations
 
     def _first(self) -> Population:
@@ -231,10 +203,10 @@ class EvolutionByClass(Evolution):
             texts, source = self._written(labels), "generated"
         else:
             texts, source = [], "public"
-            for place, name in enumerate(classes):
-                own = self._of_class[name]
+            for place in range(len(classes)):
                 chooser = np.random.default_rng([self.config.seed, 1, place])
-                texts += [own[i] for i in chooser.choice(len(own), size=each, replace=False)]
+                drawn = chooser.choice(len(self._seeds), size=each, replace=False)
+                texts += [self._seeds[index] for index in drawn]
         made_of = Population.create(
             texts, round_number=1, source=source, labels=labels if self.config.classes else None
         )

@@ -16,13 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from flower_privsyn.data import (
     Chunking,
     Users,
-    labels_of_public_texts,
     load_users,
 )
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import skipping
-from flower_privsyn.testing import HashEmbedder
 
 ROWS = [
     {"client_id": "a", "text": "the first", "label": "good"},
@@ -130,17 +128,3 @@ class TestCut:
         assert dealt == [["good", "bad", None], ["other"]]
         with pytest.raises(DataError, match="labels must hold one entry per text"):
             Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])
-
-
-def test_public_texts_may_have_classes(tmp_path: Path) -> None:
-    path = tmp_path / "public.jsonl"
-    lines = [{"text": "a b"}, {"text": "c d e f g", "label": "x"}, {"text": "h i", "label": 3}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def labels(source: str) -> dict[str, str]:
-        return labels_of_public_texts(source, tokenizer=HashEmbedder().tokenizer, max_tokens=4)
-
-    assert labels(str(path)) == {"c d e f": "x", "h i": "3"}
-    # Whatever names public text names it here too.
-    assert labels(str(tmp_path)) == labels(str(path))
-    assert labels(f"{path}[:2]") == {"c d e f": "x"}

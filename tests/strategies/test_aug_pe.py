@@ -16,7 +16,7 @@ from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, FederationError, GenerationError
+from flower_privsyn.errors import FederationError, GenerationError
 from flower_privsyn.messages import wire
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
@@ -242,33 +242,17 @@ class TestTheAlgorithm:
         synthetic = lines(method.run.path / "synthetic.jsonl")
         assert {row["text"] for row in synthetic} == {row["text"] for row in last}
 
-    def test_first_texts_from_public_ones_of_each_class_or_of_all(
-        self, config: Builder, tmp_path: Path
+    def test_with_masks_the_first_texts_of_each_class_are_public(
+        self, config: Builder, tmp_path: Path, public_file: Path
     ) -> None:
-        path = tmp_path / "public-with-classes.jsonl"
-        rows = [
-            {"text": " ".join(np.random.default_rng(n).choice(WORDS[label], 6)), "label": label}
-            for label in WORDS
-            for n in range(30)
-        ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = {"variation": "mask-fill", "num_rounds": 1}
-        parts = {"variation": ShuffleWords(), "generator": None}
-        method = strategy(config(public_text=str(path), **options), **parts)
+        method = strategy(
+            config(variation="mask-fill", num_rounds=1), variation=ShuffleWords(), generator=None
+        )
         method.start(grid_of(labelled_users(6), tmp_path))
-        for row in population(method.run.path, 1):
-            assert set(row["text"].split()) <= set(WORDS[row["label"]])
-        other = config(run_dir=str(tmp_path / "other"), **options)
-        method = strategy(other, **parts)  # this public text has no labels
-        method.start(grid_of(labelled_users(6), tmp_path))
-        assert Counter(row["label"] for row in population(method.run.path, 1)) == {
-            "law": 12,
-            "river": 12,
-        }
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows[:33]))
-        few = config(public_text=str(path), run_dir=str(tmp_path / "few"), **options)
-        with pytest.raises(ConfigError, match='3 texts labelled "river".*needs 4 of each class'):
-            strategy(few, **parts).start(grid_of(labelled_users(6), tmp_path))
+        first = population(method.run.path, 1)
+        assert Counter(row["label"] for row in first) == {"law": 12, "river": 12}
+        public = {row["text"] for row in lines(public_file)}
+        assert {row["text"] for row in first if row["source"] == "public"} <= public
 
     def test_a_generator_that_writes_nothing_is_named_before_anything_is_spent(
         self, config: Builder, tmp_path: Path
