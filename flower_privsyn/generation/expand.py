@@ -46,13 +46,11 @@ class ExpandResult:
             prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
             that was asked for, ``"no-sentence"`` (it begins in the middle of one, ends none or is
             a fragment) and ``"repetition"``.
-        num_generated: Continuations generated: kept and dropped ones.
     """
 
     texts: tuple[str, ...]
     parents: tuple[tuple[int, ...], ...]
     dropped: Mapping[str, int]
-    num_generated: int
 
 
 class Expand:
@@ -172,7 +170,6 @@ class Expand:
             least_words=self._least_words,
             known=known,
         )
-        before = attempts
         while found.missing and attempts < max_attempts:
             size = min(
                 at_once(self.generator),
@@ -206,7 +203,6 @@ class Expand:
             texts=tuple(found.texts),
             parents=tuple(found.parents),
             dropped=dict(found.dropped),
-            num_generated=attempts - before,
         )
 
     def _rendered(self, examples: Sequence[str]) -> str:

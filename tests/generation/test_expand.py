@@ -54,7 +54,7 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
     for rendered, parents in zip(generator.prompts, result.parents, strict=True):
         assert len(set(parents)) == 3
         assert rendered == prompt.render([SEEDS[index] for index in parents])
-    assert result.num_generated == 100
+    assert len(generator.prompts) == 100
     assert result.dropped == dict.fromkeys(DROP_REASONS, 0)
     for seed, same in ((1, True), (2, False)):
         again = Expand(Scripted(_numbered)).run(SEEDS, num_samples=100, seed=seed)
@@ -89,22 +89,23 @@ def test_what_is_dropped_is_counted_by_reason():
             return "half a \ufffd character"
         return f"text {number}"
 
-    result = Expand(Scripted(write, at_once=7)).run(SEEDS, num_samples=20, seed=1)
+    generator = Scripted(write, at_once=7)
+    result = Expand(generator).run(SEEDS, num_samples=20, seed=1)
     assert len(result.texts) == 20
     assert sum(text.split() == ["again", "and", "again"] for text in result.texts) == 1
-    kinds = Counter(number % 6 for number in range(result.num_generated))
+    kinds = Counter(number % 6 for number in range(len(generator.prompts)))
     assert result.dropped["empty"] == kinds[0]
     assert result.dropped["duplicate"] == kinds[1] - 1
     assert result.dropped["copy-of-example"] == kinds[2]
     assert result.dropped["broken-character"] == kinds[3]
-    assert result.num_generated == 20 + sum(result.dropped.values())
+    assert len(generator.prompts) == 20 + sum(result.dropped.values())
 
 
 def test_attempts_are_bounded():
     generator = Scripted(lambda prompt, number: "always the same", at_once=8)
     result = Expand(generator).run(SEEDS, num_samples=10, seed=0)
     assert result.texts == ("always the same",)
-    assert result.num_generated == 40
+    assert len(generator.prompts) == 40
     assert result.dropped["duplicate"] == 39
 
 
@@ -205,10 +206,10 @@ class TestCarefulTexts:
         generator = Scripted(lambda _, number: texts[number % 4])
         result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=1, seed=0)
         assert result.texts == ("All of these nine words make one whole sentence.",)
-        again = Expand(Scripted(lambda _, number: texts[1 + number % 3]), whole_sentences=True)
-        result = again.run(self.SEEDS, num_samples=3, seed=0)
+        again = Scripted(lambda _, number: texts[1 + number % 3])
+        result = Expand(again, whole_sentences=True).run(self.SEEDS, num_samples=3, seed=0)
         assert result.texts == ()
-        assert result.dropped["no-sentence"] == result.num_generated == 12
+        assert result.dropped["no-sentence"] == len(again.prompts) == 12
 
     def test_repetition_is_dropped_where_that_is_asked_for(self) -> None:
         generator = Scripted(
@@ -216,4 +217,4 @@ class TestCarefulTexts:
         )
         assert len(Expand(generator).run(self.SEEDS, num_samples=2, seed=0).texts) == 2
         result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=2, seed=0)
-        assert result.dropped["repetition"] == result.num_generated
+        assert result.dropped["repetition"] == 8
