@@ -82,6 +82,8 @@ class LSTMPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LSTM):
             for name, parameter in module.named_parameters():
+                if getattr(parameter, "_is_hf_initialized", False):
+                    continue  # it was loaded, of which its chunks know nothing
                 if name.startswith("weight_ih"):
                     nn.init.xavier_uniform_(parameter)
                 elif name.startswith("weight_hh"):
