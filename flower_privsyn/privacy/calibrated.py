@@ -139,7 +139,7 @@ def _for_the_rest(plan: Plan, planned: float, ledger: PrivacyLedger) -> float:
     except ConfigError as error:
         raise BudgetExceededError(
             f"the {plan.rounds - behind} rounds that are left do not fit into what the "
-            f"{ledger.num_releases} charged ones leave of epsilon = {ledger.epsilon_budget:g}, "
+            f"{len(ledger.releases)} charged ones leave of epsilon = {ledger.epsilon_budget:g}, "
             "whatever their noise"
         ) from error
     logger.warning(

@@ -466,7 +466,7 @@ class KeptRounds:
         """A result without any release would be public text under the name of a private one."""
         if self.run.rounds_with_outcome("released"):
             return
-        charged = ledger.num_releases
+        charged = len(ledger.releases)
         again = not ledger.correlations and not charged
         raise FederationError(
             "no round was released, so nothing was learned from the users and no result is "
