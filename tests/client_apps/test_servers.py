@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
+import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -164,49 +164,26 @@ def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
     assert account.epsilon(NodePolicy()) == pytest.approx(1.5, rel=1e-3)
 
 
-_NODE = """
-import os, signal, sys
-from flower_privsyn.messages import wire
-from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
-from flower_privsyn.testing import *
-from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
-from tests.support.federation import make_users
+def test_kill_9_between_charge_and_answer_never_counts_less(
+    grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path
+) -> None:
+    reply, left = wire.reply, []
 
-folder, public = sys.argv[1:]
-left = []
-reply = wire.reply
+    def dying(*answered: Any) -> Any:
+        if len(left) == 2:  # the roster and one answer
+            os.kill(os.getpid(), signal.SIGKILL)
+        left.append(1)
+        return reply(*answered)
 
-def dying(content, message):
-    if len(left) == 2:  # the roster and one answer
-        os.kill(os.getpid(), signal.SIGKILL)
-    left.append(1)
-    return reply(content, message)
-
-wire.reply = dying
-app = create_client_app(
-    lambda context: make_users(12), embedder=hash_embedder, cache_directory=folder + "/cache"
-)
-config = PrivateEvolutionConfig(
-    num_rounds=4, num_nodes=1, num_candidates=16, lookahead=1, public_text=public,
-    synthetic_samples=12, run_dir=folder + "/run", node_timeout=0.2, noise_multiplier=4.0,
-    accept_noise=True,
-)
-with flower_identity():
-    PrivateEvolution(
-        config, embedder=HashEmbedder(), variation=ShuffleWords(), generator=EchoGenerator()
-    ).start(
-        LoopbackGrid(app, node_configs=[{"dataset": "people"}], is_simulation=False, run_id=1111)
-    )
-"""
-
-
-def test_kill_9_between_charge_and_answer_never_counts_less(owner: Path, public_file: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _NODE, str(owner), str(public_file)],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == -9, done.stderr
+    child = os.fork()
+    if child == 0:
+        try:
+            wire.reply = dying  # type: ignore[assignment]
+            run = run_of("run", num_rounds=4, noise_multiplier=4.0, accept_noise=True)
+            run.start(grid_of("north", 1111, max_epsilon=10.0))
+        finally:
+            os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     ledger = [json.loads(line) for line in (owner / "run" / "ledger.jsonl").open()]
     assert sum(line["event"] == "release" for line in ledger) == 1
     account = NodeLedger("people").account()
