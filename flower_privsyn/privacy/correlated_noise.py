@@ -342,13 +342,9 @@ class CorrelatedNoise:
             )
         self._step, self._size = int(step), int(size)
         for array in arrays.values():
-            whole = array.dtype.kind == "i" and array.ndim == 0 and array >= 0
-            if not whole and not (
-                array.dtype == np.float64
-                and array.ndim == 2
-                and array.shape[1] in (0, self._size)
-                and np.isfinite(array).all()
-            ):
+            counts = array.dtype.kind == "i" and array.ndim == 0 and array >= 0
+            vectors = array.dtype == np.float64 and array.shape[1:] in ((0,), (self._size,))
+            if not counts and not (vectors and np.isfinite(array).all()):
                 raise ConfigError(f"{path} is damaged: it is not the memory of correlated noise.")
         if self._step < self._correlation.factorisation.rounds:
             self._recurrence.memory = {

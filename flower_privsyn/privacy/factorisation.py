@@ -321,8 +321,6 @@ class BufferedLinearToeplitz(_Toeplitz):
             min_separation: Smallest difference of two rounds of one user, at least 1.
             momentum: Of the server's optimiser, in [0, 1).
         """
-        rounds = check_whole("rounds", rounds, ge=1)
-        min_separation = check_whole("min_separation", min_separation, ge=1)
         scales, decays = _optimal_buffers(rounds, momentum, min_separation)
         return cls(rounds=rounds, scales=scales, decays=decays)
 
