@@ -89,7 +89,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         },
         ("poisson", "pld"),
     ),
-    ("private-evolution", {"newer-than": "March"}, ("newer-than",)),
+    ("private-evolution", {"min-date": "March"}, ("min-date",)),
     ("private-evolution", {"resume": True, "run-dir": ""}, ("run-dir",)),
     ("private-evolution", {"epsilon": -1.0, "noise-multiplier": 1e-9}, ("noise-multiplier",)),
     ("joint-sketch", {"num-bigrams": 1}, ("num-bigrams",)),

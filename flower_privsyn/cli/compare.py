@@ -47,8 +47,8 @@ def compare(
     delta: Annotated[
         float | None, option("D", "of every run (default: 1 / (n ln n), n users)")
     ] = None,
-    newer_than: Annotated[
-        str, option("DATE", "use only text dated after this day", show_default=False)
+    min_date: Annotated[
+        str, option("DATE", "use only text of this day and later", show_default=False)
     ] = "",
     downstream: Annotated[
         str, option("MODEL", "causal model every method is to make better")
@@ -107,7 +107,7 @@ def compare(
         held_out,
         users=users,
         held_out_users=held_out_users,
-        newer_than=newer_than,
+        min_date=min_date,
         columns=columns_of(columns),
         sealed_users=sealed_users,
     )

@@ -69,7 +69,7 @@ class People:
         *,
         users: int = 0,
         held_out_users: int | None = None,
-        newer_than: str = "",
+        min_date: str = "",
         columns: Mapping[str, str] | None = None,
         sealed_users: int = 0,
     ) -> Self:
@@ -83,7 +83,7 @@ class People:
             users: how many take part; 0 for all.
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
-            newer_than: only text dated after this day; "" for all.
+            min_date: ISO day; only text of it and later days; "" for all.
             columns: their names, by the keys of a run (`load_configured`).
             sealed_users: hold out as many sealed users and no others; the same users take part as
                 with 0.
@@ -96,10 +96,10 @@ class People:
         check_whole("--users", users, ge=0)
         if held_out is not None and held_out_users is not None:
             raise ConfigError("give either --held-out or --held-out-users, not both")
-        every = _read(data, newer_than=newer_than, columns=columns or {})
+        every = _read(data, min_date=min_date, columns=columns or {})
         others = every
         if held_out is not None:
-            others = _read(held_out, newer_than=newer_than, columns=columns or {})
+            others = _read(held_out, min_date=min_date, columns=columns or {})
         closed = sealed(others.user_ids)
         kept = others.select(closed)
         if len(kept) < sealed_users:
@@ -151,10 +151,10 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _read(source: str, *, newer_than: str, columns: Mapping[str, str]) -> Users:
+def _read(source: str, *, min_date: str, columns: Mapping[str, str]) -> Users:
     found = load_configured({"data": source}, columns, strict=True, labels=True)
-    found.check_documents(dated=bool(newer_than))
-    return found.newer_than(newer_than) if newer_than else found
+    found.check_documents(dated=bool(min_date))
+    return found.since(min_date) if min_date else found
 
 
 def _first(users: Users, count: int) -> npt.NDArray[np.bool_]:

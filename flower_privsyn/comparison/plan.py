@@ -212,7 +212,7 @@ class Plan:
             **({"label-column": "label"} if "label-column" in self.app.defaults else {}),
             "num-users": len(self.people.private),
             "held-out-fraction": 0.0,
-            "newer-than": "",  # older text is not in the file
+            "min-date": "",  # older text is not in the file
             "epsilon": float(cell.epsilon or 1.0),
             "noise-multiplier": -1.0,
             "delta": self.delta,

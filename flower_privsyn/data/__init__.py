@@ -3,7 +3,7 @@
 from flower_privsyn.data.chunking import Chunking, Samples, within_limits
 from flower_privsyn.data.load import gather_configured, load_configured, load_users
 from flower_privsyn.data.public_corpus import public_texts
-from flower_privsyn.data.users import Gathered, Users, parse_cutoff
+from flower_privsyn.data.users import Gathered, Users, parse_min_date
 
 __all__ = [
     "Chunking",
@@ -13,7 +13,7 @@ __all__ = [
     "gather_configured",
     "load_configured",
     "load_users",
-    "parse_cutoff",
+    "parse_min_date",
     "public_texts",
     "within_limits",
 ]

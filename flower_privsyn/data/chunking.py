@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import Settings
 from flower_privsyn.data.columns import is_unicode
 from flower_privsyn.data.sentences import sentence_ends
-from flower_privsyn.data.users import Users, parse_cutoff, seed_key
+from flower_privsyn.data.users import Users, parse_min_date, seed_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, text_batches
 from flower_privsyn.privacy import skipping
@@ -101,8 +101,8 @@ class Chunking(Settings):
     """Longest sample, in tokens; None keeps documents whole."""
     max_samples: Annotated[int | None, Ge(1)] = None
     """Most samples of a user; None keeps all."""
-    newer_than: str = ""
-    """ISO day; only documents dated after it count; "" for all."""
+    min_date: str = ""
+    """ISO day; only documents of it and later days count; "" for all."""
     held_out_fraction: Annotated[float, Ge(0), Le(1)] = 0.0
     """Share of users kept out of the run for evaluation."""
     seed: Annotated[int, Ge(-(2**127)), Lt(2**127)] = 0
@@ -113,8 +113,8 @@ class Chunking(Settings):
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        if self.newer_than:
-            parse_cutoff(self.newer_than)
+        if self.min_date:
+            parse_min_date(self.min_date)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -126,7 +126,7 @@ class Chunking(Settings):
         return cls(
             max_tokens=int(settings["max-tokens"]),
             max_samples=int(settings["max-samples"]) or None,
-            newer_than=str(settings.get("newer-than") or ""),
+            min_date=str(settings.get("min-date") or ""),
             held_out_fraction=float(settings.get("held-out-fraction") or 0.0),
             seed=int(settings["seed"]),
             classes=class_names(str(settings.get("classes") or "")),
@@ -140,7 +140,7 @@ class Chunking(Settings):
         """The same users with the documents that count: new, of a class, and within the limits.
 
         Raises:
-            DataError: If `newer_than` is set and the source has no column of dates, or `classes`
+            DataError: If `min_date` is set and the source has no column of dates, or `classes`
                 and it has no column of labels.
         """
         return within_limits(self.selected(users), seed=self.seed)
@@ -151,8 +151,8 @@ class Chunking(Settings):
         Raises:
             DataError: As `documents`.
         """
-        if self.newer_than:
-            users = users.newer_than(self.newer_than)
+        if self.min_date:
+            users = users.since(self.min_date)
         return users.of_classes(self.classes) if self.classes else users
 
     def asked(self, users: Users) -> Users:

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\s*[-+]?[0-9][0-9.,eE+-]*\s*")
 _HELD_OUT = b"held-out"
 
 _UNDATED: Final = (
-    "newer-than needs a date per document, and that column is missing or of another type: "
+    "min-date needs a date per document, and that column is missing or of another type: "
     "date-column names one of ISO dates, days or timestamps."
 )
 _UNLABELLED: Final = (
@@ -56,8 +56,8 @@ def seed_key(seed: int) -> bytes:
         raise ConfigError("seed must be an integer that fits 16 bytes.") from None
 
 
-def parse_cutoff(value: date | str) -> date:
-    """Turn the setting ``newer-than`` into a day.
+def parse_min_date(value: date | str) -> date:
+    """Turn the setting ``min-date`` into a day.
 
     Raises:
         ConfigError: If it is neither a date nor an ISO date string.
@@ -70,7 +70,7 @@ def parse_cutoff(value: date | str) -> date:
         return date.fromisoformat(value)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"newer-than must be an ISO date such as 2025-03-18, got {value!r}."
+            f"min-date must be an ISO date such as 2025-03-18, got {value!r}."
         ) from None
 
 
@@ -234,22 +234,22 @@ class Users:
         check_whole("partition-id", partition_id, ge=0, le=num_partitions - 1)
         return self.select(np.arange(len(self)) % num_partitions == partition_id)
 
-    def newer_than(self, cutoff: date | str) -> Users:
-        """Drop documents dated on or before ``cutoff`` or not at all; every user stays.
+    def since(self, day: date | str) -> Users:
+        """Drop documents dated before ``day`` or not at all; every user stays.
 
-        Use the training cutoff of the public model here, so that its memory of the private text
+        Use the day after the public model's training data ends, so that its memory of that text
         cannot be mistaken for learning from it. Where no document is left, every user has none:
         one user's documents must not decide whether a node takes part (`check_documents` tells
         the owner). Those without a date are counted as left out.
 
         Args:
-            cutoff: A day, or its ISO form such as "2025-03-18".
+            day: The first that counts, or its ISO form such as "2025-03-18".
 
         Raises:
-            ConfigError: If the cutoff is not a day.
+            ConfigError: If it is not a day.
             DataError: If there are no dates at all, as in a source without such a column.
         """
-        cutoff = parse_cutoff(cutoff)
+        first = parse_min_date(day)
         if self.dates is None:
             raise DataError(_UNDATED)
         undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
@@ -257,7 +257,7 @@ class Users:
             owners = np.unique(self.owners[undated]).tolist()
             skipping.note((self.user_ids[user] for user in owners), records=int(undated.sum()))
         keep = np.fromiter(
-            (day is not None and day > cutoff for day in self.dates), bool, len(self.dates)
+            (dated is not None and dated >= first for dated in self.dates), bool, len(self.dates)
         )
         return self.only(keep)
 
@@ -291,7 +291,7 @@ class Users:
         whether it raises depends on single documents.
 
         Args:
-            dated: Whether ``newer-than`` will ask for dates.
+            dated: Whether ``min-date`` will ask for dates.
             classes: Which a run will ask for; none where it asks for none.
 
         Raises:
@@ -311,7 +311,7 @@ class Users:
             raise DataError(_UNDATED)
         if dated and all(day is None for day in self.dates or ()):
             raise DataError(
-                "newer-than needs a date per document, but none of these documents has one."
+                "min-date needs a date per document, but none of these documents has one."
             )
         if classes:
             check_labels([self], classes)

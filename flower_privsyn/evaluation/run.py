@@ -425,7 +425,7 @@ def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> S
         DataError: documents have no dates, or no labels, where the run asks for them.
     """
     cut = Chunking.of(config)
-    if cut.newer_than:
+    if cut.min_date:
         users.check_documents(dated=True)
     return cut.samples(cut.documents(users), tokenizer=tokenizer)
 

@@ -137,7 +137,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
     Raises:
         ConfigError: `data` is empty.
         DataError: The file or dataset cannot be read, or nobody has a document in it, or one with a
-            date where `newer-than` is set, or one of any of `classes` where these are set.
+            date where `min-date` is set, or one of any of `classes` where these are set.
     """
     if app.client not in _READY_CLIENTS:
         return None
@@ -148,7 +148,7 @@ def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
 
     classes = class_names(str(values.get("classes", "")))
     users = load_configured(values, strict=True, labels=bool(classes))
-    users.check_documents(dated=bool(values.get("newer-than", "")), classes=classes)
+    users.check_documents(dated=bool(values.get("min-date", "")), classes=classes)
     return users
 
 

@@ -108,7 +108,7 @@ class DataRequest:
         embedding_precision: "float32" or "bfloat16".
         max_tokens: length of one sample in tokens; not looked at where text is read.
         max_samples: samples of one user that take part, or 0 for all of them.
-        newer_than: ISO date; only text dated after it takes part; "" for all.
+        min_date: ISO date; only text of it and later takes part; "" for all.
         held_out_fraction: share of users kept out of the run for evaluation.
         seed: public seed of the cap's subset, of the held-out split and of the order in which a
             user's samples are trained on.
@@ -127,7 +127,7 @@ class DataRequest:
     embedding_precision: Name
     max_tokens: StrictInt
     max_samples: StrictInt
-    newer_than: Name = ""
+    min_date: Name = ""
     held_out_fraction: FiniteFloat
     seed: StrictInt
     max_nodes_per_user: StrictInt = 1
@@ -160,7 +160,7 @@ class DataRequest:
         return Chunking(
             max_tokens=None if self.reads == "text" else self.max_tokens,
             max_samples=self.max_samples or None,
-            newer_than=self.newer_than,
+            min_date=self.min_date,
             held_out_fraction=self.held_out_fraction,
             seed=self.seed,
             classes=self.classes,

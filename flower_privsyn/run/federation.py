@@ -242,7 +242,7 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
         embedding_precision=settings.embedding_precision,
         max_tokens=settings.max_tokens,
         max_samples=settings.max_samples,
-        newer_than=settings.newer_than,
+        min_date=settings.min_date,
         held_out_fraction=settings.held_out_fraction,
         seed=settings.seed,
         max_nodes_per_user=settings.max_nodes_per_user,

@@ -20,7 +20,7 @@ from flower_privsyn.checks import (
     PositiveInt,
     Settings,
 )
-from flower_privsyn.data import parse_cutoff
+from flower_privsyn.data import parse_min_date
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
@@ -167,9 +167,9 @@ class PrivateSumConfig(Settings):
     """Samples of one user that take part, a random subset fixed per user and seed; 0 for all of
     them, for queries whose clip bounds a user whatever their number.
     """
-    newer_than: str = ""
-    """ISO date; only text dated after it takes part (the cutoff of the public model's training
-    data); "" for all.
+    min_date: str = ""
+    """ISO date; only text of that day and later takes part (of the day after the public model's
+    training data ends); "" for all.
     """
     held_out_fraction: Annotated[float, Ge(0), Le(0.99)] = 0.0
     """Share of users that never take part and serve evaluation."""
@@ -220,8 +220,8 @@ class PrivateSumConfig(Settings):
             )
         self._check_accounting()
         self._check_secure_aggregation()
-        if self.newer_than:
-            parse_cutoff(self.newer_than)
+        if self.min_date:
+            parse_min_date(self.min_date)
         if self.resume and not self.run_dir:
             said = json.dumps(self.resume)
             raise ConfigError(f"resume = {said} needs run-dir, the folder of the run to continue")

@@ -226,7 +226,7 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
         ("", [], [{"text": "x"}, {"text": ""}, {"text": "\ud800"}]),
         ("2025-01-01", dated, [{"text": "x", "date": "today"}]),
     ]
-    for number, (newer_than, rest, variants) in enumerate(cases):
+    for number, (min_date, rest, variants) in enumerate(cases):
         rosters = []
         for variant in variants:
             path = tmp_path / f"{number}-{len(rosters)}.jsonl"
@@ -234,7 +234,7 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
             path.write_text("\n".join(lines) + "\n")
             where_it_is.node_config["data"] = str(path)
             app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
-            rosters.append(wire.unpack_roster(prepare(app, where_it_is, newer_than=newer_than)))
+            rosters.append(wire.unpack_roster(prepare(app, where_it_is, min_date=min_date)))
         assert all(roster == rosters[0] for roster in rosters)
 
 

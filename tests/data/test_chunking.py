@@ -210,7 +210,7 @@ def test_who_is_asked_and_with_which_documents() -> None:
     users = replace(users, texts=[text.replace("bad", "\0") for text in users.texts])
     days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
     users = replace(users, dates=list(days))
-    cut = Chunking(newer_than="2025-01-01", held_out_fraction=0.25, seed=5)
+    cut = Chunking(min_date="2025-01-02", held_out_fraction=0.25, seed=5)
     asked, held_out = cut.split(users)
     assert set(asked.user_ids) | set(held_out.user_ids) == set(users.user_ids)
     assert not set(asked.user_ids) & set(held_out.user_ids)
@@ -227,7 +227,7 @@ def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
     settings = {
         "max-tokens": 32,
         "max-samples": 0,
-        "newer-than": "2025-03-18",
+        "min-date": "2025-03-18",
         "held-out-fraction": 0.5,
         "seed": 11,
     }

@@ -162,7 +162,7 @@ def test_rows_come_together_by_user_with_dates_and_labels(make: Make, tmp_path: 
     assert users.owners.tolist() == [0, 0, 1]
     assert users.dates == [date(2025, 3, 18), None, date(2025, 3, 19)]
     assert users.labels == ["x", "y", "y"]
-    assert users.newer_than("2025-03-18").texts == [ROWS[1]["text"]]
+    assert users.since("2025-03-19").texts == [ROWS[1]["text"]]
 
 
 @every_source
@@ -228,7 +228,7 @@ def test_a_run_names_what_is_bad(
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
     values = {"data": case.data, **case.settings}
-    cut = Chunking(newer_than=case.settings.get("newer-than", ""))
+    cut = Chunking(min_date=case.settings.get("min-date", ""))
     with (
         locked(tmp_path / case.locked if case.locked else None),
         pytest.raises(PrivsynError) as caught,
@@ -382,8 +382,8 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
     # Of dates and labels it matters only where they are asked for.
     users = load_users(table, date_column="number")
     assert users.dates is None
-    with pytest.raises(DataError, match="newer-than .* date-column"):
-        users.newer_than("2025-01-01")
+    with pytest.raises(DataError, match="min-date .* date-column"):
+        users.since("2025-01-01")
 
 
 def test_bad_utf8_in_parquet_and_a_row_by_its_place_in_the_file(

@@ -91,28 +91,28 @@ def test_held_out_share_and_seeds() -> None:
     assert smaller < set(one.user_ids)
 
 
-def test_newer_than_is_strict_and_keeps_everybody() -> None:
+def test_since_counts_its_day_and_keeps_everybody() -> None:
     users = Users(
         user_ids=("a", "b"),
         texts=["old", "same day", "new"],
         owners=np.array([0, 0, 1]),
         dates=[date(2024, 1, 1), date(2025, 3, 1), date(2025, 3, 2)],
     )
-    for cutoff in (date(2025, 3, 1), "2025-03-01"):
-        newer = users.newer_than(cutoff)
+    for day in (date(2025, 3, 2), "2025-03-02"):
+        newer = users.since(day)
         assert newer.texts == ["new"]
         assert newer.user_ids == ("a", "b")
         assert newer.dates == [date(2025, 3, 2)]
-    with pytest.raises(ConfigError, match="newer-than must be an ISO date .* got 'March'"):
-        users.newer_than("March")
+    with pytest.raises(ConfigError, match="min-date must be an ISO date .* got 'March'"):
+        users.since("March")
 
 
-def test_newer_than_without_dates() -> None:
+def test_since_without_dates() -> None:
     with pytest.raises(DataError, match="date-column"):
-        make({"a": 1}).newer_than(date(2025, 1, 1))
+        make({"a": 1}).since(date(2025, 1, 1))
     users = Users(user_ids=("a",), texts=["x", "y"], owners=np.array([0, 0]), dates=[None, None])
     with skipping.counting() as tally:
-        newer = users.newer_than(date(2025, 1, 1))
+        newer = users.since(date(2025, 1, 1))
     assert (newer.user_ids, newer.texts, newer.dates) == (("a",), [], [])
     assert (tally.records, tally.users) == (2, {"a"})
 
@@ -152,7 +152,7 @@ def test_rows_may_have_dates_and_labels() -> None:
         date(2025, 3, days[text]) if text in days else None for text in users.texts
     ]
     assert users.labels == ["news", None, "news", "7", None, None, "7"]
-    assert users.of_classes(["7"]).newer_than("2025-03-02").texts == ["7"]
+    assert users.of_classes(["7"]).since("2025-03-03").texts == ["7"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ OPTIONS = {
     "data": "--data",
     "num-users": "--users",
     "epsilon": "--epsilon",
-    "newer-than": "--newer-than",
+    "min-date": "--min-date",
 }
 
 #: Without the model that says how likely texts are, which reads all public text.
@@ -111,7 +111,7 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         ({"data": "one.jsonl"}, "user"),
         ({"data": "silent.jsonl"}, "text"),
         ({"client-column": "who"}, "'who'"),
-        ({"newer-than": "2025-01-01", "data": "undated.jsonl"}, "newer-than"),
+        ({"min-date": "2025-01-01", "data": "undated.jsonl"}, "min-date"),
         ({"epsilon": "0.01", "accept-noise": "false"}, "accept-noise"),
         # labels
         ({"classes": "A;B"}, None),

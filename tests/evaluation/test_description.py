@@ -54,7 +54,7 @@ def test_what_counts_is_what_a_run_would_count() -> None:
         owners=np.array([0, 0, 1, 1]),
         dates=[date(2025, 1, 1)] * 3 + [date(2024, 1, 1)],
     )
-    found = described(users, Chunking(newer_than="2024-06-01"))
+    found = described(users, Chunking(min_date="2024-06-01"))
     assert (found.texts, found.no_text, found.unusable, found.beyond_limits) == (2, 0, 1, 0)
 
 

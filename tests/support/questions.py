@@ -22,7 +22,7 @@ DATA = wire.DataRequest(
     embedding_precision="float32",
     max_tokens=64,
     max_samples=8,
-    newer_than="",
+    min_date="",
     held_out_fraction=0.1,
     seed=3,
 )
