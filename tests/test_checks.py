@@ -29,8 +29,8 @@ from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies import DPFTRLConfig, entries
-from flower_privsyn.training import PreferenceTraining
 from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.preference_settings import PreferenceTraining
 
 CONFIGS = [entry.strategy.config_class for entry in entries().values()]
 OPTIONS = [

@@ -33,7 +33,7 @@ from flower_privsyn.generation import SamplingParameters, TextGenerator
 from flower_privsyn.generation.expand import flattened, unusable
 from flower_privsyn.generation.generators import WritingSettings
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.generation.topics import quotas
+from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.privacy import Phase, Sampling
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
@@ -60,7 +60,7 @@ from flower_privsyn.strategies._training import FederatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation.topics import TopicHierarchy, Topics
+    from flower_privsyn.generation.topics import Topics
     from flower_privsyn.run import RunDirectory
 
 
@@ -319,7 +319,7 @@ class TopicsAndTraining(FederatedTraining):
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load topics, the model that finds them, and the generator."""
-        config, hierarchy = self.config, self._hierarchy()
+        config, hierarchy = self.config, load_topics(located(self.config.topics))
         topics = self._topics = hierarchy.at(config.num_topics)
         embedder = self._embedder = embedder_of(config, self._embedder)
         hierarchy.check_embedder(embedder, setting=f'topics = "{config.topics}"')
@@ -383,10 +383,9 @@ class TopicsAndTraining(FederatedTraining):
 
     def arrays(self, state: State) -> Broadcast:
         """The parameters, the centres of the topics, and what stands before a document of each."""
-        return {**super().arrays(state), **self._conditions(need(self._topics))}
-
-    def _conditions(self, topics: Topics) -> dict[str, npt.NDArray[Any]]:
+        topics = need(self._topics)
         return {
+            **super().arrays(state),
             "centres": topics.centres,
             "conditions": pack_conditions(self._texts_before(topics)),
         }
@@ -430,11 +429,6 @@ class TopicsAndTraining(FederatedTraining):
             "synthetic": self.run.write_synthetic(records),
             "dropped": dropped,
         }
-
-    def _hierarchy(self) -> TopicHierarchy:
-        from flower_privsyn.generation.topics import load_topics
-
-        return load_topics(located(self.config.topics))
 
 
 @final

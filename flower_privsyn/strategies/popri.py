@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flwr.privsyn")
 
 PreferenceTrainer = Callable[..., TrainingReport]
-"""What turns pairs into the next adapter, called as `flower_privsyn.training.train_preferences`."""
+"""What turns pairs into the next adapter, called as `training.preference.train_preferences`."""
 
 #: Prompt and response of four samples of `max_tokens` = 64 stay below it with any tokenizer.
 _MAX_TRAINING_TOKENS: Final = 1024
@@ -192,7 +192,7 @@ class PreferencesByScores(Method):
         config: the settings.
         embedder: in place of `config.embedding_model`.
         generator: in place of `config.generator`.
-        trainer: in place of `flower_privsyn.training.train_preferences`.
+        trainer: in place of `training.preference.train_preferences`.
     """
 
     def __init__(
@@ -276,10 +276,12 @@ class PreferencesByScores(Method):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _train(self, pairs: Sequence[PreferencePair], **how: Any) -> TrainingReport:
-        from flower_privsyn.training import train_preferences
-
         model, settings = located(self.config.model_to_train), self.config.training()
-        return (self._trainer or train_preferences)(model, pairs, settings=settings, **how)
+        if self._trainer is not None:
+            return self._trainer(model, pairs, settings=settings, **how)
+        from flower_privsyn.training.preference import train_preferences
+
+        return train_preferences(model, pairs, settings=settings, **how)
 
     def init(self, scratch: Path) -> State:
         """The first candidates; where moments are released first, none yet."""
@@ -490,7 +492,7 @@ class POPri(PrivateSumStrategy):
         config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
         generator: in place of `config.generator`; a name is the setting.
-        trainer: in place of `flower_privsyn.training.train_preferences`.
+        trainer: in place of `training.preference.train_preferences`.
         random: source of noise and coins; only tests pass one.
         settings: by the names of the fields of `POPriConfig`.
 

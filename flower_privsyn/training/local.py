@@ -473,19 +473,17 @@ class LocalModel:
 
 def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
     """Leave only the trained parameters with gradients, and return them by name."""
-    if spec.trainable == "full":
-        for parameter in model.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
-    elif spec.trainable != "lora":
+    if spec.trainable != "lora":
+        patterns = ("*",) if spec.trainable == "full" else spec.patterns
         names = [name for name, _ in model.named_parameters()]
-        for pattern in spec.patterns:
+        for pattern in patterns:
             if not fnmatch.filter(names, pattern):
                 raise ConfigError(
                     f"trainable: no parameter of model {spec.name!r} is named {pattern!r}; "
                     f"names look like {names[0]!r} and {names[-1]!r}"
                 )
         for name, parameter in model.named_parameters():
-            wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.patterns)
+            wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
             parameter.requires_grad_(wanted and parameter.is_floating_point())
     chosen = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad

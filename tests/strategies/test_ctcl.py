@@ -242,20 +242,6 @@ class TestTheBudget:
         theirs = accountant.compose(event).get_epsilon(1e-5)
         assert plan.epsilon() == pytest.approx(theirs, rel=1e-3)
 
-    @pytest.mark.parametrize("share", [0.1, 0.5])
-    def test_correlated_rounds_and_the_histogram_are_one_gaussian(
-        self, config: Builder, share: float
-    ) -> None:
-        ours = config(epsilon=1.0, num_rounds=13, min_separation=4, delta=1e-5, first_share=share)
-        histogram, training = plan_of(ours, 500).phases
-        assert histogram.noise_multiplier is not None
-        assert training.noise_multiplier is not None
-        together = training.noise_multiplier / training.sensitivity
-        mu = np.hypot(1 / histogram.noise_multiplier, 1 / together)
-        assert dp_accounting.get_epsilon_gaussian(1 / mu, 1e-5) == pytest.approx(1.0, rel=1e-3)
-        # The histogram has its share of 1 / z^2, and no more.
-        assert (1 / histogram.noise_multiplier) ** 2 / mu**2 == pytest.approx(share, rel=2e-3)
-
     def test_the_papers_ten_for_the_histogram(self, config: Builder) -> None:
         ours = config(epsilon=1.0, num_rounds=13, delta=1e-5, first_noise_multiplier=10.0)
         histogram, _ = plan_of(ours, 500).phases

@@ -359,30 +359,16 @@ class TestTraining:
         assert grid.requests == []
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("correlation", "kind"),
-        [
-            ("blt", BufferedLinearToeplitz),
-            ("banded", BandedToeplitz),
-            ("tree", TreeAggregation),
-        ],
+def test_the_correlation_is_the_one_named(votes: Builder) -> None:
+    blt, banded, tree = (
+        votes(correlation=name, num_rounds=20, min_separation=5).factorisation(20, 5)
+        for name in CORRELATIONS
     )
-    def test_the_correlation_is_the_one_named(
-        self, votes: Builder, correlation: str, kind: type
-    ) -> None:
-        config = votes(correlation=correlation, num_rounds=20, min_separation=5)
-        matrix = config.factorisation(20, 5)
-        assert type(matrix) is kind
-        if isinstance(matrix, TreeAggregation):
-            assert matrix.restart_every == 5
-        if isinstance(matrix, BandedToeplitz):
-            assert matrix.bands == 5
-
-    @pytest.mark.parametrize("sampling", ["poisson", "full"])
-    def test_users_take_turns(self, votes: Builder, sampling: str) -> None:
-        with pytest.raises(ConfigError, match='sampling must be one of "cyclic"'):
-            votes(sampling=sampling)
+    assert isinstance(blt, BufferedLinearToeplitz)
+    assert isinstance(banded, BandedToeplitz)
+    assert banded.bands == 5
+    assert isinstance(tree, TreeAggregation)
+    assert tree.restart_every == 5
 
 
 def test_a_larger_budget_than_planned_is_refused(

@@ -11,11 +11,11 @@ import numpy as np
 
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.models import resolve_model
-from flower_privsyn.training import (
+from flower_privsyn.training.preference import train_preferences
+from flower_privsyn.training.preference_settings import (
     PreferencePair,
     PreferenceTraining,
     TrainingReport,
-    train_preferences,
 )
 
 PUBLIC = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flower_privsyn.training import TrainingReport
+from flower_privsyn.training.preference_settings import TrainingReport
 
 
 class WordGenerator:
@@ -70,7 +70,7 @@ def train_words(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """Stands for `flower_privsyn.training.train_preferences`, for `WordGenerator`.
+    """Stands for `training.preference.train_preferences`, for `WordGenerator`.
 
     Words of chosen texts gain weight, those of rejected ones lose it; ends are lines of their own.
     """

@@ -24,7 +24,8 @@ import torch
 
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.models.adapters import adapter_digest
-from flower_privsyn.training import PreferencePair, TrainingReport, preference
+from flower_privsyn.training import preference
+from flower_privsyn.training.preference_settings import PreferencePair, TrainingReport
 from tests.support.preferences import (
     distance,
     pairs_of_topics,

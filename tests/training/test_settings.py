@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.training import PreferenceTraining
+from flower_privsyn.training.preference_settings import PreferenceTraining
 
 
 @pytest.mark.parametrize(
