@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,13 @@ interruption costs a minute, enough that a CPU is kept busy."""
 
 #: How often a generator is asked that writes nothing: one text may be empty by chance.
 _TRIES: Final = 4
+
+#: Thoughts before an answer: all up to the mark that ends them, as a chat template may have begun
+#: them; or to the end of what never came to an answer.
+_THOUGHTS: Final = re.compile(
+    r".*(?:</think(?:ing)?>|\[/THINK\])|\s*(?:<think(?:ing)?>|\[THINK\]).*",
+    re.DOTALL | re.IGNORECASE,
+)
 
 ProgressCallback = Callable[[int], None]
 """Called with the number of texts finished since the last call."""
@@ -105,6 +113,17 @@ def mended(text: str) -> str:
     A server cuts a text at its limit of tokens, which may fall inside a character.
     """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").rstrip("\ufffd")
+
+
+def answered(text: str) -> str:
+    """An answer without what a model has thought before it; "" where it came to no answer.
+
+    Args:
+        text: with thoughts between `<think>` and `</think>`, `<thinking>` or `[THINK]`, as servers
+            give them that do not part them from the answer; or without any.
+    """
+    thoughts = _THOUGHTS.match(text)
+    return text if thoughts is None else text[thoughts.end() :].strip()
 
 
 def rehearse(

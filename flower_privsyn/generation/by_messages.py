@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation.backends import (
@@ -16,8 +15,6 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     at_once,
 )
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: A quotation mark that opens, and those that close it.
 _QUOTES: Final = {
@@ -31,26 +28,15 @@ _QUOTES: Final = {
 _BEFORE: Final = r"[*_#>\s]*"
 _BEHIND: Final = r"[*_:\s]*"
 
-#: Thoughts before an answer: all up to the mark that ends them, as a chat template may have begun
-#: them; or to the end of what never came to an answer.
-_THOUGHTS: Final = re.compile(
-    r".*(?:</think(?:ing)?>|\[/THINK\])|\s*(?:<think(?:ing)?>|\[THINK\]).*",
-    re.DOTALL | re.IGNORECASE,
-)
-
-
-#: What the prompts of some chat templates end with.
-_THINKING: Final = "<think>"
-
 
 class ByMessages:
     """A chat model as a `TextGenerator`: every prompt is a message, and its answer what goes on.
 
-    Models think before they answer, repeat the last line of a prompt or all of it before they go
-    on with it, write the next heading and more, or put quotes around what they write: none of it is
-    part of the continuation. What else they say is, as "Sure! Here is" a text: a prompt file's
-    `instruction` is where one tells them not to. Stop strings are looked for in the continuation
-    and not sent: they stand in thoughts, and before a heading that is repeated, as well.
+    Models repeat the last line of a prompt or all of it before they go on with it, write the next
+    heading and more, or put quotes around what they write: none of it is part of the continuation.
+    What else they say is, as "Sure! Here is" a text: a prompt file's `instruction` is where one
+    tells them not to. Stop strings are looked for in the continuation and not sent: they stand in
+    thoughts, and before a heading that is repeated, as well.
 
     Attributes:
         name: The chat model's own.
@@ -105,37 +91,10 @@ class ByMessages:
             system=self._instruction if system is None else system,
             progress=progress,
         )
-        said = iter(without_thoughts([one for row in answers for one in row], model=self.name))
         return [
-            [_after(prompt, next(said), stop=sampling.stop) for _ in row]
+            [_after(prompt, text, stop=sampling.stop) for text in row]
             for prompt, row in zip(prompts, answers, strict=True)
         ]
-
-
-def without_thoughts(answers: Sequence[str], *, model: str) -> list[str]:
-    """Answers without what a model has thought before them; "" where it came to no answer.
-
-    One warning says how many these are: each stands for a text that is missing, or not varied.
-
-    Args:
-        answers: With thoughts between `<think>` and `</think>`, `<thinking>` or `[THINK]`, as
-            servers give them that do not part them from the answer; or without any.
-        model: Its name.
-    """
-    found, unfinished = [], 0
-    for answer in answers:
-        thoughts = _THOUGHTS.match(answer)
-        found.append(answer if thoughts is None else answer[thoughts.end() :].strip())
-        unfinished += thoughts is not None and not found[-1]
-    if unfinished:
-        logger.warning(
-            "%d of %d answers of the generator %s are all thinking, and no text: it needs more "
-            "max-new-tokens, or not to think",
-            unfinished,
-            len(answers),
-            model,
-        )
-    return found
 
 
 def without_quotes(text: str) -> str:
@@ -179,58 +138,3 @@ def _below(heading: str, text: str) -> str:
     if following := re.search(line.format(other), text):
         text = text[: following.start()]
     return text
-
-
-def chat_prompts(tokenizer: Any, messages: Sequence[str], *, system: str, model: str) -> list[str]:
-    """What a model goes on with where it is to answer.
-
-    Args:
-        tokenizer: Of the model, as Transformers has it.
-        messages: What the user says, each in a conversation of its own.
-        system: The system's message before it; "" for none.
-        model: Its name.
-
-    Returns:
-        A prompt for each message, without the token that texts begin with where the tokenizer puts
-        one there.
-
-    Raises:
-        GenerationError: There is no template, or it refuses the messages.
-    """
-    from jinja2 import TemplateError
-
-    if not getattr(tokenizer, "chat_template", None):
-        raise GenerationError(
-            f"model {model!r} has no chat template: it goes on with beginnings and answers no "
-            "messages"
-        )
-    before = [{"role": "system", "content": system}] if system else []
-    try:
-        prompts = [
-            str(
-                tokenizer.apply_chat_template(
-                    [*before, {"role": "user", "content": message}],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-            )
-            for message in messages
-        ]
-    except TemplateError as error:
-        advice = ': a prompt file whose instruction is "" has no system message' if system else ""
-        raise GenerationError(
-            f"the chat template of model {model!r} refuses the messages ({error}){advice}"
-        ) from error
-    # Templates write the token that texts begin with, and so does the tokenizer.
-    begin = tokenizer.bos_token
-    if begin and tokenizer("")["input_ids"]:
-        prompts = [prompt.removeprefix(begin) for prompt in prompts]
-    return prompts
-
-
-def whole_answer(prompt: str, continuation: str) -> str:
-    """An answer with the mark by which its template has begun the thoughts.
-
-    Without it those that end nowhere would pass for an answer.
-    """
-    return _THINKING + continuation if prompt.rstrip().endswith(_THINKING) else continuation

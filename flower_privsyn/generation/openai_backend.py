@@ -24,6 +24,7 @@ from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
     SamplingParameters,
+    answered,
     mended,
 )
 from flower_privsyn.models.adapters import adapter_digest
@@ -320,7 +321,7 @@ class OpenAIGenerator:
             self._text(_part(choice, "text"))
             if system is None
             # An answer without a word is none; a text may be at its end.
-            else self._text(_part(_part(choice, "message"), "content")) or None
+            else answered(self._text(_part(_part(choice, "message"), "content")) or "") or None
             for choice in choices
         ]
         if not any(text is not None for text in texts):

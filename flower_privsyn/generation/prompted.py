@@ -16,7 +16,7 @@ from flower_privsyn.generation.backends import (
     TextGenerator,
     refuse_silence,
 )
-from flower_privsyn.generation.by_messages import without_quotes, without_thoughts
+from flower_privsyn.generation.by_messages import without_quotes
 from flower_privsyn.generation.prompts import Instruction
 
 #: {words} is never less: Aug-PE's.
@@ -152,10 +152,7 @@ class ByInstruction:
         written = self._generator.generate(
             prompts, sampling=sampling, system=self._system, progress=progress
         )
-        answers = [row[0] for row in written]
-        if self._system is not None:
-            answers = without_thoughts(answers, model=self._generator.name)
-        return [_plain(answer) for answer in answers]
+        return [_plain(answer) for (answer,) in written]
 
     def _prompt(self, text: str, label: str, random: np.random.Generator) -> str:
         """The prompt for one text; every part that is drawn comes from its own stream."""

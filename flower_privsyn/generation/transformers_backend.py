@@ -22,8 +22,8 @@ from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
     SamplingParameters,
+    answered,
 )
-from flower_privsyn.generation.by_messages import chat_prompts, whole_answer
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
@@ -39,7 +39,7 @@ from flower_privsyn.models.threads import computing, is_small, side_by_side
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flwr.privsyn")
 
 _MOST: Final = 1024
 
@@ -52,6 +52,9 @@ _TOKENS: Final = 1024
 
 #: Of the device's memory, this share; the model, and whoever else computes there, has the rest.
 _SHARE: Final = 0.25
+
+#: What the prompts of some chat templates end with: thoughts have begun there.
+_THINKING: Final = "<think>"
 
 # Enough tokens before a continuation to decode its first one in context (a leading blank).
 _CONTEXT_TOKENS = 6
@@ -153,7 +156,7 @@ class TransformersGenerator:
             MissingExtraError: An adapter is given and PEFT is not installed.
         """
         if system is not None:
-            prompts = chat_prompts(self._tokenizer, prompts, system=system, model=self.name)
+            prompts = _chat_prompts(self._tokenizer, prompts, system=system, model=self.name)
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
@@ -186,10 +189,20 @@ class TransformersGenerator:
                     before = [] if self._reads_apart else rows[index]
                     text = self._decode(before, tokens, sampling.stop)
                     if system is not None:
-                        text = whole_answer(prompts[index], text)
+                        begun = prompts[index].rstrip().endswith(_THINKING)
+                        text = answered(_THINKING + text if begun else text)
                     results[index][sample] = text
             if progress is not None:
                 progress(len(batch) * len(samples))
+        silent = 0 if system is None else sum(row.count("") for row in results)
+        if silent:
+            logger.warning(
+                "%d of %d answers of model %s are no text, or all thinking: it needs more "
+                "max-new-tokens, or not to think",
+                silent,
+                len(prompts) * num_samples,
+                self.name,
+            )
         return results
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
@@ -490,6 +503,53 @@ class TransformersGenerator:
         found = {self._tokenizer.eos_token_id}
         found.update(configured if isinstance(configured, list) else [configured])
         return frozenset(token for token in found if token is not None)
+
+
+def _chat_prompts(tokenizer: Any, messages: Sequence[str], *, system: str, model: str) -> list[str]:
+    """What a model goes on with where it is to answer.
+
+    Args:
+        tokenizer: Of the model, as Transformers has it.
+        messages: What the user says, each in a conversation of its own.
+        system: The system's message before it; "" for none.
+        model: Its name.
+
+    Returns:
+        A prompt for each message, without the token that texts begin with where the tokenizer puts
+        one there.
+
+    Raises:
+        GenerationError: There is no template, or it refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise GenerationError(
+            f"model {model!r} has no chat template: it goes on with beginnings and answers no "
+            "messages"
+        )
+    before = [{"role": "system", "content": system}] if system else []
+    try:
+        prompts = [
+            str(
+                tokenizer.apply_chat_template(
+                    [*before, {"role": "user", "content": message}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+            for message in messages
+        ]
+    except TemplateError as error:
+        advice = ': a prompt file whose instruction is "" has no system message' if system else ""
+        raise GenerationError(
+            f"the chat template of model {model!r} refuses the messages ({error}){advice}"
+        ) from error
+    # Templates write the token that texts begin with, and so does the tokenizer.
+    begin = tokenizer.bos_token
+    if begin and tokenizer("")["input_ids"]:
+        prompts = [prompt.removeprefix(begin) for prompt in prompts]
+    return prompts
 
 
 def _repeated(given: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:

@@ -10,9 +10,7 @@ import pytest
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
-    ByInstruction,
     SamplingParameters,
-    load_instruction,
 )
 from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.testing import EchoGenerator
@@ -73,8 +71,6 @@ def test_a_heading_that_is_repeated_is_no_part_of_the_text(answer: str, text: st
         ('"The court of appeal held"', " of appeal held"),
         (", which held", ", which held"),
         ("**Sample 4**\nThe court of appeal held", " of appeal held"),
-        ("<think>The court? Yes.</think>\n\nof appeal held", " of appeal held"),
-        ("<think>The court", ""),
         ("", ""),
     ],
 )
@@ -84,28 +80,8 @@ def test_an_opening_is_gone_on_with_whether_or_not_it_is_repeated(answer: str, t
     assert found == text
 
 
-THOUGHT = [
-    ("<think>\nThe user wants a text.\nSample 4\n</think>\n\na new text", "a new text"),
-    ("<think>\n\n</think>\n\na new text", "a new text"),
-    ("The template began this.\n</think>\na new text", "a new text"),
-    ("<thinking>So.</thinking> a new text", "a new text"),
-    ("[THINK]So.[/THINK]a new text", "a new text"),
-    (" <think>The limit was reached before", ""),
-    ("what I think> of it", "what I think> of it"),
-]
-
-
-@pytest.mark.parametrize(("answer", "text"), THOUGHT)
-def test_what_is_thought_before_an_answer_is_no_text(answer: str, text: str) -> None:
-    generator = ByMessages(Chat(answer), instruction="")
-    assert generator.generate(["Sample 3\nold\nSample 4\n"], sampling=SAMPLING) == [[text]]
-    style = load_instruction("style", purpose="variation")
-    varied = ByInstruction(Chat(answer), style, sampling=SAMPLING, chat=True)
-    assert varied.vary(["old"], seed=0) == [text or "old"]
-
-
-def test_what_ends_a_text_is_looked_for_behind_thoughts_and_headings() -> None:
-    answer = "<think>First\nSample 4\n</think>\n\nSample 4\na new text END and more"
+def test_what_ends_a_text_is_looked_for_behind_headings() -> None:
+    answer = "Sample 4\na new text END and more"
     chat = Chat(answer)
     sampling = SamplingParameters(seed=3, stop=("\nSample ", "END"))
     found = ByMessages(chat, instruction="").generate(["Sample 4\n"], sampling=sampling)

@@ -263,6 +263,17 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"message": {"content": [{"type": "thinking", "thinking": []}, {"text": "so"}]}}, "so"),
     ({"message": {"content": "an emoji \ud83d"}}, "an emoji "),
     ({"message": None}, ""),
+    # What is thought before an answer is no text.
+    (
+        {"message": {"content": "<think>\nThe user wants a text.\n</think>\n\na new text"}},
+        "a new text",
+    ),
+    ({"message": {"content": "<think>\n\n</think>\n\na new text"}}, "a new text"),
+    ({"message": {"content": "The template began this.\n</think>\na new text"}}, "a new text"),
+    ({"message": {"content": "<thinking>So.</thinking> a new text"}}, "a new text"),
+    ({"message": {"content": "[THINK]So.[/THINK]a new text"}}, "a new text"),
+    ({"message": {"content": " <think>The limit was reached before"}}, ""),
+    ({"message": {"content": "what I think> of it"}}, "what I think> of it"),
 ]
 
 

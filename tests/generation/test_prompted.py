@@ -147,7 +147,9 @@ class TestChat:
         assert body["stop"] == ["END"]  # an answer may have several lines
         generator.close()
 
-    def test_a_model_of_this_process_answers_by_its_own_template(self) -> None:
+    def test_a_model_of_this_process_answers_by_its_own_template(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         generator = TransformersGenerator("privsyn-lm")
         with pytest.raises(GenerationError, match="'privsyn-lm' has no chat template"):
             generator.generate(["hello"], system="", sampling=SAMPLING)
@@ -158,6 +160,10 @@ class TestChat:
         answered = generator.generate(["hello", "you"], system="Be kind.", sampling=SAMPLING)
         prompts = [f"system: Be kind.\nuser: {text}\nassistant:" for text in ("hello", "you")]
         assert answered == generator.generate(prompts, sampling=SAMPLING)
+        # Thoughts that a template begins and that end nowhere are no answer.
+        generator._tokenizer.chat_template += "<think>"
+        assert generator.generate(["hello"], system="", sampling=SAMPLING) == [[""]]
+        assert caplog.messages[-1].startswith("1 of 1 answers of model privsyn-lm are no text")
 
 
 def test_a_model_that_answers_without_a_text_is_found_when_it_is_tried() -> None:
