@@ -13,7 +13,6 @@ from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
-from flower_privsyn.generation.by_messages import ByMessages
 from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
 from flower_privsyn.generation.openai_backend import (
@@ -22,6 +21,7 @@ from flower_privsyn.generation.openai_backend import (
     is_address,
     read_key,
 )
+from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 

@@ -12,7 +12,7 @@ from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import (
     SamplingParameters,
 )
-from flower_privsyn.generation.by_messages import ByMessages
+from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.testing import EchoGenerator
 
 SAMPLING = SamplingParameters(seed=3, max_new_tokens=20)

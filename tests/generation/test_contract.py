@@ -17,7 +17,7 @@ from flower_privsyn.generation import (
     load_generator,
     rehearse,
 )
-from flower_privsyn.generation.by_messages import ByMessages
+from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 
