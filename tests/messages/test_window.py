@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.testing import LoopbackGrid
-from tests.support.federation import make_users, silent_users
+from tests.support.federation import make_users
 from tests.support.probe import Probe
-from tests.support.run_files import lines, releases
+from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
 
@@ -189,30 +189,3 @@ class TestSilence:
         assert "rejected: late reply" not in {*first, *third}
         assert np.array_equal(strategy.released[1].values, strategy.released[2].values)
         assert strategy.released[0].values.sum() == 18
-
-    def test_who_was_late_stays_secret_where_cohorts_are(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        kept: list[Message] = []
-
-        def tamper(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type == wire.PREPARE:
-                return [reply]
-            replies = [*kept, reply] if len(kept) == 1 else [reply]
-            kept.append(reply)
-            return replies if len(kept) > 1 else []
-
-        strategy = Probe(
-            config(
-                sampling="poisson",
-                sampling_rate=0.9,
-                noise_multiplier=1.0,
-                accountant="rdp",
-                num_rounds=2,
-            )
-        )
-        strategy.start(federation(silent_users(40), tamper=tamper))
-        assert len(kept) == 4
-        for line in lines(strategy.run.metrics_file):
-            assert not {"answers", "missing", "rejected: late reply"} & set(line)
-        assert len(releases(strategy.run.path)) == 2

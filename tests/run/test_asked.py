@@ -13,9 +13,7 @@ import pytest
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries import Broadcast, Cohort, NearestNeighborHistogram, Query
-from flower_privsyn.run.federation import Roster
-from flower_privsyn.run.strategy import refuse_off_the_grid
+from flower_privsyn.queries import Broadcast, Cohort, Query
 from flower_privsyn.strategies import Question, RecordSource, RunContext, State
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked
@@ -94,12 +92,6 @@ class TestWhatNoNodeAnswers:
         ledger = tmp_path / "run/ledger.jsonl"
         return [line["event"] for line in lines(ledger)] if ledger.exists() else []
 
-    def test_one_that_all_answer_is_asked(self, config: Builder) -> None:
-        grid, strategy = self.nodes(), self.strategy(config, Chosen())
-        strategy.start(grid)
-        assert rounds_asked(grid) == [1, 2, 3]
-        assert len(strategy.released) == 3
-
     def test_a_parameter_that_only_a_later_round_has(self, config: Builder, tmp_path: Path) -> None:
         for resume in (False, True):
             grid = self.nodes()
@@ -139,16 +131,3 @@ class TestWhatNoNodeAnswers:
             strategy.start(grid)
         assert rounds_asked(grid) == []
         assert self.events(tmp_path) == ["opened"]
-
-
-class TestOffTheGrid:
-    @pytest.mark.parametrize("users", [{7: 2**23 + 1}, {7: 2**23, 8: 2**23}, {7: 6, 8: 2**40}])
-    def test_a_clip_norm_that_is_too_large(self, users: dict[int, int]) -> None:
-        query = NearestNeighborHistogram(max_samples=1)
-        with pytest.raises(ConfigError, match=f"one node alone announces {max(users.values())},"):
-            refuse_off_the_grid(query, Roster(users=users))
-
-    def test_sums_that_are_exact(self) -> None:
-        refuse_off_the_grid(
-            NearestNeighborHistogram(max_samples=1), Roster(users={7: 2**22, 8: 2**22})
-        )

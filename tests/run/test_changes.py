@@ -13,7 +13,6 @@ from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.errors import (
     ConfigError,
     GenerationError,
-    ModelError,
     PrivsynError,
 )
 from flower_privsyn.generation import OpenAIGenerator
@@ -67,18 +66,6 @@ def popri(tmp_path: Path, public_file: Path) -> Callable[..., POPri]:
     return build
 
 
-class Silent(EchoGenerator):
-    """Writes nothing, until it is asked for a whole text for the so manieth time."""
-
-    def __init__(self, *, speaks_at: int) -> None:
-        self._left = speaks_at
-
-    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-        self._left -= 1
-        written = super().generate(prompts, **kwargs)
-        return [[""] * len(row) for row in written] if self._left > 0 else written
-
-
 def untouched(strategy: Any, grid: Any) -> bool:
     """Whether a run stopped before anybody was asked for anything."""
     return rounds_asked(grid) == [] and not strategy.run.ledger_file.exists()
@@ -108,19 +95,6 @@ class TestTriedBeforeTheFirstRound:
         seeds = [body["seed"] for _, body, _ in server.requests]
         assert len(set(seeds)) == 4  # else a server that honours them answers the same
 
-    def test_a_model_in_this_process_that_writes_nothing(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        grid = federation()
-        strategy = evolution(settings(), generator=Silent(speaks_at=5))
-        with pytest.raises(GenerationError, match="the generator echo was asked 4 times"):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-        # One that is silent by chance is asked again.
-        strategy = evolution(settings(resume=True), generator=Silent(speaks_at=4))
-        strategy.start(federation())
-        assert strategy.run.status == "finished"
-
     def test_a_server_that_loads_no_adapters(
         self, federation: Builder, popri: Builder, server: Server, llama: Path
     ) -> None:
@@ -133,29 +107,6 @@ class TestTriedBeforeTheFirstRound:
             strategy.start(grid)
         assert untouched(strategy, grid)
         assert not (strategy.run.path / ".rehearsal").exists()
-
-    def test_a_model_that_cannot_be_trained(
-        self, federation: Builder, popri: Builder, server: Server, llama: Path, tmp_path: Path
-    ) -> None:
-        broken = tmp_path / "model"
-        broken.mkdir()
-        for file in llama.iterdir():
-            content = file.read_bytes()
-            (broken / file.name).write_bytes(
-                content[:100] if file.suffix == ".safetensors" else content
-            )
-        grid = federation()
-        strategy = popri(remote(server.url), trainer=None, training_model=str(broken))
-        with pytest.raises(ModelError):
-            strategy.start(grid)
-        assert untouched(strategy, grid)
-
-    def test_nothing_is_tried_that_the_run_does_not_use(
-        self, federation: Builder, settings: Builder, evolution: Builder, nowhere: str
-    ) -> None:
-        strategy = evolution(settings(synthetic_samples=0), generator=remote(nowhere))
-        strategy.start(federation())
-        assert strategy.run.status == "finished"
 
 
 class Failing(EchoGenerator):

@@ -227,30 +227,6 @@ class TestSampling:
         assert drawn < len(asked) <= drawn + 20
         assert abs(drawn - 120) < 4 * math.sqrt(400 * 0.21)
 
-    def test_the_size_of_a_poisson_cohort_stays_out_of_the_run_directory(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = self.sampled(config, sampling_rate=0.5, num_rounds=4)
-        strategy.start(federation(silent_users(60)))
-        for line in releases(strategy.run.path):
-            assert line["num_users"] is None
-            assert line["expected_users"] == 30
-        for row in lines(strategy.run.metrics_file):
-            assert not {"num_users", "num_nodes", "answers", "missing"} & set(row)
-        assert {release.num_users for release in strategy.released} == {None}
-        state = strategy.run.round_state(1)
-        assert state is not None
-        assert state["num_users"] is None
-
-    def test_an_empty_poisson_cohort_still_releases_noise(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = self.sampled(config, sampling_rate=1e-9, num_rounds=1)
-        grid = federation(num_nodes=2)
-        strategy.start(grid)
-        assert cohort_sizes(grid, 1).sum() == 0
-        assert strategy.released[0].values.std() > 0
-
     def test_fixed_size_draws_exactly_that_many(self, federation: Builder, config: Builder) -> None:
         strategy = self.sampled(config, "fixed-size", sample_size=7, num_rounds=10, num_nodes=5)
         grid = federation(silent_users(23), num_nodes=5)
@@ -292,10 +268,6 @@ class TestSampling:
         assert strategy.released[1].values.std() == pytest.approx(8.0, rel=0.02)
         norms = [line["l2_sensitivity"] for line in releases(tmp_path / "run")]
         assert norms == [2.0, 8.0]
-
-    def test_more_drawn_than_there_are(self, federation: Builder, config: Builder) -> None:
-        with pytest.raises(ConfigError, match="sample-size = 13 is more than the 12 users"):
-            Probe(config(sampling="fixed-size", sample_size=13)).start(federation())
 
 
 class TestWhatLeavesAClient:
@@ -349,25 +321,3 @@ class TestWhatLeavesAClient:
         strategy.start(federation(users))
         assert strategy.released[0].num_users == 4
         assert strategy.released[0].values.sum() == 2
-
-
-def test_the_number_of_nodes_is_no_part_of_the_answer(
-    federation: Builder, config: Builder, tmp_path: Path
-) -> None:
-    users = make_users(200)
-    histograms = []
-    for nodes in (1, 2, 16, 200):
-        strategy = Probe(
-            config(
-                noise_multiplier=0.0,
-                num_rounds=2,
-                num_nodes=nodes,
-                run_dir=str(tmp_path / f"run{nodes}"),
-            )
-        )
-        strategy.start(federation(users, num_nodes=nodes))
-        assert strategy.released[0].num_users == 200
-        histograms.append([release.values for release in strategy.released])
-    assert histograms[0][0].sum() == 600
-    for other in histograms[1:]:
-        assert np.array_equal(histograms[0], other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
 from tests.support.ledgers import begin
 from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
-from tests.support.run_files import lines, releases
+from tests.support.run_files import releases
 from tests.support.small_disk import disk_of
 
 Builder = Callable[..., Any]
@@ -150,26 +149,6 @@ class TestResultWithoutNodes:
 class TestEndingEarly:
     """Where nodes do not come back, a run ends with what was released."""
 
-    def test_the_last_round_is_then_done_as_the_last(
-        self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(FederationError, match="round 3 was asked 2 times"):
-            evolution(settings(num_rounds=6)).start(federation(tamper=silent(3)))
-        before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        gone = federation(num_nodes=1)
-        evolution(settings(num_rounds=2, resume=True)).start(gone)
-        assert gone.requests == []
-        after = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        assert after.startswith(before)  # and what the run costs that somebody ended
-        assert [line["event"] for line in map(json.loads, after[len(before) :].splitlines())] == [
-            "ended"
-        ]
-        run = RunDirectory.open(tmp_path / "run")
-        assert run.rounds_with_outcome("released") == [1, 2]
-        assert run.document["changes"][0]["settings"]["num-rounds"] == {"from": 6, "to": 2}
-        assert len(lines(run.path / "synthetic.jsonl")) == 12
-        assert {line["round"] for line in releases(run.path)} == {1, 2}
-
     @pytest.mark.parametrize("num_rounds", [1, 3, 5])
     def test_no_other_number_of_rounds(
         self, federation: Builder, config: Builder, num_rounds: int
@@ -267,15 +246,6 @@ class TestNodesThatAreGoneForGood:
         assert [line["round"] for line in written] == list(range(1, 9))
         assert {line["epsilon_release"] for line in written} == {paid}
         assert len({line["noise_multiplier"] for line in written}) == 1
-
-    def test_not_with_fewer_users_than_were_planned(
-        self, federation: Builder, left: Builder, config: Builder
-    ) -> None:
-        self.pay(federation, Probe(config(num_users=7)))
-        grid = left()
-        with pytest.raises(FederationError, match="6 users are ready on 1 of 1 nodes, 7 were"):
-            Probe(config(num_users=7, num_nodes=1, resume=True)).start(grid)
-        assert rounds_asked(grid) == []
 
     def test_not_where_they_would_be_dealt_the_users_anew(
         self, federation: Builder, left: Builder, config: Builder, tmp_path: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import Array, Context, Error, Message
+from flwr.app import Context, Error, Message
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
@@ -326,30 +325,6 @@ class TestLosses:
         strategy.start(grid)
         assert [released.num_users for released in strategy.released] == [5]
         assert [line["num_users"] for line in releases(strategy.run.path)] == [5]
-
-    def test_a_node_that_sends_an_archive_in_place_of_an_array_is_lost_alone(
-        self, federation: Builder, probe: Builder
-    ) -> None:
-        """NumPy reads it without an error."""
-
-        def archive(request: Message, reply: Message) -> list[Message]:
-            asked = request.metadata.message_type
-            if (asked, reply.metadata.src_node_id) == (secure_wire.INPUT, 2):
-                (arrays,) = reply.content.array_records.values()
-                file = io.BytesIO()
-                np.savez(file, masked=arrays["masked"].numpy())
-                arrays["masked"] = Array(
-                    dtype="uint64",
-                    shape=arrays["masked"].shape,
-                    stype="numpy.ndarray",
-                    data=file.getvalue(),
-                )
-            return [reply]
-
-        strategy = probe(num_rounds=1)
-        strategy.start(federation(make_users(18), num_nodes=NODES, tamper=archive))
-        assert [released.num_users for released in strategy.released] == [15]
-        assert strategy.run.metrics()[-1]["rejected: unreadable answer"] == 1
 
     def test_a_node_whose_key_agrees_with_nobody_is_lost_alone(
         self, federation: Builder, probe: Builder

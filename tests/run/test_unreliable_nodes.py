@@ -24,7 +24,6 @@ from flwr.app import (
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.data import Users
-from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import pack_steps
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -246,16 +245,3 @@ class TestMisbehavingNodes:
         strategy.start(federation(num_nodes=5, tamper=tamper))
         # Twelve users on five nodes: nodes 1 and 5 have three and two of them.
         assert strategy.released[0].num_users == 5
-
-    def test_a_node_that_is_gone_before_the_first_round_is_said_to_be(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        def gone(request: Message, reply: Message) -> list[Message]:
-            if reply.metadata.src_node_id != 2:
-                return [reply]
-            error = Message(Error(code=5, reason="node unavailable"), reply_to=request)
-            vars(error.metadata)["_src_node_id"] = 2**60  # as the SuperLink's own replies
-            return [error]
-
-        with pytest.raises(FederationError, match=r"1 of 2 nodes are not ready \(1 x an error of"):
-            Probe(config()).start(federation(tamper=gone))
