@@ -6,7 +6,6 @@ loads what the run loads, in a folder that is thrown away. Nothing is spent.
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,11 @@ from flower_privsyn.files import located
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
-    check_data,
     strategies_of,
 )
 from flower_privsyn.host.launch import place_of, require_simulation
 from flower_privsyn.messages.wire import Traffic
-from flower_privsyn.privacy import skipping
+from flower_privsyn.privacy import Plan, skipping
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.numbers import bytes_text
@@ -37,10 +35,7 @@ from flower_privsyn.run.method import Method, RecordSource, source_of
 from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import ask_of, broadcast_of, shown, traffic_of
-from flower_privsyn.trackers import require_tracker
-
-#: How many standard deviations of the noise stand out.
-_SEEN: Final = 3.0
+from flower_privsyn.run.trackers import require_tracker
 
 #: Share of the users with text from which on the others are not worth a warning.
 _MOST_WRITE: Final = 0.9
@@ -77,9 +72,6 @@ def check_app(
             require_simulation(ray=ray)
     _place(app, values, run_dir, report)
     every = _settings_of(app, values, report)
-    if report.unknown and not every and not deployment:
-        with report.refusals("data"):
-            check_data(app, values)
     for settings, method in every:
         people = None
         if deployment:
@@ -317,18 +309,16 @@ def _plan(
     method: Method, settings: PrivateSumConfig, people: People | None, report: Report
 ) -> CalibratedPlan | None:
     """The noise of every phase by the planner of a run, both epsilons, and what the noise hides."""
-    known = people is not None and people.all_read and people.users > 0
-    population = people.users if known and people is not None else max(1, settings.num_users)
+    users = people.users if people is not None and people.all_read else settings.num_users
     with report.refusals("privacy"):
-        if said := settings.large_delta(people.users if people else settings.num_users):
+        if said := settings.large_delta(users):
             report.say("privacy", said, level="warning")
-        plan = calibrated(
-            plan_of(method, settings, population=population), epsilon=settings.epsilon
-        )
-        costs = plan.plan.costs()
+        plan = plan_of(method, settings, population=max(1, users))
+        settled = calibrated(plan, epsilon=settings.epsilon)
+        costs = settled.plan.costs()
         report.figures |= {
             **costs,
-            "noise_multipliers": [phase.noise_multiplier for phase in plan.plan.phases],
+            "noise_multipliers": [phase.noise_multiplier for phase in settled.plan.phases],
         }
         if costs["epsilon_release"] is None:
             report.say("privacy", "not private: no sufficient noise", level="warning")
@@ -339,30 +329,23 @@ def _plan(
                 f"who took part, {shown(costs['epsilon_known_cohorts'])} towards one who does; "
                 f"delta {settings.delta:g}",
             )
-        if known or settings.num_users:
-            _noise(plan, settings, report)
-        return plan  # and None where that is refused
+        if users:
+            _noise(settled.plan, settings, report)
+        return settled  # and None where that is refused
 
 
-def _noise(plan: CalibratedPlan, settings: PrivateSumConfig, report: Report) -> None:
-    for phase in plan.plan.phases:
+def _noise(plan: Plan, settings: PrivateSumConfig, report: Report) -> None:
+    for phase in plan.phases:
         settings.required_users(phase.sampling)  # refuses more than there will be
         against = NoiseAgainstUsers.of(phase, settings)
-        users, multiplier = against.users, against.noise_multiplier
         if not settings.accept_noise:
             with report.refusals("noise"):
-                against.refuse(phase.asks)
-        if multiplier == 0 or not report.ready:
+                against.refuse()
+        if against.noise_multiplier == 0 or not report.ready:
             continue
-        seen = math.ceil(_SEEN * multiplier)
-        share = 100.0 / against.signal
-        report.figures |= {"noise_share": 1.0 / against.signal, "users_to_be_seen": seen}
-        report.say(
-            "noise",
-            f"its standard deviation is {share:.2g} % of what the {users:,.0f} users of a round "
-            f"can add up to; about {seen:,} of them must agree on something for it to be seen",
-            level="fine" if seen <= users / 3 else "warning",
-        )
+        report.figures |= {"noise_share": 1.0 / against.signal, "users_to_be_seen": against.seen}
+        few = against.seen > against.users / 3
+        report.say("noise", str(against), level="warning" if few else "fine")
 
 
 def _noise_alone(

@@ -32,9 +32,6 @@ class BoundedQuestion(Protocol):
     def clip_norm(self) -> float:
         """The bound on one user's answer."""
 
-    def noise_in_words(self, noise_multiplier: float) -> str:
-        """The noise of a sum beside what one user adds to it, for people."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:

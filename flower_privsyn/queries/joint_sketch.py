@@ -200,11 +200,6 @@ class JointSketch(Query):
         """1, the norm of the vector."""
         return 1.0
 
-    @property
-    def measured_in(self) -> str:
-        """Per token or bigram."""
-        return "per token or bigram"
-
     # ------------------------------------------------------------------ what travels down
 
     def broadcast(

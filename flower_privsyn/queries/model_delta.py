@@ -109,14 +109,6 @@ class ModelDelta(Query):
         """The bound on update and bit together, C / a, in multiples of `unit`."""
         return self.clip_to / self.unit / math.sqrt(1.0 - self.bit_share**2)
 
-    def noise_in_words(self, noise_multiplier: float) -> str:
-        """Noise and update in parameters, whatever unit they travel in."""
-        bound = self.clip_norm * self.unit
-        return (
-            f"standard deviation {noise_multiplier * bound:.3g} per parameter, to which one "
-            f"user's update adds {bound:.3g} at most"
-        )
-
     @property
     def max_records(self) -> int:
         """A user has one update."""

@@ -106,11 +106,6 @@ class Moments(Query):
         return float(self.max_samples) if self.unit == "record" else 1.0
 
     @property
-    def measured_in(self) -> str:
-        """Per moment."""
-        return "per moment"
-
-    @property
     def max_records(self) -> int | None:
         """The cap on records, or None: the mean of any number of vectors is bounded."""
         return self.max_samples or None

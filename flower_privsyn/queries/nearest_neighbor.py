@@ -207,11 +207,6 @@ class NearestNeighborHistogram(Query):
         return self.clip_to or math.sqrt(self.max_samples)
 
     @property
-    def measured_in(self) -> str:
-        """Votes for one candidate."""
-        return "votes per candidate"
-
-    @property
     def max_records(self) -> int:
         """The cap on votes, enforced where the data are."""
         return self.max_samples

@@ -303,22 +303,6 @@ class Query(Settings, ABC):
         return None
 
     @property
-    def measured_in(self) -> str:
-        """What one number of the answer is, in words that follow a figure."""
-        return "per number of the answer"
-
-    def noise_in_words(self, noise_multiplier: float) -> str:
-        """The noise of a sum beside what one user adds to it, for people.
-
-        Args:
-            noise_multiplier: standard deviation of the noise over `clip_norm`, >= 0.
-        """
-        return (
-            f"standard deviation {noise_multiplier * self.clip_norm:.3g} {self.measured_in}, to "
-            f"which one user adds {self.clip_norm:.3g} at most"
-        )
-
-    @property
     def bundled(self) -> bool:
         """Whether it is a question of this package."""
         return _bundled(type(self))

@@ -144,11 +144,6 @@ class MeanSimilarity(Query):
         return 1.0
 
     @property
-    def measured_in(self) -> str:
-        """Per score, or per dimension of their span."""
-        return "per score" if self.answer_space == "candidates" else "per dimension"
-
-    @property
     def max_records(self) -> int | None:
         """The cap on records, or None: the clip alone bounds a user."""
         return self.max_samples or None

@@ -173,12 +173,7 @@ class Rounds:
 
         Args:
             number: 0 is what existed before the first round.
-
-        Raises:
-            ValueError: The number is negative.
         """
-        if number < 0:
-            raise ValueError(f"A round number cannot be negative, got {number}.")
         return RoundFiles(self.folder / f"{number:04d}")
 
     def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
@@ -350,7 +345,6 @@ class RunDirectory:
         self.synthetic_parquet = path / "synthetic.parquet"
         self.rounds = Rounds(path / ROUNDS)
         self._ledger_digest: Callable[[], str] | None = None
-        self._failure_told: Callable[[], None] | None = None
         self._lock_file: IO[str] | None = None
         self._progress: RunProgress | None = None
 
@@ -538,14 +532,6 @@ class RunDirectory:
         """
         self._ledger_digest = digest
 
-    def follow_failure(self, tell: Callable[[], None]) -> None:
-        """Tell somebody when a session has ended without a result, while it still has the lock.
-
-        Args:
-            tell: Called once that is recorded; must raise nothing.
-        """
-        self._failure_told = tell
-
     def _stated(self) -> dict[str, str]:
         return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
 
@@ -646,9 +632,6 @@ class RunDirectory:
 
         Args:
             number: Round number; 0 is what existed before the first round.
-
-        Raises:
-            ValueError: The number is negative.
         """
         return self.rounds.files(number).make()
 
@@ -785,13 +768,16 @@ class RunDirectory:
             self._lock_file = None
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[RunDirectory]:
+    def session(self, *, failed: Callable[[], None] = lambda: None) -> Iterator[RunDirectory]:
         """Work on the run: hold its lock, and record how the work ended.
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
         Warnings this package logs inside the block also go to whoever follows the run, and to
         Flower's log.
+
+        Args:
+            failed: Called once a failure is recorded, while the lock is held; must raise nothing.
 
         Raises:
             RunDirectoryError: Another process works on the run.
@@ -805,8 +791,7 @@ class RunDirectory:
                     yield self
             except BaseException as error:
                 self.mark_failed(error)
-                if self._failure_told is not None:
-                    self._failure_told()
+                failed()
                 raise
             if self.status == "running":
                 self.mark_finished()

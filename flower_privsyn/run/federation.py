@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -158,9 +157,6 @@ _INSTALL = (
     "install the server's flower-privsyn on the node, and serve model_delta with "
     "flower_privsyn.client_apps.training:app"
 )
-
-#: Nodes of a simulation are there sooner; whoever waits longer is told for what.
-_QUIET_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +483,10 @@ class Preparation:
             if (entry.embedder, entry.dimension) == (source.fingerprint, source.dimension):
                 roster[reply.metadata.src_node_id] = entry.num_users
             else:
-                wrong[self._other_model(source)] += 1
+                asked = [source.trains.name] if source.trains else []
+                if not asked or source.conditioned:
+                    asked.append(f"{request.embedding_model} ({request.embedding_precision})")
+                wrong[f"another model or tokenizer than the server's {' or '.join(asked)}"] += 1
         unknown = error_key(wire.ClientErrorCode.UNKNOWN_QUERY)
         for key, count in counts.items():
             more = f" ({', '.join(announcement.queries)}): {_INSTALL}" if key == unknown else ""
@@ -502,14 +501,13 @@ class Preparation:
         that happen to be there would change the sampling that the accountant is told of.
         """
         wanted, begun = self.settings.num_nodes, time.monotonic()
-        with contextlib.ExitStack() as shown:
-            stage: Stage | None = None
+        with self.run.progress().stage("Wait for nodes to connect", wanted) as stage:
             while True:
                 nodes = sorted(self.grid.flower.get_node_ids())
+                stage.reach(len(nodes), wanted)
                 if len(nodes) >= wanted:
                     return nodes
-                waited = time.monotonic() - begun
-                if waited >= self.settings.node_timeout:
+                if time.monotonic() - begun >= self.settings.node_timeout:
                     instead = ""
                     if (
                         resume
@@ -522,25 +520,7 @@ class Preparation:
                         f"{len(nodes)} nodes are connected after {self.settings.node_timeout:g} s, "
                         f"{wanted} were planned (num-nodes); {instead}{spent}"
                     )
-                if stage is None and waited >= _QUIET_SECONDS:
-                    stage = shown.enter_context(
-                        self.run.progress().stage("Wait for nodes to connect", wanted)
-                    )
-                if stage is not None:
-                    stage.update(len(nodes) - stage.done)
                 time.sleep(_POLL_SECONDS)
-
-    def _other_model(self, source: RecordSource) -> str:
-        settings, trains = self.settings, source.trains
-        if trains is not None:
-            beside = f" or {settings.embedding_model}" if source.conditioned else ""
-            return f"another model or tokenizer than the server's {trains.name}{beside}"
-        if source.model:
-            return f"another tokenizer than the server's {source.model}"
-        return (
-            "another embedding model or precision than the server's "
-            f"{settings.embedding_model} ({settings.embedding_precision})"
-        )
 
     def _changes(self) -> dict[str, tuple[Any, Any]]:
         """What a run that is resumed does otherwise; refused where it may not."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,7 +17,6 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.calibrated import CalibratedPlan, left_after
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
-from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.progress import Progress
 from flower_privsyn.run.method import Method
 from flower_privsyn.run.settings import PrivateSumConfig
@@ -120,6 +118,9 @@ def announcement(
 #: How many standard deviations of the noise the sum of a round must be able to reach.
 LEAST_SIGNAL = 10.0
 
+#: How many of them stand out.
+_SEEN = 3.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAgainstUsers:
@@ -158,25 +159,23 @@ class NoiseAgainstUsers:
         """
         return math.inf if self.noise_multiplier == 0 else self.users / self.noise_multiplier
 
-    def describe(self, queries: Sequence[BoundedQuestion]) -> str:
-        """One sentence for the person who started the run.
+    @property
+    def seen(self) -> int:
+        """How many users must agree on something for their sum to stand out of the noise."""
+        return math.ceil(_SEEN * self.noise_multiplier)
 
-        Args:
-            queries: what the run asks.
-        """
-        asked = "; then ".join(query.noise_in_words(self.noise_multiplier) for query in queries)
+    def __str__(self) -> str:
+        """One sentence for the person who started the run."""
         return (
-            f"noise against users: {asked}. {_count(self.users)} answer a round: if all of them "
-            f"agreed, their sum would be {self.signal:.3g} standard deviations of the noise"
+            f"noise against users: its standard deviation is {100.0 / self.signal:.2g} % of what "
+            f"the {self.users:,.0f} users of a round can add up to; about {self.seen:,} of them "
+            "must agree on something for it to be seen"
         )
 
-    def refuse(
-        self, queries: Sequence[BoundedQuestion], *, spent: str = "nothing was spent"
-    ) -> None:
+    def refuse(self, *, spent: str = "nothing was spent") -> None:
         """Stop a run whose releases would be noise.
 
         Args:
-            queries: what the run asks.
             spent: words for what the run has cost.
 
         Raises:
@@ -184,9 +183,9 @@ class NoiseAgainstUsers:
         """
         if self.signal < LEAST_SIGNAL:
             raise ConfigError(
-                f"{self.describe(queries)}, and below {LEAST_SIGNAL:g} the result is noise "
-                "whatever they wrote: take more users, a larger epsilon or fewer rounds, or set "
-                f"accept-noise = true to run all the same; {spent}"
+                f"{self}, and above {100.0 / LEAST_SIGNAL:g} % the result is noise whatever they "
+                "wrote: take more users, a larger epsilon or fewer rounds, or set accept-noise = "
+                f"true to run all the same; {spent}"
             )
 
 
@@ -202,12 +201,12 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
     Raises:
         ConfigError: a phase is noise alone, and `accept_noise` is not set.
     """
-    checks = [(NoiseAgainstUsers.of(phase, settings), phase.asks) for phase in plan.phases]
+    checks = [NoiseAgainstUsers.of(phase, settings) for phase in plan.phases]
     if not settings.accept_noise:
-        for against, asks in checks:
-            against.refuse(asks, spent=spent)
-    for against, asks in checks:
-        logger.info("%s", sentence := against.describe(asks))
+        for against in checks:
+            against.refuse(spent=spent)
+    for sentence in dict.fromkeys(str(one) for one in checks if one.noise_multiplier):
+        logger.info("%s", sentence)
         progress.note(sentence)
 
 
@@ -232,9 +231,3 @@ def refuse_unfit_noise(plan: Plan, terms: Terms, *, nodes: int) -> None:
                     f"{LEAST_STEPS:g} steps of the grid, {LEAST_STEPS / STEPS:.3g}, and 2^28 for "
                     "all nodes together"
                 )
-
-
-def _count(users: float) -> str:
-    if users == 1:
-        return "1 user is to"
-    return f"{users:,.0f} users" if users == int(users) else f"About {users:,.3g} users"

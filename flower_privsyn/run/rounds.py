@@ -25,7 +25,6 @@ from flower_privsyn.files import replacing
 from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.following import Following
 from flower_privsyn.run.method import (
     Method,
     Question,
@@ -34,6 +33,7 @@ from flower_privsyn.run.method import (
     need,
 )
 from flower_privsyn.run.run_format import STOPPED
+from flower_privsyn.run.trackers import Following
 
 
 def is_stored(run: RunDirectory, number: int) -> bool:
@@ -268,10 +268,6 @@ class KeptRounds:
     state: State = field(default_factory=dict)
     over: int = 0
     _asked: tuple[int, Question] | None = None
-
-    def __post_init__(self) -> None:
-        """Let the tracker know how the run ends."""
-        self.run.follow_failure(self.tell)
 
     @property
     def question(self) -> Question | None:

@@ -54,7 +54,6 @@ from flower_privsyn.run.aggregation import (
 )
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
-from flower_privsyn.run.following import Following
 from flower_privsyn.run.method import (
     Method,
     Question,
@@ -71,8 +70,8 @@ from flower_privsyn.run.rounds import (
     last_state,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
+from flower_privsyn.run.trackers import Following, Tracker
 from flower_privsyn.secure_aggregation import Terms
-from flower_privsyn.trackers import Tracker
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -391,11 +390,9 @@ class PrivateSumStrategy(Strategy):
         run = self._open_run()
         if run.status == "finished":  # which resume = "auto" allows
             return self._result_again(tracker)
-        with run.session():
+        rounds = KeptRounds(run=run, method=self.method, total=settings.num_rounds, tracker=tracker)
+        with run.session(failed=rounds.tell):
             window = WindowedGrid(grid, window=self.messages_under_way)
-            rounds = KeptRounds(
-                run=run, method=self.method, total=settings.num_rounds, tracker=tracker
-            )
             federation = Preparation(
                 run=run,
                 settings=settings,

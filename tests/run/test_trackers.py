@@ -12,7 +12,7 @@ import pytest
 from flower_privsyn.errors import GenerationError, MissingExtraError
 from flower_privsyn.locks import read_holder
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.following import Following
+from flower_privsyn.run.trackers import Following
 from tests.support.probe import Probe
 from tests.support.run_files import add_line
 from tests.support.tracked import mlflow_run, tensorboard_points
