@@ -74,12 +74,6 @@ def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[s
     assert "the result is noise whatever they wrote" in shown
 
 
-def test_more_users_in_a_round_than_there_are(check: Check) -> None:
-    found = stops(check("epsilon=8", "sampling=fixed-size", "sample-size=61"))
-    assert list(found) == ["privacy"]
-    assert "more than the 60 users" in found["privacy"]
-
-
 def test_who_has_no_text_is_counted(check: Check, tmp_path: Path) -> None:
     path, other = users_file(tmp_path), tmp_path / "more.jsonl"
     rows = [{"client_id": f"v{n}", "text": ""} for n in range(3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -152,14 +151,3 @@ def test_who_is_held_out(capsys: pytest.CaptureFixture[str]) -> None:
         status, said = said_by(capsys, *typed)
         assert status == 2, (typed, said)
         assert "held-out-fraction" in said, (typed, said)
-
-
-def test_an_app_that_flower_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app = shutil.copytree(APP, folder / "app")
-    project = app / "pyproject.toml"
-    text = project.read_text()
-    project.write_text(text.replace("flower_privsyn.comparison.server_app", "nowhere.at_all"))
-    assert project.read_text() != text
-    status, said = said_by(capsys, "check", str(app), *set_to({"data": "users.jsonl", **SMALL}))
-    assert status == 2
-    assert "nowhere" in said

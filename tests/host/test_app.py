@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, resolve_config
+from flower_privsyn.host.app import App, load_app, resolve_config
 
 
 def test_an_app_is_read(app: App) -> None:
@@ -46,3 +46,10 @@ def test_a_wrong_setting_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         resolve_config(app, config_name=config, settings=[setting] if setting else [])
+
+
+def test_what_flower_refuses_is_no_app(app: App) -> None:
+    project = app.path / "pyproject.toml"
+    project.write_text(project.read_text().replace("asking.server_app", "nowhere.at_all"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_app(app.path)

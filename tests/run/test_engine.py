@@ -24,11 +24,10 @@ from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import InsecureRandom
 from flower_privsyn.privacy.mechanisms import to_grid
-from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.strategies import PrivateSumStrategy
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
-from tests.support.probe import Probe, ProbeMethod, cohort_sizes
+from tests.support.probe import Probe, cohort_sizes
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -251,23 +250,6 @@ class TestSampling:
         strategy = self.sampled(config, "fixed-size", sample_size=6, num_rounds=1)
         strategy.start(federation(silent_users(24), tamper=everyone))
         assert len(strategy.released) == 1
-
-    def test_noise_follows_the_clip_norm_of_the_round(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        class Growing(ProbeMethod):
-            @property
-            def queries(self) -> tuple[Any, ...]:
-                return (NearestNeighborHistogram(max_samples=2 + 6 * bool(self.released)),)
-
-        strategy = Probe(
-            config(noise_multiplier=1.0, num_rounds=2), candidates=40_000, method=Growing
-        )
-        strategy.start(federation(silent_users(3)))
-        assert strategy.released[0].values.std() == pytest.approx(2.0, rel=0.02)
-        assert strategy.released[1].values.std() == pytest.approx(8.0, rel=0.02)
-        norms = [line["l2_sensitivity"] for line in releases(tmp_path / "run")]
-        assert norms == [2.0, 8.0]
 
 
 class TestWhatLeavesAClient:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
-from flwr.app import Context
 
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
@@ -30,19 +26,16 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.privacy.calibrated import calibrated
-from flower_privsyn.queries import Cohort, NearestNeighborHistogram, Query
+from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.strategies import (
     PrivateSumConfig,
     Question,
-    RecordSource,
-    RunContext,
     State,
 )
 from flower_privsyn.strategies.catalogue import entries
-from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.correlated import noise_matrix
-from tests.support.federation import make_users, silent_users
+from tests.support.federation import silent_users
 from tests.support.probe import Killed, Probe, ProbeMethod
 from tests.support.run_files import releases
 
@@ -305,14 +298,6 @@ class TestPlan:
         assert first.noise_multiplier == 6.0
         assert second.noise_multiplier == third.noise_multiplier
 
-    def test_knows_the_phase_of_a_round(self) -> None:
-        plan = Plan(phases=(self.phase("a"), self.phase("b", rounds=3)), delta=DELTA)
-        assert [plan.at(number).name for number in range(1, 6)] == ["a", "a", "b", "b", "b"]
-        assert [plan.first_round(phase) for phase in plan.phases] == [1, 3]
-        assert [(p.name, left) for p, left in plan.following(3)] == [("b", 2)]
-        with pytest.raises(ConfigError, match="round must be"):
-            plan.at(6)
-
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
@@ -333,71 +318,3 @@ class TestPlan:
         assert turns.min_separation == 2
         with pytest.raises(ConfigError, match="is for 3 rounds, and its last round is number 4"):
             Plan(phases=(self.phase("a"), self.phase("b", sampling=turns)), delta=DELTA)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DocumentCount(Query):
-    """How many documents a user has, up to four."""
-
-    name: ClassVar[str] = "document_count"
-    reads: ClassVar[Any] = "text"
-
-    @property
-    def clip_norm(self) -> float:
-        return 4.0
-
-    def check(self, broadcast: Any, *, dimension: int) -> None:
-        assert not broadcast
-
-    def answer_length(self, broadcast: Any) -> int:
-        return 1
-
-    def statistic(self, cohort: Cohort, broadcast: Any) -> np.ndarray:
-        return np.bincount(cohort.owners, minlength=cohort.num_users).astype(float)[:, None]
-
-
-class TextThenVotes(ProbeMethod):
-    """A phase about documents, then one about embeddings."""
-
-    @property
-    def queries(self) -> tuple[Query, ...]:
-        return (DocumentCount(), NearestNeighborHistogram(max_samples=3))
-
-    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
-        return (RecordSource.of_text(), *super().setup(place))
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        return tuple(
-            Phase(
-                name=query.name,
-                rounds=1,
-                sampling=FullParticipation(population),
-                asks=(query,),
-                noise_multiplier=0.0,
-            )
-            for query in self.queries
-        )
-
-    def ask(self, state: State, number: int) -> Question:
-        if number == 1:
-            return Question(self.queries[0], {})
-        return Question(self.queries[1], {"candidates": self.candidates})
-
-
-def test_phases_may_read_different_kinds_of_records(config: Builder, tmp_path: Path) -> None:
-    users = make_users(10)
-
-    def load(context: Context) -> Users:
-        return users.partition(
-            partition_id=int(context.node_config["partition-id"]),
-            num_partitions=int(context.node_config["num-partitions"]),
-        )
-
-    app = create_client_app(
-        load, embedder=hash_embedder, cache_directory=tmp_path / "cache", queries=[DocumentCount]
-    )
-    strategy = Probe(config(noise_multiplier=0.0, num_rounds=2), method=TextThenVotes)
-    grid = LoopbackGrid(app, num_nodes=2)
-    strategy.start(grid)
-    assert [release.values.sum() for release in strategy.released] == [30.0, 30.0]
-    assert len(grid.requests) == 2 * (2 + 2)  # each node prepares both kinds

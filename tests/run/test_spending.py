@@ -10,68 +10,17 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.client_apps import known
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import CyclicSampling, FullParticipation
 from flower_privsyn.run import how_to_resume
 from flower_privsyn.run.settings import default_least_users
-from flower_privsyn.strategies import POPri, POPriConfig, PrivateSumConfig
-from flower_privsyn.testing import HashEmbedder
-from tests.support.federation import WORDS, make_users, rounds_asked, silent
+from flower_privsyn.strategies import PrivateSumConfig
+from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.probe import CorrelatedProbe, Probe
 from tests.support.run_files import lines, releases
-from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
-
-
-class TestUnknownQuestions:
-    """A node says at the preparation what it cannot answer, not in a round that is paid for."""
-
-    def popri(self, tmp_path: Path, public_file: Path, **changes: Any) -> POPri:
-        values: dict[str, Any] = {
-            "noise_multiplier": 1.0,
-            "num_rounds": 2,
-            "num_prompts": 2,
-            "responses_per_prompt": 4,
-            "rejected_rank": 2,
-            "public_text": str(public_file),
-            "synthetic_samples": 2,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        return POPri(
-            POPriConfig(**values),
-            embedder=HashEmbedder(),
-            generator=WordGenerator(WORDS),
-            trainer=train_words,
-        )
-
-    def test_a_question_of_a_later_round_is_named_before_the_first(
-        self,
-        federation: Builder,
-        public_file: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        # POPri with this checkpoint asks for moments first and for similarities afterwards.
-        without = tuple(query for query in known.QUERIES if query.name != "mean_similarity")
-        monkeypatch.setattr(known, "QUERIES", without)
-        grid = federation()
-        strategy = self.popri(tmp_path, public_file, checkpoint="fred")
-        with pytest.raises(FederationError, match=r"does not answer every question of the run"):
-            strategy.start(grid)
-        assert rounds_asked(grid) == []
-        assert not strategy.run.ledger_file.exists()
-        assert {reply.error.code for reply in grid.replies} == {wire.ClientErrorCode.UNKNOWN_QUERY}
-        assert "moments, mean_similarity" in str(strategy.run.error)
-        assert [query.name for query in strategy.method.queries] == [
-            "moments",
-            "mean_similarity",
-        ]
 
 
 def events(run: Path) -> list[str]:

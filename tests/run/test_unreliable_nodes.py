@@ -84,16 +84,6 @@ class TestNodesWhoseDataGrow:
         assert NodeLedger("of-0").account().charges == []
         assert len(NodeLedger("of-1").account().charges) == 2
 
-    def test_are_in_a_sum_in_which_nobody_is_counted(
-        self, config: Builder, growing: Callable[..., Any]
-    ) -> None:
-        """Every node answers for all of its users, however many others have announced."""
-        secure = {"secure_aggregation": True, "num_nodes": 4, "colluding_nodes": 0}
-        strategy = Probe(config(num_rounds=1, noise_multiplier=1e-3, **secure))
-        strategy.start(growing(4))
-        (released,) = strategy.released
-        assert released.values.sum() == pytest.approx(3 * (5 + 6 + 7 + 8 + 1), abs=0.5)
-
 
 class TestMisbehavingNodes:
     def run(

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.changes import object_of_the_app, record_writer
+from flower_privsyn.run.changes import object_of_the_app
 from flower_privsyn.strategies import (
-    JointSketchConfig,
-    POPriConfig,
     PrivateEvolution,
     PrivateEvolutionConfig,
 )
-from flower_privsyn.strategies.joint_sketch import AskedOnce
-from flower_privsyn.strategies.popri import PreferencesByScores
-from flower_privsyn.strategies.private_evolution import EvolutionByVotes
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
 from tests.support.federation import is_rehearsal
 
@@ -28,23 +21,6 @@ Settings = Callable[..., PrivateEvolutionConfig]
 
 class Mine(EchoGenerator):
     name = "mine"
-
-
-def test_an_object_of_the_app_is_named_and_no_setting_stands_for_it(
-    settings: Settings, tmp_path: Path
-) -> None:
-    run = RunDirectory.create(tmp_path / "run", config={})
-    for method in (
-        EvolutionByVotes(settings(), generator=Mine()),
-        PreferencesByScores(POPriConfig(epsilon=1.0), generator=Mine()),
-        AskedOnce(JointSketchConfig(epsilon=1.0, synthesis="written"), generator=Mine()),
-    ):
-        record_writer(run, method)
-        assert object_of_the_app(run) == "mine"
-        (run.path / "config.json").write_text("{}")
-    record_writer(run, EvolutionByVotes(settings(synthetic_samples=0), generator=Mine()))
-    assert object_of_the_app(run) is None
-    run.unlock()
 
 
 def test_a_run_goes_on_without_its_object_only_where_another_generator_is_named(
