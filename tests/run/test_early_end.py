@@ -18,23 +18,11 @@ from flower_privsyn.privacy import (
 from flower_privsyn.report import write_run_page
 from flower_privsyn.strategies import State
 from tests.support.ledgers import begin
-from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
 BOTH = ("epsilon_release", "epsilon_known_cohorts")
-
-
-def killed_in_second(strategy: Probe, grid: Any) -> None:
-    """Let a run die in what it makes of its second release."""
-
-    def die() -> None:
-        if len(strategy.released) == 1:
-            raise Killed
-
-    strategy.method.before_update = die
-    with pytest.raises(Killed):
-        strategy.start(grid)
 
 
 def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, float]:
@@ -67,7 +55,8 @@ def test_whoever_ends_the_rounds_leaves_the_cost_of_all(
     def settings(**changes: Any) -> Any:
         return config(**common, **changes)
 
-    killed_in_second(Probe(settings()), federation())
+    with pytest.raises(Killed):
+        killed_in(Probe(settings()), 2).start(federation())
     strategy = Probe(config(**{**common, "num_rounds": 2, "resume": True}))
     strategy.start(federation(num_nodes=1))
     run = strategy.run
@@ -95,7 +84,8 @@ def test_a_run_that_is_killed_after_it_has_ended_states_that_once(
         def finish(self, state: State) -> dict[str, Any]:
             raise Killed
 
-    killed_in_second(Probe(config(num_rounds=5)), federation())
+    with pytest.raises(Killed):
+        killed_in(Probe(config(num_rounds=5)), 2).start(federation())
     settings = config(num_rounds=2, resume=True)
     with pytest.raises(Killed):
         Probe(settings, method=Dies).start(federation())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError
 from tests.support.federation import rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.probe import CorrelatedProbe, Killed, Probe, killed_in
 from tests.support.run_files import contents, releases
 
 Builder = Callable[..., Any]
@@ -21,15 +21,8 @@ def test_it_begins_goes_on_and_gives_the_result(
     federation: Builder, config: Builder, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = config(resume="auto")
-    first = Probe(settings)
-
-    def die() -> None:
-        if first.released:
-            raise Killed
-
-    first.method.before_update = die
     with pytest.raises(Killed):
-        first.start(federation())
+        killed_in(Probe(settings), 2).start(federation())
     second, grid = Probe(settings), federation()
     whole = second.start(grid)
     assert rounds_asked(grid) == [3]
@@ -65,16 +58,6 @@ def test_another_run_s_settings_are_refused_and_those_that_come_too_late_are_tol
         Probe(config(resume="auto", epsilon=8.0)).start(federation())
     Probe(config(resume="auto", round_timeout=60.0)).start(federation())
     assert "round-timeout = 60.0 changes nothing: the run finished with 3600.0" in caplog.text
-
-
-def test_true_and_false_are_what_they_were(federation: Builder, config: Builder) -> None:
-    with pytest.raises(RunDirectoryError, match="There is no run directory"):
-        Probe(config(resume=True)).start(federation())
-    Probe(config(resume=False)).start(federation())
-    with pytest.raises(RunDirectoryError, match=r'has finished.*"auto" gives its result'):
-        Probe(config(resume=False)).start(federation())
-    with pytest.raises(RunDirectoryError, match="has finished; there is nothing to resume"):
-        Probe(config(resume=True)).start(federation())
 
 
 def test_a_folder_that_depends_on_where_flower_was_started_is_refused(

@@ -17,7 +17,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory, rounds
 from tests.support.federation import silent
-from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
@@ -164,15 +164,8 @@ class TestResume:
     ) -> None:
         from flower_privsyn.errors import LedgerError
 
-        def prepare(strategy: Probe) -> None:
-            def die() -> None:
-                if len(strategy.released) == 2:
-                    raise Killed
-
-            strategy.method.before_update = die
-
         with pytest.raises(Killed):
-            start(prepare=prepare)
+            start(prepare=lambda strategy: killed_in(strategy, 3))
         path = tmp_path / "run" / "ledger.jsonl"
         left = 0
         if damage == "removed":

@@ -36,7 +36,7 @@ from flower_privsyn.strategies import (
 from flower_privsyn.strategies.catalogue import entries
 from tests.support.correlated import noise_matrix
 from tests.support.federation import silent_users
-from tests.support.probe import Killed, Probe, ProbeMethod
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
 from tests.support.run_files import releases
 
 Builder = Callable[..., Any]
@@ -264,14 +264,8 @@ def test_a_stream_ends_with_its_phase_whoever_goes_on(
     if number is None:
         strategy.start(federation())
     else:
-
-        def die() -> None:
-            if len(strategy.released) == number - 1:
-                raise Killed
-
-        strategy.method.before_update = die
         with pytest.raises(Killed):
-            strategy.start(federation())
+            killed_in(strategy, number).start(federation())
         # The next round is the other stream's: the memory of this one is still on the disk.
         assert (tmp_path / "run" / "noise.npz").exists()
         strategy = run(resume=True)

@@ -30,8 +30,6 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.plan import announcement, plan_of
-from flower_privsyn.run.rounds import rounds_behind
 from flower_privsyn.strategies import (
     DPFTRLConfig,
     PrivateSumConfig,
@@ -44,7 +42,7 @@ from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
 from tests.support.ledgers import begin
-from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod
+from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_in
 from tests.support.run_files import releases
 from tests.support.small_disk import disk_of
 
@@ -53,17 +51,6 @@ Builder = Callable[..., Any]
 
 def broken(self: Any, state: State) -> dict[str, Any]:
     raise GenerationError("the server is down")
-
-
-def killed_in(strategy: Probe, number: int) -> Probe:
-    """Let a strategy die while it makes something of a round's release."""
-
-    def die() -> None:
-        if len(strategy.released) == number - 1:
-            raise Killed
-
-    strategy.method.before_update = die
-    return strategy
 
 
 @pytest.fixture
@@ -415,20 +402,3 @@ class TestFewerUsers:
         run = self.ledger(tmp_path, 3, self.planned(3))
         with pytest.raises(BudgetExceededError, match="the 1 rounds that are left do not fit"):
             self.rest(run)
-
-    def test_nodes_are_told_the_noise_that_is_left_to_come(
-        self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        run = self.ledger(tmp_path, 3, 0.9 * self.planned(4))
-        settings = config(epsilon=2.0, num_rounds=4)
-        method = ProbeMethod(settings)
-        settled = calibrated(
-            plan_of(method, settings, population=12),
-            epsilon=2.0,
-            ledger=PrivacyLedger.read(run.ledger_file),
-        )
-        plan = announcement(method, settings, settled, behind=rounds_behind(run))
-        (left,) = plan.to_come
-        assert left.count == 1
-        assert plan.noise_multiplier == left.noise_multiplier == self.rest(run)
-        assert f"noise multiplier {plan.noise_multiplier:.5g} from now on" in caplog.text

@@ -19,7 +19,7 @@ from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import ReleasedSum, State
 from flower_privsyn.training.server_model import ServerModel
 from tests.support.federation import silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at
+from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at, killed_in
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
@@ -175,20 +175,10 @@ def test_the_end_of_a_run_whose_fixed_draw_is_from_fewer_costs_what_all_rounds_w
 ) -> None:
     drawn = {"sampling": "fixed-size", "sample_size": 6, "accountant": "rdp"}
     drawn |= {"num_rounds": 4, "noise_multiplier": 2.0}
-    killing = Probe(config(**drawn))
-    killing.method.before_update = _killed_in(killing, 2)
     with pytest.raises(Killed):
-        killing.start(federation())
+        killed_in(Probe(config(**drawn)), 2).start(federation())
     ended = Probe(config(**{**drawn, "num_rounds": 2}, resume=True))
     ended.start(federation())
     line = lines(tmp_path / "run" / "ledger.jsonl")[-1]
     assert line["event"] == "ended"
     assert line["epsilon_release"] == line["epsilon_known_cohorts"]
-
-
-def _killed_in(strategy: Probe, number: int) -> Callable[[], None]:
-    def die() -> None:
-        if len(strategy.released) == number - 1:
-            raise Killed
-
-    return die

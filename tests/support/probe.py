@@ -149,3 +149,14 @@ def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:
         number = asked_round(request)
         sizes[number - 1] += reply.content.config_records["privsyn.cohort"]["num_users"]
     return sizes
+
+
+def killed_in(strategy: Probe, number: int) -> Probe:
+    """Let a strategy die while it makes something of a round's release."""
+
+    def die() -> None:
+        if len(strategy.released) == number - 1:
+            raise Killed
+
+    strategy.method.before_update = die
+    return strategy
