@@ -142,7 +142,10 @@ def check_setup(
             progress = Progress()
             sources = set_up(method, settings, run, progress=progress)
             report.say("setup", "models and public text are loaded, and can be used")
-            _noise_alone(method, settings, plan, people, report)
+            if settings.num_users or (people is not None and people.all_read):
+                with report.refusals("noise"):
+                    if (found := method.check(plan.plan, spent="nothing was spent")) is not None:
+                        report.say(found.topic, found.sentence, level=found.level)
             with report.refusals("traffic"):
                 if people is not None:
                     plan = plan.for_population(max(1, people.users))
@@ -346,24 +349,6 @@ def _noise(plan: Plan, settings: PrivateSumConfig, report: Report) -> None:
         report.figures |= {"noise_share": 1.0 / against.signal, "users_to_be_seen": against.seen}
         few = against.seen > against.users / 3
         report.say("noise", str(against), level="warning" if few else "fine")
-
-
-def _noise_alone(
-    method: Method,
-    settings: PrivateSumConfig,
-    plan: CalibratedPlan,
-    people: People | None,
-    report: Report,
-) -> None:
-    """What the noise leaves of the result, by the method itself, where users are known."""
-    if not (settings.num_users or (people is not None and people.all_read)):
-        said = "not tried on the result: how many users take part is not known (num-users)"
-        report.say("noise", said, level="warning")
-        return
-    with report.refusals("noise"):
-        found = method.check(plan.plan, spent="nothing was spent")
-        if found is not None:
-            report.say(found.topic, found.sentence, level=found.level)
 
 
 def _say_traffic(rounds: Sequence[Traffic], report: Report) -> None:

@@ -25,7 +25,6 @@ import flower_privsyn
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
-    FederationError,
     MissingExtraError,
     PrivsynError,
     RunDirectoryError,
@@ -103,7 +102,6 @@ def run_app(
 
     Raises:
         RunDirectoryError: The folder holds a run, or another process is starting one there.
-        FederationError: This is no system that apps can be run on.
         MissingExtraError: Ray is asked for and not installed.
     """
     run_path = expanded(run_path).absolute()
@@ -459,17 +457,14 @@ def _forget_start(run_path: Path) -> None:
 
 
 def require_simulation(*, ray: bool = False) -> None:
-    """Refuse a machine on which no app can be run.
+    """Refuse a machine on which no app can be run; one without locks of files is by `lock_file`.
 
     Args:
         ray: whether Flower's own simulation is asked for.
 
     Raises:
-        FederationError: it is no Linux and no macOS.
         MissingExtraError: ray is not installed.
     """
-    if os.name != "posix":
-        raise FederationError("`privsyn run` needs Linux or macOS.")
     if ray and importlib.util.find_spec("ray") is None:
         raise MissingExtraError(
             "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
