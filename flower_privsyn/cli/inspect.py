@@ -21,19 +21,19 @@ def inspect_run(path: str | Path) -> dict[str, Any]:
         path: The run directory.
 
     Returns:
-        The fields of `RunSummary`, and `continue`: what to do about a run without a result; None
+        The fields of `RunSummary`, and `continue`: what goes on with a run without a result; None
         for one that is at work or done.
 
     Raises:
         LedgerError: The ledger is damaged, or lacks a line that another file states.
         RunDirectoryError: The folder holds no run, or one of its files is damaged.
     """
-    from flower_privsyn.host.launch import how_to_go_on
     from flower_privsyn.report.summary import RunSummary
-    from flower_privsyn.run import RunDirectory
+    from flower_privsyn.run import RunDirectory, how_to_resume
 
     run = RunDirectory.open(path)
-    return {**RunSummary.of(run).to_dict(), "continue": how_to_go_on(run)}
+    ended = run.standing in {"interrupted", "failed"}
+    return {**RunSummary.of(run).to_dict(), "continue": how_to_resume(run.path) if ended else None}
 
 
 def inspect(

@@ -26,7 +26,6 @@ from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
     MissingExtraError,
-    PrivsynError,
     RunDirectoryError,
 )
 from flower_privsyn.files import (
@@ -193,24 +192,6 @@ def resume_run(
     run_path = expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings, app, values)
     return _launch(app, run_path, launch, resume=begun, follow=follow)
-
-
-def how_to_go_on(run: RunDirectory) -> str | None:
-    """What to do about a run that has no result, in words; None for one that is at work or done.
-
-    Args:
-        run: its directory.
-    """
-    if run.standing not in {"interrupted", "failed"}:
-        return None
-    try:
-        _resumption(run.path, ())
-    except PrivsynError as error:
-        return f"not by `privsyn resume`: {error}"
-    command = f"privsyn resume {quoted(run.path)}"
-    if run.standing == "interrupted" or not run.state.get("asked_wrongly"):
-        return command
-    return f"mend what the error names, then {command}"
 
 
 def _resumption(
@@ -457,7 +438,7 @@ def _forget_start(run_path: Path) -> None:
 
 
 def require_simulation(*, ray: bool = False) -> None:
-    """Refuse a machine on which no app can be run; one without locks of files is by `lock_file`.
+    """Refuse a simulation of Flower's own where it is not installed.
 
     Args:
         ray: whether Flower's own simulation is asked for.

@@ -72,7 +72,6 @@ from flower_privsyn.progress import RunProgress, Stage, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
-    asked_wrongly,
     hide_dates,
     how_to_resume,
     read_json_object,
@@ -725,7 +724,7 @@ class RunDirectory:
         """
         sentence, unexpected = sentence_of(error)
         end = {"status": "failed", "error": sentence, "unexpected": unexpected}
-        self._write_state({**self.state, **end, "asked_wrongly": asked_wrongly(error)})
+        self._write_state({**self.state, **end})
 
     def mark_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Record that the run has its result.

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import (
-    ConfigError,
-    DataError,
-    MissingExtraError,
-    ModelError,
     PrivsynError,
     RunDirectoryError,
 )
@@ -129,10 +125,6 @@ STOPPED = "Stopped before round"
 PLACES: Final = frozenset({"run-dir", "resume", "data"})
 
 
-#: What is wrong again as long as nothing is changed.
-_ASKED_WRONGLY = (ConfigError, DataError, MissingExtraError, ModelError)
-
-
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stand in a run directory."""
     return {key: value for key, value in settings.items() if key not in PLACES}
@@ -174,11 +166,6 @@ def was_interrupted(error: str | None) -> bool:
         error: why it ended, as it was recorded.
     """
     return error is not None and (error == INTERRUPTED or error.startswith(STOPPED))
-
-
-def asked_wrongly(error: str | BaseException) -> bool:
-    """Whether what was asked for is at fault: the same would end in the same way."""
-    return isinstance(error, _ASKED_WRONGLY)
 
 
 def disk_full_sentence(folder: Path | None = None) -> str:

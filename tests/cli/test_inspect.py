@@ -53,7 +53,7 @@ def test_inspect_tells_an_interrupted_run_from_a_running_one(
     (run.path / ".lock").write_text('{"pid": 1073741824, "started": "1"}\n')
     assert inspect_run(run.path)["status"] == "interrupted"
     assert main(["inspect", str(run.path)]) == 0
-    assert "privsyn resume" in capsys.readouterr().out
+    assert "continue" in capsys.readouterr().out
 
 
 def test_a_run_without_enough_noise_is_called_not_private(

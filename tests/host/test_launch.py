@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 
 from flower_privsyn.errors import (
     ConfigError,
-    ModelError,
     RunDirectoryError,
 )
 from flower_privsyn.host import launch
@@ -82,30 +80,6 @@ def stopped(app: App, tmp_path: Path) -> RunDirectory:
     run.mark_failed("The nodes are gone.")
     run.unlock()
     return run
-
-
-def test_how_a_run_without_a_result_goes_on(stopped: RunDirectory, app: App) -> None:
-    command = f"privsyn resume {stopped.path}"
-    assert launch.how_to_go_on(stopped) == command
-    stopped.mark_failed(KeyboardInterrupt())
-    assert launch.how_to_go_on(stopped) == command
-    # A mistyped model would be mistyped again.
-    stopped.mark_failed(ModelError("model 'privsyn-ml' does not exist"))
-    assert launch.how_to_go_on(stopped) == f"mend what the error names, then {command}"
-    # What `privsyn resume` would refuse, it is not advised for.
-    launched(stopped, Path("/gone"))
-    said = "not by `privsyn resume`: There is no app folder /gone."
-    assert launch.how_to_go_on(stopped) == said
-    stopped.owner.own_file.unlink()
-    said = launch.how_to_go_on(stopped)
-    assert said is not None
-    assert said.endswith(f"privsyn resume {stopped.path} --app APP")
-    stopped.config_file.write_text(json.dumps({**stopped.document, "app": None}))
-    said = launch.how_to_go_on(stopped)
-    assert said is not None
-    assert "was not started by `privsyn run`; resume it with the command that began" in said
-    stopped.mark_finished()
-    assert launch.how_to_go_on(stopped) is None
 
 
 def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) -> None:
