@@ -152,8 +152,8 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     from flower_privsyn.report.comparison import caption, failures, tables
 
     print(f"[{document['stamp']}]")
-    for headings, rows in tables(document):
-        show_table(rows, headings)
+    for title, headings, rows in tables(document):
+        show_table(rows, headings, title=title)
     print(caption(document))
     print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")

@@ -17,6 +17,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import NotPrivate
@@ -24,6 +25,16 @@ from flower_privsyn.evaluation.result import NotPrivate
 Words = tuple[str, ...]
 
 _WORD = re.compile(r"\w+")
+
+#: Words of a window, as in the literature on contamination.
+_WINDOW: Final = 13
+
+#: Words of a shingle; a text of fewer is one shingle, the text itself.
+_SHINGLE: Final = 3
+
+#: Jaccard similarity of a near copy. A text of 45 words stays one with up to four of them, apart
+#: from one another, exchanged.
+_THRESHOLD: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +68,12 @@ class CopyRates(NotPrivate):
         return len(self.copied) / self.synthetic_texts
 
 
-def copy_rates(
-    synthetic: Sequence[str],
-    private: Sequence[str],
-    *,
-    window_words: int = 13,
-    shingle_words: int = 3,
-    threshold: float = 0.5,
-) -> CopyRates:
+def copy_rates(synthetic: Sequence[str], private: Sequence[str]) -> CopyRates:
     """Find exact copies, shared windows and near copies; nothing is approximated.
 
     Args:
         synthetic: at least one text.
         private: at least one text.
-        window_words: >= 1; 13 as in the literature on contamination.
-        shingle_words: >= 1. A text of fewer words is one shingle, the text itself.
-        threshold: in (0, 1]. At 0.5 and three-word shingles a text of 45 words stays a near
-            copy with up to four words, apart from one another, exchanged.
 
     Raises:
         ConfigError: A list is empty.
@@ -82,22 +82,22 @@ def copy_rates(
         if not texts:
             raise ConfigError(f"there must be at least one {name} text")
     rows = [_words(text) for text in synthetic]
-    shingles = [_shingles(row, shingle_words) for row in rows]
+    shingles = [_shingles(row) for row in rows]
     whole = _places({row} - {()} for row in rows)
-    windows = _places(_grams(row, window_words) for row in rows)
+    windows = _places(_grams(row, _WINDOW) for row in rows)
     pieces = _places(shingles)
     exact, shared, near = set[int](), set[int](), set[int]()
     for text in private:
         words = _words(text)
         exact.update(whole.get(words, ()))
-        for gram in _grams(words, window_words):
+        for gram in _grams(words, _WINDOW):
             shared.update(windows.get(gram, ()))
-        theirs = _shingles(words, shingle_words)
+        theirs = _shingles(words)
         common = Counter(row for piece in theirs for row in pieces.get(piece, ()))
         near.update(
             row
             for row, both in common.items()
-            if both >= threshold * (len(shingles[row]) + len(theirs) - both) - 1e-9
+            if both >= _THRESHOLD * (len(shingles[row]) + len(theirs) - both) - 1e-9
         )
     near |= exact
     return CopyRates(
@@ -118,9 +118,9 @@ def _grams(row: Words, width: int) -> set[Words]:
     return {row[start : start + width] for start in range(len(row) - width + 1)}
 
 
-def _shingles(row: Words, width: int) -> set[Words]:
+def _shingles(row: Words) -> set[Words]:
     """Its n-grams; a shorter row is one shingle."""
-    return _grams(row, min(width, len(row))) if row else set()
+    return _grams(row, min(_SHINGLE, len(row))) if row else set()
 
 
 def _places(rows: Iterable[set[Words]]) -> Mapping[Words, list[int]]:

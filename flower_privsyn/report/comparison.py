@@ -67,13 +67,20 @@ _LOCAL: Final[Column] = (
     ),
 )
 
+_EPSILON: Final[Column] = (
+    "ε",
+    lambda row: "-" if _is_local(row) else epsilon_text(row["epsilon"]),
+)
+
 _QUALITY: Final[tuple[Column, ...]] = (
-    ("ε", lambda row: "-" if _is_local(row) else epsilon_text(row["epsilon"])),
     ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
-    ("above the best floor", _difference("over_floor")),
-    ("above the best at its ε", _difference("to_best")),
     ("gap closed, %", _figure("gap_closed", 0, 100.0)),
     ("bits per byte", _figure("bits_per_byte", 4)),
+)
+
+_DIFFERENCES: Final[tuple[Column, ...]] = (
+    ("above the best floor", _difference("over_floor")),
+    ("above the best at its ε", _difference("to_best")),
 )
 
 _COSTS: Final[tuple[Column, ...]] = (
@@ -92,25 +99,30 @@ def _is_local(row: Mapping[str, Any]) -> bool:
     return row.get("local_epsilon_sample") is not None
 
 
-def _columns(document: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns: one more where an epsilon is local."""
-    (first, *others), rows = _QUALITY, document["summary"]
-    local = (_LOCAL,) if any(map(_is_local, rows)) else ()
-    return (first, *local, *others, *_COSTS)
+def tables(
+    document: Mapping[str, Any],
+) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
+    """Title, headings and rows of three tables: quality, differences, and what it costs."""
+    local = (_LOCAL,) if any(map(_is_local, document["summary"])) else ()
+    return [
+        (title, ["method", *(name for name, _ in columns)], _lines(document, columns))
+        for title, columns in (
+            ("What each method ends with", (_EPSILON, *local, *_QUALITY)),
+            ("What two methods differ by on the same people", (_EPSILON, *_DIFFERENCES)),
+            ("Text, and what it costs", (_EPSILON, *_COSTS)),
+        )
+    ]
 
 
 def markdown(document: Mapping[str, Any]) -> str:
     """`comparison.md`: the table under its stamp, what it is of, and the cells that failed."""
-    columns = _columns(document)
-    lines = [
-        f"> {document['stamp']}",
-        "",
-        "| method | " + " | ".join(heading for heading, _ in columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for texts in _lines(document, columns):
-        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
-    lines += ["", caption(document), ""]
+    (_, headings, rows), *others = tables(document)
+    for _, more, beside in others:  # which have method and ε first, too
+        headings += more[2:]
+        rows = [(*row, *cells[2:]) for row, cells in zip(rows, beside, strict=True)]
+    lines = [f"> {document['stamp']}", "", _row(headings), "|---|" + "---:|" * (len(headings) - 1)]
+    lines += [*map(_row, rows), ""]
+    lines += [caption(document), ""]
     found = failures(document)
     lines += ["Failed:", ""] if found else []
     for cell in found:
@@ -176,14 +188,8 @@ def _note(row: Mapping[str, Any]) -> str:
     return f" ({row['seeds']} of {row['planned']} seeds{failed})"
 
 
-def tables(document: Mapping[str, Any]) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Headings and rows of two tables: quality, then what it costs."""
-    every = _columns(document)
-    quality = len(every) - len(_COSTS)
-    return [
-        (["method", *(name for name, _ in columns)], _lines(document, columns))
-        for columns in (every[:quality], every[:1] + every[quality:])
-    ]
+def _row(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
 # ---------------------------------------------------------------------- the page
@@ -213,7 +219,7 @@ def filled(document: Mapping[str, Any]) -> dict[str, Any]:
     stamp = str(document.get("stamp") or "")
     # The stamp is ours to give: a document that lost it is stamped all the same.
     stamp = stamp if STAMP in stamp else "; ".join(filter(None, (STAMP, stamp)))
-    columns, cells = _columns(document), document["cells"]
+    cells = document["cells"]
     finished = [cell for cell in cells if cell["status"] == "finished"]
     methods = len({cell["method"] for cell in cells})
     return {
@@ -225,8 +231,7 @@ def filled(document: Mapping[str, Any]) -> dict[str, Any]:
             f"begun {time_text(document['created'])}",
         ],
         "caption": caption(document),
-        "columns": ["method", *(heading for heading, _ in columns)],
-        "rows": _lines(document, columns),
+        "tables": tables(document),
         "missing": [
             (called(cell), cell["status"], str(cell.get("error") or "-"))
             for cell in cells

@@ -22,7 +22,7 @@ def make_texts(count: int, *, seed: int, length: int = 45) -> list[str]:
     ]
 
 
-def jaccard(first: str, second: str, width: int) -> float:
+def jaccard(first: str, second: str, width: int = 3) -> float:
     def shingles(text: str) -> set[tuple[str, ...]]:
         row = text.lower().replace(".", " ").replace(",", " ").split()
         if len(row) < width:
@@ -54,23 +54,9 @@ class TestWindows:
         first, second = (" ".join(f"{c}{i}" for i in range(7)) for c in "ab")
         assert copy_rates([f"{first} {second}"], [first, second]).windows == 0.0
 
-    def test_equals_brute_force(self) -> None:
-        synthetic, private = make_texts(60, seed=1), make_texts(80, seed=2)
-
-        def windows(text: str) -> set[tuple[str, ...]]:
-            row = text.lower().strip(".").split()
-            return {tuple(row[i : i + 3]) for i in range(len(row) - 2)}
-
-        known = set().union(*map(windows, private))
-        expected = [bool(windows(text) & known) for text in synthetic]
-        found = copy_rates(synthetic, private, window_words=3)
-        assert found.windows == np.mean(expected)
-        assert found.windows > 0
-
 
 class TestNear:
-    @pytest.mark.parametrize(("threshold", "width"), [(0.2, 1), (0.5, 3), (1.0, 2)])
-    def test_equals_brute_force(self, threshold: float, width: int) -> None:
+    def test_equals_brute_force(self) -> None:
         generator = np.random.default_rng(3)
         private = [*make_texts(60, seed=4, length=12), "word1", "word1 word2", "word1 word2 word3"]
         synthetic = [*make_texts(30, seed=5, length=12), "word2 word1", "word1 word2", "word1"]
@@ -79,12 +65,8 @@ class TestNear:
             for place in generator.choice(12, size=generator.integers(0, 9), replace=False):
                 row[place] = str(generator.choice(WORDS))
             synthetic.append(" ".join(row))
-        found = copy_rates(
-            synthetic, private, shingle_words=width, threshold=threshold, window_words=100
-        )
-        expected = [
-            max(jaccard(text, other, width) for other in private) >= threshold for text in synthetic
-        ]
+        found = copy_rates(synthetic, private)
+        expected = [max(jaccard(text, other) for other in private) >= 0.5 for text in synthetic]
         assert found.near == pytest.approx(np.mean(expected))
         assert found.copied == tuple(np.flatnonzero(expected))
         assert 0 < sum(expected) < len(expected)
