@@ -13,7 +13,6 @@ from typing import Any, Final
 from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
-from flower_privsyn.data.users import check_labels
 from flower_privsyn.dry_run import Report, check_plan, check_setup
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, fingerprints, people_of
 from flower_privsyn.errors import ConfigError, MissingExtraError
@@ -287,8 +286,6 @@ class Plan:
             values, found = self.values(cell, Path("private.jsonl")), Report()
             if cell.method.asks_users:
                 for settings, strategy in strategies_of(self.app, values):
-                    if settings.class_names:
-                        check_labels([self.people.held_out], settings.class_names)
                     people = people_of(
                         [self.people.private],
                         cut=Chunking.of(settings.to_dict()),

@@ -253,17 +253,6 @@ class TestUsers:
         for named in (columns, {}):
             with pytest.raises(ConfigError, match="no document is of any class of this run"):
                 checked(str(path), columns=named, **asked)
-        # Those of other users are looked at as well.
-        other = tmp_path / "others.jsonl"
-        lines = [{"client_id": f"o{n}", "text": "a text", "kind": "c"} for n in range(9)]
-        other.write_text("".join(json.dumps(row) + "\n" for row in lines))
-        asked = {"methods": ["aug-pe"], "settings": ["aug-pe.classes=a;b", "embedding-model=./no"]}
-        for held_out, said in (
-            ({"held_out_users": 2}, "./no does not exist"),  # they are in order, and this is next
-            ({"held_out": str(other)}, "no document is of any class of this run"),
-        ):
-            with pytest.raises(ConfigError, match=said):
-                checked(str(path), columns=columns, **held_out, **asked)
 
 
 class TestCells:
