@@ -50,7 +50,7 @@ class TestEpsilon:
     def test_is_that_of_dp_accounting_composing_all_runs(self, asked: Asked) -> None:
         charges = [asked(number) for number in (1, 2, 3)]
         charges += [
-            asked(number, 0.9, run=8, server="south", sampling=PoissonSampling(0.1, population=9))
+            asked(number, 3.0, run=8, server="south", sampling=PoissonSampling(0.1, population=9))
             for number in (1, 2, 3, 4)
         ]
         charges.append(
@@ -59,7 +59,7 @@ class TestEpsilon:
         independent = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
         independent.compose(dp_accounting.GaussianDpEvent(2.0), 3)
         independent.compose(dp_accounting.GaussianDpEvent(5.0))
-        sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.9))
+        sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(3.0))
         independent.compose(sampled, 4)
         assert of(*charges).epsilon(NodePolicy()) == pytest.approx(
             independent.get_epsilon(1e-6), rel=2e-4
