@@ -115,7 +115,7 @@ def test_zero_out_and_add_remove_cost_the_same() -> None:
 # Bounds from both sides -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "noise_multiplier"), [(0.01, 1.5), (0.1, 0.7), (0.5, 1.5)])
+@pytest.mark.parametrize(("rate", "noise_multiplier"), [(0.01, 1.5), (0.1, 0.7)])
 def test_poisson_lies_between_an_attack_and_the_renyi_bound(
     rate: float, noise_multiplier: float
 ) -> None:

@@ -166,7 +166,7 @@ class TestTheFormulas:
 
 
 class TestTheCohortForm:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(
         data=st.data(),
         centre=st.sampled_from(CENTRES),
