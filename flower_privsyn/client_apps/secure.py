@@ -95,11 +95,8 @@ def make_node_key(path: Path) -> NodeKey:
     key = NodeKey.generate()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, f"{key.secret.hex()}\n".encode())
-        finally:
-            os.close(descriptor)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"{key.secret.hex()}\n", encoding="ascii")
     except FileExistsError:
         raise ConfigError(f"{path} exists and is left as it is.") from None
     except OSError as error:
@@ -204,7 +201,7 @@ class RoundStore:
             )
         self._sweep()
         self._clear()
-        self._write({"last": session.round_number}, state, key)
+        self._write(session.round_number, state, key)
 
     def state(self, session: Session) -> State:
         """What is kept of a round.
@@ -234,30 +231,27 @@ class RoundStore:
 
     def keep(self, state: State) -> None:
         """Replace what is kept by what the next step needs."""
-        values = self._read()
-        self._write({"last": values["last"]}, state, self.key())
+        self._write(self._read()["last"], state, self.key())
 
     def begin_step(self) -> None:
         """Keep the node's key alone while a step is taken that may fail: it is taken once."""
-        self._write({"last": self._read().get("last", 0)}, None, self.key())
+        self._write(self._read().get("last", 0), None, self.key())
 
     def forget(self) -> None:
         """Keep nothing but which round this node has come to."""
-        self._write({"last": self._read().get("last", 0)}, None, None)
+        self._write(self._read().get("last", 0), None, None)
         self._clear()
 
     def _read(self) -> dict[str, Any]:
         try:
-            values = json.loads(self.path.read_bytes())
+            return dict(json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise ProtocolError(f"{self.path} cannot be read") from error
-        if not isinstance(values, dict):
-            raise ProtocolError(f"{self.path} cannot be read")
-        return values
 
-    def _write(self, values: dict[str, Any], state: State | None, key: NodeKey | None) -> None:
+    def _write(self, last: int, state: State | None, key: NodeKey | None) -> None:
+        values: dict[str, Any] = {"last": last}
         if state is not None:
             held = {name: one.hex() for name, one in pack(state).items()}
             values["state"] = {"step": type(state).__name__, **held}
