@@ -3,19 +3,15 @@
     python paraphrase.py --data users.jsonl --output told.jsonl --model MODEL --epsilon 600
 
 Every token is drawn among all tokens of the model, and all tokens are charged wherever a text ends:
-`flower_privsyn.comparison.paraphrase`. The same command goes on with what was interrupted.
+`flower_privsyn.comparison.paraphrase`. What was interrupted is charged, and not gone on with:
+another command writes to another file, and adds to what the documents have cost.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import hashlib
-import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,7 @@ from flower_privsyn.comparison.paraphrase import TEMPLATE, Paraphraser, TokenCho
 from flower_privsyn.data import load_users, public_texts
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.files import append_json_lines
 from flower_privsyn.privacy.randomness import RandomSource, SecureRandom
 
 
@@ -33,14 +29,12 @@ class Paraphrased:
     """What a file of paraphrases has cost.
 
     Attributes:
-        documents: that were charged, in all calls for this file.
-        lost: of them, not written: the process was killed in between.
+        documents: that were charged.
         most_of_a_user: of them, those of the user who has most.
         epsilon_per_document: pure and local.
     """
 
     documents: int
-    lost: int
     most_of_a_user: int
     epsilon_per_document: float
 
@@ -58,128 +52,60 @@ def paraphrase_file(
     choice: TokenChoice,
     settings: Mapping[str, Any],
     random: RandomSource | None = None,
-    progress: Callable[[int], object] | None = None,
 ) -> Paraphrased:
     """Write the paraphrases of documents, and the ledger of what they cost beside them.
 
-    A document is in the ledger before its paraphrase is written. What was interrupted goes on with
-    the documents that are not in it: none is paraphrased twice into one file. What other files hold
-    of the same documents adds to it, and nothing here knows of it.
+    A document is in the ledger before its paraphrase is written. What other files hold of the same
+    documents adds to it, and nothing here knows of it.
 
     Args:
-        documents: user and text of each, in the order of the owner's file.
-        output: JSON lines with `client_id` and `text`; the ledger is `<output>.ledger.jsonl`. Both
-            for the owner's eyes: they say who has how many documents.
-        paraphraser: the model; a file that was begun with other settings of it is refused.
-        choice: among all its tokens; a file that was begun with another is refused.
+        documents: user and text of each.
+        output: JSON lines with `client_id` and `text`, a new file; the ledger is
+            `<output>.ledger.jsonl`. Both for the owner's eyes: they say who has how many documents.
+        paraphraser: the model.
+        choice: among all its tokens.
         settings: what the paraphraser is, for the ledger; public.
         random: of the operating system unless a test gives another, which the ledger then names.
-        progress: called with the number of documents just written.
 
     Raises:
-        DataError: the output was begun with other settings or of other documents, or is being
-            written by another process.
+        DataError: the output or its ledger exists.
     """
     source: RandomSource = random or SecureRandom()
     epsilon = paraphraser.epsilon(choice)
     ledger = output.with_name(f"{output.name}.ledger.jsonl")
+    try:
+        for file in (ledger, output):
+            file.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        raise DataError(
+            f"{output} was begun before: to tell the same documents again adds to what they have "
+            "cost; name another file"
+        ) from None
     header = {
         "event": "opened",
         "mechanism": "token choice by clipped logits (DP-Prompt)",
         "epsilon": "pure, local, per document",
         "documents": len(documents),
-        # Which they are, and in which order: the ledger names them by their places.
-        "texts": _digest(documents),
         "randomness": source.name,
         "secure": source.secure,
         **settings,
         "choice": asdict(choice),
         "epsilon_per_document": epsilon,
     }
-    with _held(ledger, output):
-        charged = _opened(ledger, output, header)
-        rest = [place for place in range(len(documents)) if place not in charged]
-        texts = paraphraser.paraphrase([documents[at][1] for at in rest], choice, random=source)
-        position = 0
-        for batch in texts:
-            places = rest[position : position + len(batch)]
-            position += len(batch)
-            lines = [
-                {
-                    "event": "paraphrase",
-                    "document": place,
-                    "client_id": documents[place][0],
-                    "tokens": paraphraser.max_new_tokens,
-                    "epsilon": epsilon,
-                }
-                for place in places
-            ]
-            append_json_lines(ledger, lines)
-            append_json_lines(
-                output,
-                [
-                    {"client_id": documents[place][0], "text": text, "document": place}
-                    for place, text in zip(places, batch, strict=True)
-                ],
-            )
-            if progress is not None:
-                progress(len(batch))
-        users = Counter(str(line["client_id"]) for line in list(read_json_lines(ledger))[1:])
-        return Paraphrased(
-            documents=users.total(),
-            lost=users.total() - sum(1 for _ in read_json_lines(output)),
-            most_of_a_user=max(users.values(), default=0),
-            epsilon_per_document=epsilon,
-        )
-
-
-def _digest(documents: Sequence[tuple[str, str]]) -> str:
-    """Of users and texts in their order; it tells about the text, and stays with its owner."""
-    digest = hashlib.blake2b(digest_size=16)
-    for document in documents:
-        digest.update(json.dumps(document).encode() + b"\n")
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _held(ledger: Path, output: Path) -> Iterator[None]:
-    """Keep other processes from the output: two would draw the same documents."""
-    descriptor = os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise DataError(f"{output} is being written by another process: wait for its end") from None
-    finally:
-        os.close(descriptor)
-
-
-def _opened(ledger: Path, output: Path, header: dict[str, Any]) -> set[int]:
-    """The places of the documents that were charged before; begins the ledger where it is empty."""
-    lines = list(read_json_lines(ledger))
-    if not lines:
-        if output.exists() and output.stat().st_size:
-            raise DataError(
-                f"{output} holds paraphrases, and {ledger.name} beside it says nothing of them: "
-                "what it has cost is not known, so nothing is added to it"
-            )
-        output.touch(mode=0o600)
-        append_json_lines(ledger, [header])
-        return set()
-    known = json.loads(json.dumps(header))
-    first = dict(lines[0])
-    if first.get("texts") != known["texts"]:
-        raise DataError(
-            f"{output} was begun with other documents, or in another order: some would be told a "
-            "second time. Tell those that are not in it to another file"
-        )
-    if first != known:
-        other = next((key for key in known if first.get(key) != known[key]), "event")
-        raise DataError(
-            f"{output} was begun with another {other} ({first.get(other)!r}, now {known[other]!r}):"
-            " write to another file"
-        )
-    return {int(line["document"]) for line in lines[1:]}
+    append_json_lines(ledger, [header])
+    position = 0
+    for batch in paraphraser.paraphrase([text for _, text in documents], choice, random=source):
+        users = [user for user, _ in documents[position : position + len(batch)]]
+        charge = {"event": "paraphrase", "tokens": paraphraser.max_new_tokens, "epsilon": epsilon}
+        append_json_lines(ledger, [{**charge, "client_id": user} for user in users])
+        told = zip(users, batch, strict=True)
+        append_json_lines(output, [{"client_id": user, "text": text} for user, text in told])
+        position += len(batch)
+    return Paraphrased(
+        documents=len(documents),
+        most_of_a_user=max(Counter(user for user, _ in documents).values(), default=0),
+        epsilon_per_document=epsilon,
+    )
 
 
 def main() -> None:
