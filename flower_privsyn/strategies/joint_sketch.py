@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 import numpy as np
 from annotated_types import Ge
 
-from flower_privsyn.checks import IN_PYTHON, OrZero
+from flower_privsyn.checks import OrZero
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
@@ -87,7 +87,6 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
             "synthetic-samples",
             "best-of",
             "generator-steps",
-            "generator-bias",
         }
     )
 
@@ -107,10 +106,6 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     generator_steps: Annotated[int, OrZero("the generator as it is"), Ge(1)] = 0
     """Steps in which the generator first learns from whole sentences of the chosen text, for a
     model that runs in this process: LoRA adapters, or all weights of a bundled model.
-    """
-    generator_bias: Annotated[float, Ge(0), IN_PYTHON] = 1.0
-    """What is added to the generator's logits, times this, where its tokens are the student's: how
-    much more often users write each token than it does.
     """
     prompt: str = "pre-text"
     """The generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the
@@ -248,15 +243,14 @@ class AskedOnce(Method):
                 output=self.run.path / TRAINED_WRITER,
             )
             name = str(made)
-        if config.generator_bias:
-            with self.progress.stage("Read what the generator lacks", total=None):
-                biased = biased_generator(
-                    name,
-                    tokens_of=located(config.model),
-                    folder=self.run.path / WRITER,
-                    lacking=lambda model: student.lacking(model).scaled(config.generator_bias),
-                )
-            made = made if biased is None else biased
+        with self.progress.stage("Read what the generator lacks", total=None):
+            biased = biased_generator(
+                name,
+                tokens_of=located(config.model),
+                folder=self.run.path / WRITER,
+                lacking=student.lacking,
+            )
+        made = made if biased is None else biased
         return self._load_generator() if made is None else load_generator(str(made))
 
     def _refuse_untrainable(self) -> None:
