@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,22 +165,6 @@ class TestLabels:
         for row in lines(more.path):
             others = set().union(*(WORDS[name] for name in WORDS if name != row["label"]))
             assert not set(row["text"].split()) & (others - set(WORDS[row["label"]]))
-
-    def test_the_same_texts_under_other_labels_are_other_records(
-        self, config: Builder, tmp_path: Path
-    ) -> None:
-        users, found = labelled_users(12), []
-        other = {"law": "river", "river": "law"}
-        swapped = [other[str(label)] for label in users.labels or []]
-        for name, labels in (("first", users.labels), ("second", swapped)):
-            changed = replace(users, labels=list(labels or []))
-            method = strategy(config(num_rounds=1, max_samples=3, run_dir=str(tmp_path / name)))
-            method.start(grid_of(changed, tmp_path))
-            rows = population(method.run.path, 1)
-            found.append([sum(r["votes"] for r in rows if r["label"] == label) for label in WORDS])
-        assert found[0] == [Counter(users.labels)[label] for label in WORDS]
-        assert found[1] == found[0][::-1]
-        assert found[0] != found[1]
 
     def test_another_label_counts_for_nothing_and_its_user_stays(
         self, config: Builder, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.strategies._population import Population, survivors
+from flower_privsyn.strategies._population import survivors
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.testing import EchoGenerator
-from tests.support.generation_server import Server
 from tests.support.run_files import lines
 
 Builder = Callable[..., Any]
@@ -119,17 +116,6 @@ def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_pa
         write(finished, output=tmp_path / "nowhere" / "more.jsonl")
 
 
-def test_a_chat_model_is_asked_by_messages(finished: RunDirectory, server: Server) -> None:
-    chat = {"generator": f"{server.url}#tiny", "generator_interface": "chat"}
-    parameters = {"generator_parameters": '{"top_k": 4}'}
-    written = write(finished, 5, writer=None, **chat, **parameters)
-    assert written.texts == 5
-    assert {path for path, _, _ in server.requests} == {"/v1/chat/completions"}
-    assert {body["top_k"] for _, body, _ in server.requests} == {4}
-    with pytest.raises(ConfigError, match="written with generator_interface = 'chat', not 'compl"):
-        write(finished, 10, writer=None, **{**chat, "generator_interface": "completions"})
-
-
 def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
     finished: RunDirectory,
 ) -> None:
@@ -202,66 +188,3 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     assert "--anew" in capsys.readouterr().err
     assert main([*words[:-1], "0"]) == 2
     assert "--samples" in capsys.readouterr().err
-
-
-class Labelled(EchoGenerator):
-    """Writes numbered words after the class of its examples, and keeps its prompts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-        self.prompts: list[str] = []
-
-    def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
-        self.prompts += prompts
-        self.written += len(prompts)
-        return [[f"text {self.written}-{place} {'x' * place}"] for place in range(len(prompts))]
-
-
-@pytest.fixture
-def labelled(tmp_path: Path) -> RunDirectory:
-    """A finished run with three classes: votes of two rounds, and none of the last class's."""
-    run = RunDirectory.create(
-        tmp_path / "labelled",
-        config={"generator": "privsyn-lm", "classes": "law; river; sea"},
-        strategy="AugPE",
-    )
-    for number, votes in (
-        (1, [5.0, 1.0, 2.5, -0.5, -1.0, 0.0]),
-        (2, [2.0, 2.0, 1.5, 0.5, 0.0, -2.0]),
-    ):
-        population = Population.create(
-            [f"{name} {number}.{place}" for name in ("law", "river", "sea") for place in range(2)],
-            round_number=number,
-            source="generated",
-            labels=["law", "law", "river", "river", "sea", "sea"],
-        )
-        file = RoundFiles(run.round_dir(number)).population
-        population.to_parquet(file, votes=votes, survived=[1, 1, 1, 0, 1, 0])
-        run.finish_round(number, {"outcome": "released"})
-    run.mark_running()
-    run.mark_finished()
-    run.unlock()
-    return run
-
-
-class TestClasses:
-    def test_texts_are_of_the_class_of_their_examples_as_often_as_users_vote_for_it(
-        self, labelled: RunDirectory
-    ) -> None:
-        writer = Labelled()
-        written = write(labelled, 20, writer=writer)
-        # 20 x 10 / 14 and 20 x 4 / 14 are 14.3 and 5.7.
-        assert written.by_class == {"law": 14, "river": 6, "sea": 0}
-        found = lines(written.path)
-        assert Counter(row["label"] for row in found) == {"law": 14, "river": 6}
-        kept = survivors(labelled)
-        names = dict(zip(kept.ids, kept.labels or (), strict=True))
-        for row in found:
-            assert {names[parent] for parent in row["parent"]} == {row["label"]}
-        assert not any("law" in prompt and "river 1" in prompt for prompt in writer.prompts)
-        note = json.loads(written.path.with_name(f"{written.path.name}.settings.json").read_text())
-        assert note["shares"] == {"law": 10 / 14, "river": 4 / 14, "sea": 0.0}
-        more = write(labelled, 40, writer=writer)
-        assert more.by_class == {"law": 29, "river": 11, "sea": 0}
-        assert lines(written.path)[:20] == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -15,9 +14,8 @@ import pytest
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import CyclicSampling, FullParticipation, Phase, Plan
+from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.progress import describe, read_progress
-from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,
@@ -137,27 +135,6 @@ class TestSpread:
         assert found is not None
         assert found.spread == pytest.approx(exact, rel=0.04)
 
-    def test_noise_of_other_questions_is_not_the_models(
-        self, ftrl: Builder, model: LocalModel
-    ) -> None:
-        settings = ftrl(noise_multiplier=1.0)
-        phase, plan = planned(settings)
-        votes = Phase(
-            name="votes",
-            rounds=1,
-            sampling=FullParticipation(population=8),
-            asks=(NearestNeighborHistogram(),),
-            noise_multiplier=5.0,
-        )
-        for silent in (votes, planned(ftrl(noise_multiplier=0.0))[0]):
-            only = Plan(phases=(silent,), delta=1e-3)
-            momentum_after = FederatedTraining(settings).momentum_after
-            assert NoiseAlone.of(model, only, settings, momentum_after) is None
-        assert isinstance(phase.sampling, CyclicSampling)
-        later = dataclasses.replace(phase, sampling=dataclasses.replace(phase.sampling, rounds=7))
-        both = Plan(phases=(votes, later), delta=1e-3)
-        assert alone(model, settings, both).spread == alone(model, settings, plan).spread
-
 
 class TestRefusal:
     def test_a_run_that_would_destroy_its_model_asks_nobody(
@@ -207,15 +184,6 @@ class TestStep:
         # The model is as it was.
         assert np.array_equal(model.parameters, before)
         assert bool((model._weights == weights).all())
-
-    @pytest.mark.parametrize(("clip_norm", "short"), [(0.05, False), (30.0, True)])
-    def test_a_short_one_is_worth_a_word(
-        self, ftrl: Builder, model: LocalModel, clip_norm: float, short: bool
-    ) -> None:
-        found = alone(model, ftrl(noise_multiplier=0.3, clip_norm=clip_norm))
-        assert found.diagnostic(found.longest_step(), chosen=True, spent="").level == (
-            "warning" if short else "fine"
-        )
 
     def test_a_run_takes_it_in_every_round_and_says_so(
         self, ftrl: Builder, people: Users, model: LocalModel

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
-from flower_privsyn.queries import expand_scores
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run.method import need
 from flower_privsyn.run.rounds import last_state
@@ -18,7 +17,7 @@ from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import make_users
 from tests.support.popri import popri, small_popri, stored, table
-from tests.support.run_files import lines, release, releases
+from tests.support.run_files import lines, releases
 from tests.support.words import train_words
 
 Builder = Callable[..., Any]
@@ -28,47 +27,6 @@ Builder = Callable[..., Any]
 def config(tmp_path: Path, public_file: Path) -> Callable[..., POPriConfig]:
     """Settings of a small run; keyword arguments replace them."""
     return small_popri(tmp_path / "run", public_file)
-
-
-class TestWholeRun:
-    def test_writes_the_run_directory(self, federation: Builder, config: Builder) -> None:
-        strategy = popri(config(epsilon=5.0))
-        result = strategy.start(federation())
-        run = strategy.run.path
-        assert strategy.run.status == "finished"
-        assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
-        charged = releases(run)
-        assert [line["round"] for line in charged] == [1, 2, 3]
-        assert {line["query"] for line in charged} == {"mean_similarity"}
-        assert {line["l2_sensitivity"] for line in charged} == {1.0}
-        assert charged[-1]["epsilon_release"] == pytest.approx(5.0, rel=1e-3)
-        assert charged[-1]["epsilon_release"] <= 5.0
-        synthetic = lines(run / "synthetic.jsonl")
-        assert len(synthetic) == 20
-        assert {tuple(sorted(row)) for row in synthetic} == {("parent", "round", "source", "text")}
-        assert {row["source"] for row in synthetic} == {"generated"}
-        assert {row["round"] for row in synthetic} == {4}
-        assert all(parent.startswith("public:") for row in synthetic for parent in row["parent"])
-        for number in (1, 2, 3):
-            folder = run / "rounds" / f"{number:04d}"
-            assert sorted(path.name for path in folder.iterdir()) == [
-                "adapter",
-                "candidates.parquet",
-                "release.npy",
-                "state.json",
-                "training.json",
-            ]
-        summary = strategy.run.state["summary"]
-        assert summary["rounds_learned"] == [1, 2, 3]
-        assert summary["writer"] == "the adapter that wrote in round 4"
-        # Scores are made of the release, and the best of a prompt is what is chosen.
-        embeddings, prompt = stored(run, 3)
-        scores = expand_scores(release(run, 3), embeddings, prompt=prompt, centre="prompt")
-        rows = table(run, 3)
-        assert [row["score"] for row in rows] == scores.tolist()
-        chosen = [index for index, row in enumerate(rows) if row["chosen"]]
-        assert chosen
-        assert all(scores[index] == scores[prompt == prompt[index]].max() for index in chosen)
 
 
 class TestJudgedByMoments:

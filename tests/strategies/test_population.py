@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from flower_privsyn.strategies._population import Population
@@ -17,9 +16,3 @@ def test_its_file_is_for_the_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "p.parquet").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["p.parquet"]
     assert pq.read_table(tmp_path / "p.parquet").column("survived").to_pylist() == [1, 0]
-
-
-def test_take_repeats_and_reorders() -> None:
-    taken = Population.create(["a", "b"], round_number=1, source="public").take(np.array([1, 1, 0]))
-    assert taken.texts == ["b", "b", "a"]
-    assert taken.ids == ["1:1", "1:1", "1:0"]

@@ -68,22 +68,6 @@ class TestWholeRun:
             assert set(row["parent"]) <= survivors
             assert 1 <= len(row["parent"]) <= 3
 
-    def test_zero_noise_histogram_is_the_brute_force(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        users = make_users(9)
-        strategy = evolution(settings(noise_multiplier=0.0, num_rounds=1))
-        strategy.start(federation(users))
-        folder = strategy.run.path / "rounds" / "0001"
-        sent = pq.read_table(folder / "population.parquet").column("embedding").to_pylist()
-        received = np.array(sent, dtype=np.float16).astype(np.float64)
-        records = HashEmbedder().embed(users.texts).astype(np.float64)
-        distances = ((records[:, None] - received[None]) ** 2).sum(axis=-1)
-        expected = np.bincount(distances.argmin(axis=1), minlength=16)
-        assert np.array_equal(np.load(folder / "release.npy"), expected)
-        assert releases(strategy.run.path)[0]["epsilon_release"] is None
-        assert releases(strategy.run.path)[0]["private"] is False
-
     def test_survivors_move_towards_the_users(
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:

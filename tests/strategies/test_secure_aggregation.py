@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from flower_privsyn.client_apps import create_client_app, handlers
-from flower_privsyn.client_apps.handlers import sum_of
+from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies import (
     CTCL,
@@ -41,7 +39,6 @@ from flower_privsyn.testing import (
     hash_embedder,
 )
 from tests.support.federation import WORDS, make_users
-from tests.support.ladder import ladder
 from tests.support.run_files import release, releases
 from tests.support.topics import write_topics
 from tests.support.words import WordGenerator, train_words
@@ -223,55 +220,3 @@ def test_a_histogram_and_then_training_in_the_form_of_dp_fedavg(
         load, embedder=hash_embedder, cache_directory=tmp_path / "cache", device="cpu"
     )
     compared(build, values, tmp_path, client, alike=2)
-
-
-class _Hostile(HashEmbedder):
-    """A server that broadcasts, in place of its candidates, short ones hardly apart."""
-
-    def embed(self, texts: Any, *, progress: Any = None) -> np.ndarray:
-        if len(texts) < 50:
-            return super().embed(texts, progress=progress)
-        (record,) = super().embed(["court"])
-        return ladder(len(texts), record) * np.float32(1e-16)
-
-
-def test_a_servers_candidates_move_a_nodes_sum_by_one_clip_norm_at_most(
-    tmp_path: Path, public_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One user more on a node moved the votes of all 52 there, 73 clip norms."""
-    sums: list[np.ndarray] = []
-
-    def noted(*arguments: Any) -> np.ndarray:
-        sums.append(sum_of(*arguments))
-        return sums[-1]
-
-    monkeypatch.setattr(handlers, "sum_of", noted)
-    nodes = 6
-    for users in (52, 51, 50):
-
-        def load(context: Context, users: int = users) -> Users:
-            node = int(context.node_config["partition-id"])
-            return Users.from_rows((f"{node}-{n}", "court") for n in range(1 if node else users))
-
-        values = {
-            key: value
-            for key, value in small(tmp_path, public_file).items()
-            if key in ("public_text", "node_timeout", "accept_noise")
-        }
-        config = PrivateEvolutionConfig(
-            **values, num_rounds=1, num_candidates=50, lookahead=1, max_samples=1, num_nodes=nodes,
-            noise_multiplier=1.0, secure_aggregation=True, broadcast_precision="float32",
-            synthetic_samples=0, run_dir=str(tmp_path / str(users)),
-        )  # fmt: skip
-        strategy = PrivateEvolution(
-            config, embedder=_Hostile(384), variation=ShuffleWords(), generator=EchoGenerator()
-        )
-        client = create_client_app(
-            load, embedder=lambda *_: HashEmbedder(384), cache_directory=tmp_path / f"c{users}"
-        )
-        strategy.start(LoopbackGrid(client, num_nodes=nodes, run_id=users))
-    larger, middle, smaller = sums[::nodes]
-    assert len(sums) == 3 * nodes
-    assert larger.sum() == 52.0
-    for one, other in ((larger, middle), (middle, smaller)):
-        assert np.linalg.norm(one - other) <= 1.0
