@@ -25,6 +25,7 @@ from flower_privsyn.testing import (
     hash_embedder,
 )
 from tests.support.federation import WORDS, make_users
+from tests.support.small_runs import small_run
 
 pytest_plugins = [
     "tests.support.generation_server",
@@ -117,24 +118,16 @@ def federation(tmp_path: Path) -> Callable[..., LoopbackGrid]:
 def settings(tmp_path: Path, public_file: Path) -> Callable[..., PrivateEvolutionConfig]:
     """Settings of a small run; keyword arguments replace them."""
 
-    def build(**changes: Any) -> PrivateEvolutionConfig:
-        values: dict[str, Any] = {
-            "num_rounds": 3,
-            "num_nodes": 2,
-            "num_candidates": 16,
-            "lookahead": 1,
-            "public_text": str(public_file),
-            "synthetic_samples": 12,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values and "noise_multiplier" not in values:
-            values["epsilon"] = 8.0
-        return PrivateEvolutionConfig(**values)
-
-    return build
+    return small_run(
+        PrivateEvolutionConfig,
+        tmp_path / "run",
+        num_rounds=3,
+        num_nodes=2,
+        num_candidates=16,
+        lookahead=1,
+        public_text=str(public_file),
+        synthetic_samples=12,
+    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError
 from tests.support.federation import rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe, killed_in
+from tests.support.probe import Killed, Probe, killed_in
 from tests.support.run_files import contents, releases
 
 Builder = Callable[..., Any]
@@ -43,8 +43,8 @@ def test_a_finished_run_whose_last_round_was_lost_asks_nobody_again(
     federation: Builder, votes: Builder
 ) -> None:
     settings = votes(resume="auto")
-    CorrelatedProbe(settings).start(federation(tamper=silent(8)))
-    again, grid = CorrelatedProbe(settings), federation()
+    Probe(settings).start(federation(tamper=silent(8)))
+    again, grid = Probe(settings), federation()
     again.start(grid)
     assert grid.requests == []
     assert len(releases(again.run.path)) == 7

@@ -42,7 +42,7 @@ from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
 from tests.support.ledgers import begin
-from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_in
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
 from tests.support.run_files import releases
 from tests.support.small_disk import disk_of
 
@@ -149,11 +149,11 @@ class TestEndingEarly:
 
     def test_not_with_correlated_noise(self, federation: Builder, votes: Builder) -> None:
         whole: DPFTRLConfig = votes(epsilon=2.0)
-        strategy = killed_in(CorrelatedProbe(whole), 2)
+        strategy = killed_in(Probe(whole), 2)
         with pytest.raises(Killed):
             strategy.start(federation())
         with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
-            CorrelatedProbe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
+            Probe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
 
 
 class Reading(ProbeMethod):
@@ -223,10 +223,10 @@ class TestNodesThatAreGoneForGood:
     def test_so_does_one_whose_noise_was_paid_for_with_the_first_round(
         self, federation: Builder, left: Builder, votes: Builder, tmp_path: Path
     ) -> None:
-        self.pay(federation, CorrelatedProbe(votes(epsilon=2.0)))
+        self.pay(federation, Probe(votes(epsilon=2.0)))
         paid = releases(tmp_path / "run")[-1]["epsilon_release"]
         grid = left()
-        strategy = CorrelatedProbe(votes(epsilon=2.0, num_nodes=1, resume=True))
+        strategy = Probe(votes(epsilon=2.0, num_nodes=1, resume=True))
         strategy.start(grid)
         assert rounds_asked(grid) == [3, 4, 5, 6, 7, 8]
         written = releases(tmp_path / "run")

@@ -17,7 +17,7 @@ from flower_privsyn.run import how_to_resume
 from flower_privsyn.run.settings import default_least_users
 from flower_privsyn.strategies import PrivateSumConfig
 from tests.support.federation import make_users, rounds_asked, silent
-from tests.support.probe import CorrelatedProbe, Probe
+from tests.support.probe import Probe
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -87,9 +87,9 @@ class TestSilence:
         with pytest.raises(
             FederationError, match="rounds 3 and 4 were lost.*goes on with the next"
         ):
-            CorrelatedProbe(votes(epsilon=2.0)).start(federation(tamper=silent(3, 4)))
+            Probe(votes(epsilon=2.0)).start(federation(tamper=silent(3, 4)))
         grid = federation()
-        strategy = CorrelatedProbe(votes(epsilon=2.0, resume=True))
+        strategy = Probe(votes(epsilon=2.0, resume=True))
         strategy.start(grid)
         assert rounds_asked(grid) == [5, 6, 7, 8]
         assert [line["round"] for line in releases(tmp_path / "run")] == [1, 2, 5, 6, 7, 8]
@@ -142,7 +142,7 @@ class TestSilence:
     def test_a_run_of_accidents_alone_has_no_result(
         self, federation: Builder, votes: Builder
     ) -> None:
-        strategy = CorrelatedProbe(votes(num_rounds=1, min_separation=1))
+        strategy = Probe(votes(num_rounds=1, min_separation=1))
         with pytest.raises(FederationError, match="no round was released"):
             strategy.start(federation(tamper=silent()))
         assert not (strategy.run.path / "synthetic.jsonl").exists()

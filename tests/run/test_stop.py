@@ -11,7 +11,7 @@ import pytest
 from flower_privsyn.errors import StoppedError
 from flower_privsyn.run import RunDirectory
 from tests.support.federation import rounds_asked
-from tests.support.probe import CorrelatedProbe, Killed, Probe
+from tests.support.probe import Killed, Probe
 from tests.support.run_files import lines, release, releases
 
 Builder = Callable[..., Any]
@@ -31,8 +31,8 @@ def stopping(strategy: Probe, number: int) -> Callable[[int, Any], None]:
 def test_a_run_ends_before_its_next_round_and_goes_on(
     federation: Builder, config: Builder, votes: Builder, correlated: bool
 ) -> None:
-    kind, settings = (CorrelatedProbe, votes) if correlated else (Probe, config)
-    grid, strategy = federation(), kind(settings(epsilon=2.0))
+    settings = votes if correlated else config
+    grid, strategy = federation(), Probe(settings(epsilon=2.0))
     with pytest.raises(StoppedError) as caught:
         strategy.start(grid, evaluate_fn=stopping(strategy, 1))
     run = RunDirectory.open(strategy.run.path)
@@ -44,12 +44,12 @@ def test_a_run_ends_before_its_next_round_and_goes_on(
     assert [line["round"] for line in lines(run.ledger_file) if "round" in line] == [1, 1]
     first = release(run.path, 1)
 
-    again = kind(settings(epsilon=2.0, resume=True))
+    again = Probe(settings(epsilon=2.0, resume=True))
     again.start(federation())
     assert not again.run.owner.stop_file.exists()
     assert [line["interrupted"] for line in releases(run.path)] == [False] * total
     assert np.array_equal(release(run.path, 1), first)
-    whole = kind(settings(epsilon=2.0, run_dir=str(run.path.with_name("whole"))))
+    whole = Probe(settings(epsilon=2.0, run_dir=str(run.path.with_name("whole"))))
     whole.start(federation())
     spent = [line["epsilon_release"] for line in releases(run.path)]
     assert spent == [line["epsilon_release"] for line in releases(whole.run.path)]

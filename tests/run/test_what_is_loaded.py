@@ -19,7 +19,7 @@ from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import ReleasedSum, State
 from flower_privsyn.training.server_model import ServerModel
 from tests.support.federation import silent
-from tests.support.probe import CorrelatedProbe, Killed, Probe, ProbeMethod, killed_at, killed_in
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_at, killed_in
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
@@ -47,7 +47,7 @@ def test_a_memory_of_noise_that_is_no_number_releases_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "finish_round", killed_at(1))
         with pytest.raises(Killed):
-            CorrelatedProbe(votes(correlation=correlation)).start(federation())
+            Probe(votes(correlation=correlation)).start(federation())
     changed(
         tmp_path / "run" / "noise.npz",
         lambda arrays: {
@@ -55,7 +55,7 @@ def test_a_memory_of_noise_that_is_no_number_releases_nothing(
             for key, array in arrays.items()
         },
     )
-    resumed = CorrelatedProbe(votes(correlation=correlation, resume=True))
+    resumed = Probe(votes(correlation=correlation, resume=True))
     with pytest.raises(ConfigError, match="noise"):
         resumed.start(federation())
     assert resumed.released == []
@@ -67,7 +67,7 @@ def test_the_noise_that_the_settings_state_is_the_noise_of_the_ledger(
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "finish_round", killed_at(1))
         with pytest.raises(Killed):
-            CorrelatedProbe(votes()).start(federation())
+            Probe(votes()).start(federation())
     read = PrivacyLedger.read
 
     def other(path: Path) -> Any:
@@ -78,7 +78,7 @@ def test_the_noise_that_the_settings_state_is_the_noise_of_the_ledger(
 
     monkeypatch.setattr(PrivacyLedger, "read", other)
     with pytest.raises(ConfigError, match="noise multiplier"):
-        CorrelatedProbe(votes(resume=True)).start(federation())
+        Probe(votes(resume=True)).start(federation())
 
 
 class Counting(ProbeMethod):

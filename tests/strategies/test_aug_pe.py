@@ -29,6 +29,7 @@ from flower_privsyn.testing import (
     hash_embedder,
 )
 from tests.support.run_files import lines, releases
+from tests.support.small_runs import small_run
 
 Builder = Callable[..., Any]
 
@@ -71,23 +72,17 @@ class Writer(EchoGenerator):
 
 @pytest.fixture
 def config(tmp_path: Path, public_file: Path) -> Callable[..., AugPEConfig]:
-    def build(**changes: Any) -> AugPEConfig:
-        values: dict[str, Any] = {
-            "classes": CLASSES,
-            "num_rounds": 2,
-            "num_candidates": 24,
-            "num_variations": 3,
-            "max_samples": 2,
-            "noise_multiplier": 0.0,
-            "public_text": str(public_file),
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        return AugPEConfig(**values)
-
-    return build
+    return small_run(
+        AugPEConfig,
+        tmp_path / "run",
+        otherwise={"noise_multiplier": 0.0},
+        classes=CLASSES,
+        num_rounds=2,
+        num_candidates=24,
+        num_variations=3,
+        max_samples=2,
+        public_text=str(public_file),
+    )
 
 
 def grid_of(users: Users, folder: Path, *, nodes: int = 2, **options: Any) -> LoopbackGrid:

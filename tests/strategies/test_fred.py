@@ -38,6 +38,7 @@ from tests.support.federation import WORDS, asked, make_users, rounds_asked
 from tests.support.probe import Killed
 from tests.support.questions import asked_round
 from tests.support.run_files import release, releases
+from tests.support.small_runs import small_run
 
 Builder = Callable[..., Any]
 Truth = tuple[MomentSketch, np.ndarray, dict[str, Any]]
@@ -71,21 +72,9 @@ def far(tmp_path: Path) -> str:
 def config(tmp_path: Path, public_file: Path) -> Callable[..., FreDConfig]:
     """Settings of a small run; keyword arguments replace them."""
 
-    def build(**changes: Any) -> FreDConfig:
-        values: dict[str, Any] = {
-            "num_nodes": 2,
-            "moment_dimensions": 4,
-            "public_text": str(public_file),
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values and "noise_multiplier" not in values:
-            values["epsilon"] = 8.0
-        return FreDConfig(**values)
-
-    return build
+    return small_run(
+        FreDConfig, tmp_path / "run", num_nodes=2, moment_dimensions=4, public_text=str(public_file)
+    )
 
 
 def ranking(config: FreDConfig) -> FreD:

@@ -46,6 +46,7 @@ from tests.support.generation_server import Server
 from tests.support.launched import launched
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
+from tests.support.small_runs import small_run
 
 Builder = Callable[..., Any]
 
@@ -72,25 +73,21 @@ def topics_in(folder: Path) -> Path:
 
 def settings_in(folder: Path, topics: Path, **changes: Any) -> JointSketchConfig:
     """Settings of a small run; keyword arguments replace them."""
-    values: dict[str, Any] = {
-        "num_nodes": 2,
-        "num_bigrams": 400,
-        "public_text": str(topics),
-        "select_share": 0.2,
-        "least_selected": 1,
-        "least_row_tokens": 4,
-        "most_overlap": 1.0,
-        "student_steps": 1,
-        "training_batch_size": 2,
-        "teacher": "",
-        "run_dir": str(folder / "run"),
-        "node_timeout": 0.2,
-        "accept_noise": True,
-        **changes,
-    }
-    if "epsilon" not in values and "noise_multiplier" not in values:
-        values["epsilon"] = 8.0
-    return JointSketchConfig(**values)
+    build = small_run(
+        JointSketchConfig,
+        folder / "run",
+        num_nodes=2,
+        num_bigrams=400,
+        public_text=str(topics),
+        select_share=0.2,
+        least_selected=1,
+        least_row_tokens=4,
+        most_overlap=1.0,
+        student_steps=1,
+        training_batch_size=2,
+        teacher="",
+    )
+    return build(**changes)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
@@ -15,10 +17,10 @@ from flower_privsyn.run.method import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
 from flower_privsyn.testing import HashEmbedder
-from tests.support.federation import make_users
-from tests.support.popri import popri, small_popri, stored, table
+from tests.support.federation import WORDS, make_users
 from tests.support.run_files import lines, releases
-from tests.support.words import train_words
+from tests.support.small_runs import small_run
+from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
 
@@ -26,7 +28,32 @@ Builder = Callable[..., Any]
 @pytest.fixture
 def config(tmp_path: Path, public_file: Path) -> Callable[..., POPriConfig]:
     """Settings of a small run; keyword arguments replace them."""
-    return small_popri(tmp_path / "run", public_file)
+    return small_run(
+        POPriConfig,
+        tmp_path / "run",
+        num_rounds=3,
+        num_nodes=2,
+        num_prompts=8,
+        responses_per_prompt=5,
+        rejected_rank=4,
+        public_text=str(public_file),
+        synthetic_samples=20,
+    )
+
+
+def table(run: Path, number: int) -> list[dict[str, Any]]:
+    """The responses of a round, a row each."""
+    rows: list[dict[str, Any]] = pq.read_table(
+        run / "rounds" / f"{number:04d}" / "candidates.parquet"
+    ).to_pylist()
+    return rows
+
+
+def stored(run: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(m, d) embeddings of the responses of a round as they travel, and (m,) their prompts."""
+    rows = table(run, number)
+    embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
+    return embeddings, np.array([row["prompt"] for row in rows])
 
 
 class TestJudgedByMoments:
@@ -34,7 +61,12 @@ class TestJudgedByMoments:
         self, federation: Builder, config: Builder
     ) -> None:
         values = {"checkpoint": "fred", "moment_dimensions": 4, "noise_multiplier": 0.05}
-        strategy = popri(config(num_rounds=4, **values))
+        strategy = POPri(
+            config(num_rounds=4, **values),
+            embedder=HashEmbedder(),
+            generator=WordGenerator(WORDS),
+            trainer=train_words,
+        )
         strategy.start(federation(make_users(30)))
         run = strategy.run.path
         asked = [line["query"] for line in releases(run)]

@@ -25,6 +25,7 @@ from flower_privsyn.strategies import (
 )
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid
 from tests.support.questions import asked_round
+from tests.support.small_runs import small_run
 
 
 class Killed(BaseException):
@@ -96,23 +97,7 @@ class Probe(PrivateSumStrategy):
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., PrivateSumConfig]:
-    def build(**changes: Any) -> PrivateSumConfig:
-        values = {
-            "num_rounds": 3,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            **changes,
-        }
-        if "epsilon" not in values and "noise_multiplier" not in values:
-            values["epsilon"] = 4.0
-        return PrivateSumConfig(**values)
-
-    return build
-
-
-class CorrelatedProbe(Probe):
-    """The same with settings of DP-FTRL, which correlate the noise."""
+    return small_run(PrivateSumConfig, tmp_path / "run", otherwise={"epsilon": 4.0}, num_rounds=3)
 
 
 ROUNDS, GROUPS = 8, 3
@@ -120,24 +105,17 @@ ROUNDS, GROUPS = 8, 3
 
 @pytest.fixture
 def votes(tmp_path: Path) -> Callable[..., DPFTRLConfig]:
-    """Settings of a run of `CorrelatedProbe`."""
+    """Settings of DP-FTRL, which correlate the noise."""
 
-    def build(**changes: Any) -> DPFTRLConfig:
-        values: dict[str, Any] = {
-            "num_rounds": ROUNDS,
-            "min_separation": GROUPS,
-            "max_samples": 3,
-            "run_dir": str(tmp_path / "run"),
-            "node_timeout": 0.2,
-            "accept_noise": True,
-            "server_momentum": 0.0,
-            **changes,
-        }
-        if "epsilon" not in values:
-            values.setdefault("noise_multiplier", 1.5)
-        return DPFTRLConfig(**values)
-
-    return build
+    return small_run(
+        DPFTRLConfig,
+        tmp_path / "run",
+        otherwise={"noise_multiplier": 1.5},
+        num_rounds=ROUNDS,
+        min_separation=GROUPS,
+        max_samples=3,
+        server_momentum=0.0,
+    )
 
 
 def cohort_sizes(grid: LoopbackGrid, rounds: int) -> np.ndarray:

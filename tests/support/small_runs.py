@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flower_privsyn.strategies import PublicMidTrainingConfig
 
 Config = TypeVar("Config")
+
+EPSILON_8 = {"epsilon": 8.0}
+
+
+def small_run(
+    kind: Callable[..., Config],
+    run_dir: Path,
+    *,
+    otherwise: Mapping[str, float] = EPSILON_8,
+    **settings: Any,
+) -> Callable[..., Config]:
+    """A builder of settings; keyword arguments replace them.
+
+    Args:
+        kind: the settings' class.
+        run_dir: of the run.
+        otherwise: the privacy where neither epsilon nor a noise multiplier is given.
+        settings: of this kind.
+    """
+
+    def build(**changes: Any) -> Config:
+        common = {"run_dir": str(run_dir), "node_timeout": 0.2, "accept_noise": True}
+        values: dict[str, Any] = {**common, **settings, **changes}
+        stated = {"epsilon", "noise_multiplier"} & values.keys()
+        return kind(**values, **({} if stated else otherwise))
+
+    return build
 
 
 def small_mid_training(
