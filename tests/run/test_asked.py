@@ -127,7 +127,7 @@ class TestWhatNoNodeAnswers:
     ) -> None:
         grid, strategy = federation(), Probe(config())
         strategy.method.candidates = np.ones((3, 5), dtype=np.float32)
-        with pytest.raises(ConfigError, match=r"candidates must be \(m, 32\) .* got \(3, 5\)"):
+        with pytest.raises(ConfigError, match=r"candidates must be \(n, 32\) .* got \(3, 5\)"):
             strategy.start(grid)
         assert rounds_asked(grid) == []
         assert self.events(tmp_path) == ["opened"]

@@ -212,7 +212,7 @@ class TestBeforeSpending:
         [
             ({"num_users": 20}, {}, "12 users.*20 were planned.*nothing was spent"),
             ({"num_nodes": 3}, {}, r"2 nodes are connected.*3 were planned"),
-            ({}, {"embedder": HashEmbedder(dimension=64)}, "another embedding model"),
+            ({}, {"embedder": HashEmbedder(dimension=64)}, "another model"),
             ({"num_candidates": 100}, {}, "num-candidates = 100 needs at least 100 different"),
             ({"variation_model": "/nowhere/mlm"}, {"variation": None}, "/nowhere/mlm"),
             ({"embedding_model": "/nowhere/embedder"}, {"embedder": None}, "/nowhere/embedder"),
