@@ -10,7 +10,7 @@ from typing import Annotated, Final, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import NonNegativeFloat, PositiveInt, Settings
+from flower_privsyn.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import GenerationError
 
 USUAL: Final = 64
@@ -32,7 +32,33 @@ ProgressCallback = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParameters(Settings):
+class WritingSettings(Settings):
+    """How a generator writes.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_new_tokens: PositiveInt = 85
+    """Tokens of the generator per text; 85 in PrE-Text."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of what is written and filled in."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus of what is written and filled in."""
+
+    def sampling_parameters(self, seed: int = 0, *stop: str) -> SamplingParameters:
+        """How texts are drawn.
+
+        Args:
+            seed: of the draws, where what draws has none of its own.
+            stop: strings that end a text.
+        """
+        how = {name: getattr(self, name) for name in WritingSettings.declared}
+        return SamplingParameters(seed=seed, stop=stop, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParameters(WritingSettings):
     """How a continuation is drawn.
 
     Raises:
@@ -48,12 +74,8 @@ class SamplingParameters(Settings):
     how often that prompt came before in the same call, and the number of the sample; see
     `flower_privsyn.generation.streams`.
     """
-    max_new_tokens: PositiveInt = 85
-    """At most this many tokens are written."""
     temperature: NonNegativeFloat = 1.0
     """0 always takes the most likely token."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Only the smallest set of tokens with this probability is drawn from."""
     stop: tuple[str, ...] = ()
     """Strings that end a continuation; the continuation does not hold them."""
 

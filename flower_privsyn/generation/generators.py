@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from annotated_types import Gt, Le
-
-from flower_privsyn.checks import PositiveFloat, PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
-from flower_privsyn.generation.backends import SamplingParameters, TextGenerator
+from flower_privsyn.generation.backends import TextGenerator, WritingSettings
 from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
 from flower_privsyn.generation.openai_backend import (
@@ -30,37 +27,6 @@ _OF_A_REQUEST: Final = frozenset({
     "model", "prompt", "messages", "n", "seed", "max_tokens", "temperature", "top_p", "stop",
     "stream", "tools", "functions", "echo",
 })  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class WritingSettings(Settings):
-    """How a generator writes.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    max_new_tokens: PositiveInt = 85
-    """Tokens of the generator per text; 85 in PrE-Text."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature of what is written and filled in."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Nucleus of what is written and filled in."""
-
-    def sampling_parameters(self, seed: int = 0, *stop: str) -> SamplingParameters:
-        """How texts are drawn.
-
-        Args:
-            seed: of the draws, where what draws has none of its own.
-            stop: strings that end a text.
-        """
-        return SamplingParameters(
-            seed=seed,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stop=stop,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

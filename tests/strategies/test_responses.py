@@ -225,15 +225,6 @@ class TestLearning:
         written(made, 2, by=1)
         assert generator.adapters == [None, folder / "adapter"]
 
-    def test_the_next_adapter_starts_from_the_last_one(self, tmp_path: Path) -> None:
-        made = rounds(tmp_path, Scripted(["good", "bad"]), responses_per_prompt=2)
-        for number in (1, 2):
-            candidates = written(made, number, by=number - 1)
-            made._learn(number, candidates, np.tile([1.0, 0.0], 3))
-        file = tmp_path / "run/rounds/0002/adapter/adapter_config.json"
-        weights = json.loads(file.read_text())
-        assert weights == pytest.approx({"bad": -2.0, "good": 2.0})
-
     def test_without_a_pair_the_generator_stays(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
