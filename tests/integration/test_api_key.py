@@ -54,7 +54,8 @@ def test_no_file_and_no_message_holds_the_key(
             [
                 sys.executable, "-m", "flower_privsyn.cli",
                 "run", str(write_app(tmp_path / "app")),
-                "--run-dir", str(tmp_path / "run"), "--set", "synthetic-samples=3",
+                "--run-dir", str(tmp_path / "run"), "--set", "num-nodes=1",
+                "--set", "synthetic-samples=3",
                 "--set", f"generator={server.url}",
             ],
             env={**os.environ, "PRIVSYN_API_KEY": KEY, "HOME": str(tmp_path / "home"),
