@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
-import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt
@@ -38,7 +37,6 @@ from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.progress import Progress
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import Kept
 
@@ -149,26 +147,30 @@ AFTER: Final = "after-public-text"
 _DRAW = 0xD4A3
 
 
-class PublicStep:
-    """Public text, what is chosen of it, and a model that is trained on it.
+class TrainingInHalves(ContinuedTraining):
+    """The server's half of `PublicMidTraining`.
 
     Scores, the choice's figures and the models stay in the run directory; a training that was
     interrupted goes on where it was and ends with the same weights.
 
     Args:
         config: the settings.
-        run: the run directory's path.
-        progress: shows what is being done.
     """
 
-    def __init__(self, config: PublicMidTrainingConfig, *, run: Path, progress: Progress) -> None:
-        self._config, self._run, self._progress = config, run, progress
+    config: PublicMidTrainingConfig
+
+    def __init__(self, config: PublicMidTrainingConfig) -> None:
+        super().__init__(config)
         self._public: PublicRows | None = None
+
+    def momentum_after(self, number: int) -> float:
+        """Where the public text stands, an optimiser begins anew."""
+        return 0.0 if number == self.config.rounds_before else super().momentum_after(number)
 
     # ------------------------------------------------------------------ before the first round
 
-    def check(self) -> None:
-        """Read the public text and refuse, before anything is spent, what could not work later.
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        """Load the model, read the public text, and refuse what could not work later.
 
         Raises:
             ConfigError: a model has other tokens than the one that is trained, the teacher's
@@ -180,12 +182,15 @@ class PublicStep:
         from flower_privsyn.embedding import load_tokenizer
         from flower_privsyn.training.distillation import check_same_tokens, load_teacher
 
-        config, model = self._config, located(self._config.model)
+        sources, config = super().setup(place), self.config
+        if config.position == "none":
+            return sources
+        model = located(config.model)
         if config.teacher:
             check_same_tokens(model, located(config.teacher), setting="teacher")
         if config.scores_by_public_model:
             check_same_tokens(model, located(config.public_model), setting="public-model")
-        with self._progress.stage("Read the public text", total=None):
+        with self.progress.stage("Read the public text", total=None):
             public = self._public = PublicRows.of(
                 located(config.public_text),
                 tokenizer=load_tokenizer(model)[0],
@@ -196,13 +201,14 @@ class PublicStep:
         if config.teacher:
             longest = int(public.lengths.max()) + 1  # and the end of its text
             load_teacher(located(config.teacher), longest=longest, max_tokens=config.max_tokens)
+        return sources
 
     def _check_size(self, public: PublicRows) -> None:
         """Refuse a share of the public text that may hold fewer rows than a batch of training.
 
         How long the chosen rows are is not known yet; with the longest they are the fewest.
         """
-        config, lengths = self._config, public.lengths
+        config, lengths = self.config, public.lengths
         usable = public.long_enough(config.least_row_tokens, source=config.public_text)
         share = 1.0 if config.public_rows == "all" else config.select_share
         fewest = min(int(share * int(lengths.sum())) // int(usable.max()), len(usable))
@@ -213,116 +219,7 @@ class PublicStep:
                 f"= {config.training_batch_size}: raise the share, or give more public text"
             )
 
-    # ------------------------------------------------------------------ the step
-
-    def take(self, parameters: npt.NDArray[np.float32]) -> Path:
-        """Train the model of the rounds so far on the public text that suits it.
-
-        All of its parameters are trained, whichever the nodes train.
-
-        Args:
-            parameters: (dimension,) of that model; of the public one where there were no rounds.
-
-        Returns:
-            The folder of the model that was made, `<run>/models/after-public-text`.
-
-        Raises:
-            TrainingError: the loss is no longer finite.
-        """
-        from flower_privsyn.training.causal import fine_tune
-        from flower_privsyn.training.local import LocalModel
-
-        config, models = self._config, self._run / "models"
-        before, after = models / BEFORE, models / AFTER
-        start = replace(config.trained_model(), name=config.first_model)
-        LocalModel(start).save(before, parameters)
-        chosen = self._choose(before)
-        public = self._need_public()
-        texts = [public.text_of(index) for index in chosen.indices]
-        with self._progress.stage("Learn from public text", config.student_steps) as stage:
-            training = fine_tune(
-                before,
-                texts,
-                settings=config.student_training(),
-                output=after,
-                seed=config.seed,
-                progress=stage.reach,
-                distillation=config.distillation(),
-            )
-        write_json(
-            self._run / "public_step.json",
-            {
-                "public_rows": len(public),
-                "public_tokens": int(public.lengths.sum()),
-                "chosen_rows": len(chosen.indices),
-                "chosen_tokens": chosen.tokens,
-                "duplicates": chosen.duplicates,
-                "steps": len(training.losses),
-                "epochs": training.epochs,
-                "first_loss": training.losses[0],
-                "loss": training.loss,
-            },
-        )
-        return after
-
-    def _choose(self, private: Path) -> Kept:
-        """The rows to train on, best first.
-
-        log p_private(x) + log p_public(x) says which, or the first of them alone, as the paper has
-        it. What the public model says of rows no run changes: it stays beside them.
-        """
-        from flower_privsyn.training.selection import keep_share, likelihoods
-
-        config, public = self._config, self._need_public()
-        if config.public_rows == "matched":
-            with self._progress.stage("Score public text privately", len(public)) as stage:
-                folder = self._run / "public_scores"
-                scores = np.array(likelihoods(public, private, folder=folder, progress=stage.reach))
-            if config.scores_by_public_model:
-                with self._progress.stage("Score public text publicly", len(public)) as stage:
-                    scores += likelihoods(
-                        public,
-                        located(config.public_model),
-                        folder=public.folder,
-                        progress=stage.reach,
-                    )
-        else:
-            draw = np.random.default_rng([_DRAW, config.seed])
-            scores = draw.permutation(len(public)).astype(np.float64)
-        # Short rows have the average log-probabilities that vary most.
-        scores = np.where(public.lengths < config.least_row_tokens, -np.inf, scores)
-        return keep_share(
-            public, scores, share=1.0 if config.public_rows == "all" else config.select_share
-        )
-
-    def _need_public(self) -> PublicRows:
-        return need(self._public)
-
-
-class TrainingInHalves(ContinuedTraining):
-    """The server's half of `PublicMidTraining`.
-
-    Args:
-        config: the settings.
-    """
-
-    config: PublicMidTrainingConfig
-
-    def __init__(self, config: PublicMidTrainingConfig) -> None:
-        super().__init__(config)
-        self._public: PublicStep | None = None
-
-    def momentum_after(self, number: int) -> float:
-        """Where the public text stands, an optimiser begins anew."""
-        return 0.0 if number == self.config.rounds_before else super().momentum_after(number)
-
-    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
-        """Load the model, read the public text, and refuse what could not work later."""
-        sources = super().setup(place)
-        if self.config.position != "none":
-            self._public = PublicStep(self.config, run=place.run.path, progress=place.progress)
-            self._public.check()
-        return sources
+    # ------------------------------------------------------------------ a round
 
     def init(self, scratch: Path) -> State:
         """The public parameters; where the public text stands first, those that it makes."""
@@ -346,17 +243,94 @@ class TrainingInHalves(ContinuedTraining):
         before = self.config.rounds_before
         if before is None or number < before or state.get("base"):
             return state
-        need(self._public).take(state["parameters"])
         # The optimiser begins anew.
         momentum = np.zeros_like(state["momentum"])
-        return {**self.begun_from(state, f"models/{AFTER}"), "momentum": momentum}
+        return {**self._learn_from_public_text(state), "momentum": momentum}
 
     def finish(self, state: State) -> dict[str, Any]:
         """The last model, on the base that public text made; or what public text makes of it."""
         if self.config.position == "after":
-            need(self._public).take(state["parameters"])
-            state = self.begun_from(state, f"models/{AFTER}")
+            state = self._learn_from_public_text(state)
         return super().finish(state)
+
+    # ------------------------------------------------------------------ the public text
+
+    def _learn_from_public_text(self, state: State) -> State:
+        """Train the model of the rounds so far on the public text that suits it, and go on from it.
+
+        All of its parameters are trained, whichever the nodes train.
+
+        Args:
+            state: with the parameters of that model; of the public one where there were no rounds.
+
+        Raises:
+            TrainingError: the loss is no longer finite.
+        """
+        from flower_privsyn.training.causal import fine_tune
+        from flower_privsyn.training.local import LocalModel
+
+        config, models = self.config, self.run.path / "models"
+        before, after = models / BEFORE, models / AFTER
+        start = replace(config.trained_model(), name=config.first_model)
+        LocalModel(start).save(before, state["parameters"])
+        chosen = self._choose(before)
+        public = need(self._public)
+        texts = [public.text_of(index) for index in chosen.indices]
+        with self.progress.stage("Learn from public text", config.student_steps) as stage:
+            training = fine_tune(
+                before,
+                texts,
+                settings=config.student_training(),
+                output=after,
+                seed=config.seed,
+                progress=stage.reach,
+                distillation=config.distillation(),
+            )
+        write_json(
+            self.run.path / "public_step.json",
+            {
+                "public_rows": len(public),
+                "public_tokens": int(public.lengths.sum()),
+                "chosen_rows": len(chosen.indices),
+                "chosen_tokens": chosen.tokens,
+                "duplicates": chosen.duplicates,
+                "steps": len(training.losses),
+                "epochs": training.epochs,
+                "first_loss": training.losses[0],
+                "loss": training.loss,
+            },
+        )
+        return self.begun_from(state, f"models/{AFTER}")
+
+    def _choose(self, private: Path) -> Kept:
+        """The rows to train on, best first.
+
+        log p_private(x) + log p_public(x) says which, or the first of them alone, as the paper has
+        it. What the public model says of rows no run changes: it stays beside them.
+        """
+        from flower_privsyn.training.selection import keep_share, likelihoods
+
+        config, public = self.config, need(self._public)
+        if config.public_rows == "matched":
+            with self.progress.stage("Score public text privately", len(public)) as stage:
+                folder = self.run.path / "public_scores"
+                scores = np.array(likelihoods(public, private, folder=folder, progress=stage.reach))
+            if config.scores_by_public_model:
+                with self.progress.stage("Score public text publicly", len(public)) as stage:
+                    scores += likelihoods(
+                        public,
+                        located(config.public_model),
+                        folder=public.folder,
+                        progress=stage.reach,
+                    )
+        else:
+            draw = np.random.default_rng([_DRAW, config.seed])
+            scores = draw.permutation(len(public)).astype(np.float64)
+        # Short rows have the average log-probabilities that vary most.
+        scores = np.where(public.lengths < config.least_row_tokens, -np.inf, scores)
+        return keep_share(
+            public, scores, share=1.0 if config.public_rows == "all" else config.select_share
+        )
 
 
 @final

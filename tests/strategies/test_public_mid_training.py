@@ -20,7 +20,6 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.calibrated import calibrated
-from flower_privsyn.progress import Progress
 from flower_privsyn.run.plan import plan_of
 from flower_privsyn.strategies import (
     DPFTRL,
@@ -134,7 +133,7 @@ class TestPublicText:
         assert np.array_equal(model_of(run / "again").parameters, model_of(after).parameters)
 
     def test_the_public_model_reads_a_corpus_once(
-        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpt2: Path
+        self, config: Builder, people: Users, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Another run finds what it said."""
         monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
@@ -146,10 +145,8 @@ class TestPublicText:
         )
         for number in range(2):
             run = tmp_path / f"run-{number}"
-            settings = config(teacher="")
-            step = public_step.PublicStep(settings, run=run, progress=Progress())
-            step.check()
-            step.take(LocalModel(settings.trained_model()).parameters)
+            settings = config(teacher="", num_rounds=2, min_separation=1, run_dir=str(run))
+            PublicMidTraining(settings).start(training_nodes(people))
             chosen.append(json.loads((run / "public_step.json").read_text()))
         assert loaded.count(settings.public_model) == 1
         assert len(loaded) == 3
