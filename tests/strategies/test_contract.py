@@ -204,7 +204,11 @@ def made(run: Path) -> dict[str, Any]:
         if file.endswith((".npy", ".npz", ".parquet", ".safetensors", "synthetic.jsonl"))
     }
     spent = PrivacyLedger.read(run / "ledger.jsonl").spent
-    return {**found, **spent, "charged": [line["round"] for line in releases(run)]}
+    charged = {line["round"]: line["epsilon_release"] for line in releases(run)}
+    # Wherever a run is killed: a round that was charged has its line, which says what it cost.
+    told = {line["round"]: line["epsilon_release"] for line in lines(run / "metrics.jsonl")}
+    assert {number: told[number] for number in charged} == charged
+    return {**found, **spent, "charged": list(charged)}
 
 
 def arrays_of(result: Result) -> dict[str, Any]:
