@@ -14,10 +14,8 @@ from flwr.app import (
 
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire
-from flower_privsyn.report.summary import run_costs
-from flower_privsyn.run import RunDirectory, rounds
 from tests.support.federation import silent
-from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
+from tests.support.probe import Killed, Probe, killed_in
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
@@ -44,62 +42,6 @@ class TestResume:
         assert [line["round"] for line in charged if line["interrupted"]] == list(interrupted)
         assert charged[-1]["epsilon_release"] <= epsilon * (1 + 1e-6)
         assert json.loads((run / "state.json").read_text())["status"] == "finished"
-
-    @pytest.mark.parametrize(
-        ("step", "counted", "released"),
-        [
-            ("store_release", False, False),
-            ("log_metrics", False, True),
-            ("step", True, True),
-            ("finish_round", True, True),
-        ],
-    )
-    def test_killed_at_the_end_of_a_round_it_keeps_its_line(
-        self,
-        start: Builder,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        step: str,
-        counted: bool,
-        released: bool,
-    ) -> None:
-        """Between the charge and the line in `metrics.jsonl` of round 2, wherever it is killed."""
-        path = tmp_path / "run"
-
-        def die(*_: Any, **__: Any) -> None:
-            if len(releases(path)) == 2:
-                raise Killed
-
-        def dying(owner: Any, name: str) -> None:
-            done = getattr(owner, name)
-
-            def instead(*args: Any, **kwargs: Any) -> Any:
-                die()
-                return done(*args, **kwargs)
-
-            patch.setattr(owner, name, instead)
-
-        with monkeypatch.context() as patch:
-            if step == "store_release":
-                dying(rounds, step)
-            elif step == "step":
-                dying(ProbeMethod, step)
-            else:
-                dying(RunDirectory, step)
-            with pytest.raises(Killed):
-                start()
-        before = RunDirectory.open(path).metrics()
-        assert [one["round"] for one in before] == ([1, 2] if counted else [1])
-        strategy = start(resume=True)
-        self.check(path, interrupted=[])
-        found = [(one["round"], one["released"]) for one in lines(path / "metrics.jsonl")]
-        # One whose replies nobody had counted has a line all the same: epsilon has grown.
-        assert found == [(1, True), (2, released), (3, True)]
-        spent = [one["epsilon_release"] for one in lines(path / "metrics.jsonl")]
-        assert spent == [one["epsilon_release"] for one in releases(path)]
-        cost = run_costs(strategy.run)
-        assert cost is not None
-        assert cost.rounds == 2 + counted
 
     def test_killed_where_it_is_asked_again_its_cost_has_a_line(
         self, start: Builder, tmp_path: Path
