@@ -124,7 +124,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         ({"tracker": "nowhere"}, "tracker"),
         # what the server loads, which a run says itself when it sets its method up
         ({"public-text": "same.jsonl"}, "num-candidates"),
-        ({"classes": "A;B", "public-text": "labelled.jsonl"}, "public-text"),
         ({"variation-model": "privsyn-lm"}, "privsyn-lm"),
     ],
 )  # fmt: skip
