@@ -13,16 +13,12 @@ from flower_privsyn.models.pretrained import is_encoder_decoder
 
 
 class AdapterSwitch:
-    """Puts one LoRA adapter at a time onto a model, and takes it off again.
-
-    Attributes:
-        wrapped: PEFT's model around the one given, with the adapter that is on; None without one.
-    """
+    """Puts one LoRA adapter at a time onto a model, and takes it off again."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model = model
         self._name = name
-        self.wrapped: Any = None
+        self._wrapped: Any = None
         self._active: str | None = None
 
     def activate(self, folder: Path | None) -> None:
@@ -51,7 +47,7 @@ class AdapterSwitch:
                 warnings.simplefilter("ignore")
                 # It would leave such weights at zero: the adapter would do nothing.
                 warnings.filterwarnings("error", "Found missing adapter keys")
-                self.wrapped = peft.PeftModel.from_pretrained(
+                self._wrapped = peft.PeftModel.from_pretrained(
                     self._model, str(folder), autocast_adapter_dtype=False
                 ).eval()
         except Exception as error:
@@ -61,9 +57,9 @@ class AdapterSwitch:
         self._active = digest
 
     def _detach(self) -> None:
-        if self.wrapped is not None:
-            self.wrapped.unload()  # restores the model's own layers in place
-        self.wrapped, self._active = None, None
+        if self._wrapped is not None:
+            self._wrapped.unload()  # restores the model's own layers in place
+        self._wrapped, self._active = None, None
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
 

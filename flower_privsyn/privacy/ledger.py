@@ -25,6 +25,7 @@ from typing import Any
 
 from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.files import sync_folder
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, ReleaseSpec
 from flower_privsyn.privacy.correlated_noise import Correlation
@@ -118,11 +119,7 @@ class LedgerFile:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             file.append(header)
             os.link(unnamed, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # a new name survives a power cut
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)  # a new name survives a power cut
         except BaseException as error:
             file.close()
             if isinstance(error, FileExistsError):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ModelError, TrainingError
-from flower_privsyn.files import read_json, write_json
+from flower_privsyn.files import read_json, sync_folder, write_json
 from flower_privsyn.models import provenance, resolve_model
 
 #: The files by which an adapter and a model are known.
@@ -77,7 +77,7 @@ def mark_complete(checkpoint: Path) -> None:
     """Say that a checkpoint has been written to its end."""
     _sync(checkpoint)
     (checkpoint / _SEAL).touch()
-    _sync_folder(checkpoint)
+    sync_folder(checkpoint)
 
 
 def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None:
@@ -168,7 +168,7 @@ def install(
     if output.exists():
         output.rename(old)
     built.rename(output)
-    _sync_folder(output.parent)
+    sync_folder(output.parent)
     if old.exists():
         shutil.rmtree(old)
 
@@ -177,19 +177,11 @@ def _sync(folder: Path) -> None:
     """Have a folder and all that it holds on the disk."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
-            _sync_folder(path)
+            sync_folder(path)
             continue
         with path.open("rb+") as opened:
             os.fsync(opened.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    sync_folder(folder)
 
 
 #: Bytes of a file that are read whole; of a larger one as many blocks of `_BLOCK` bytes.
