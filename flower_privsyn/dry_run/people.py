@@ -29,13 +29,24 @@ from flwr.clientapp.client_app import LoadClientAppError
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
 from flower_privsyn.client_apps.node_users import DRAWN_RUN_IDS, UserLoader, strictly, users_by
-from flower_privsyn.data import Chunking, Users
+from flower_privsyn.data import Chunking, Users, load_configured
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import expanded, located
-from flower_privsyn.host.app import DATA_IS_EMPTY, App, ConfigValue, check_data
+from flower_privsyn.host.app import App, ConfigValue
 from flower_privsyn.host.grid import loaded_app
+
+#: ClientApps of this package: everybody is in `data`.
+_READY_CLIENTS: Final = (
+    "flower_privsyn.client_apps.default:app",
+    "flower_privsyn.client_apps.training:app",
+)
+
+_DATA_IS_EMPTY: Final = (
+    "data is empty: name a file of users, such as --set data=users.jsonl with one "
+    '{"client_id": ..., "text": ...} per line.'
+)
 
 #: After so long no further node is asked.
 _READING_SECONDS: Final = 5.0
@@ -98,9 +109,8 @@ def read_people(
             fails.
     """
     told = values.get("public-text", BUNDLED) != BUNDLED
-    everybody = check_data(app, values)
-    if everybody is not None:
-        parts, all_read = [everybody], True
+    if app.client in _READY_CLIENTS:
+        parts, all_read = [_everybody(values, cut.classes)], True
     else:
         with _imported(app) as client:
             recipe = recipe_of(client)
@@ -118,6 +128,15 @@ def read_people(
             )
     written = fingerprints(parts) if told else frozenset[int]()
     return people_of(parts, cut=cut, written=written, all_read=all_read)
+
+
+def _everybody(values: Mapping[str, ConfigValue], classes: tuple[str, ...]) -> Users:
+    """Everybody in `data`, which is one person's who may be told the file and the line."""
+    if not values.get("data"):
+        raise ConfigError(_DATA_IS_EMPTY)
+    users = load_configured(values, strict=True, labels=bool(classes))
+    users.check_documents(dated=bool(values.get("min-date", "")), classes=classes)
+    return users
 
 
 def _by_node(
@@ -150,7 +169,7 @@ def _by_node(
                 parts.append(users_by(recipe, context))
         except PrivsynError as error:
             if values.get("data") == "":  # and there is no sample of the app's own
-                raise ConfigError(DATA_IS_EMPTY) from error
+                raise ConfigError(_DATA_IS_EMPTY) from error
             raise
         except Exception as error:
             # As on a node: the text of an error may quote what somebody wrote.

@@ -8,29 +8,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, read_toml
 
 if TYPE_CHECKING:
-    from flower_privsyn.data import Users
     from flower_privsyn.run.settings import PrivateSumConfig
     from flower_privsyn.run.strategy import PrivateSumStrategy
 
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
-
-DATA_IS_EMPTY: Final = (
-    "data is empty: name a file of users, such as --set data=users.jsonl with one "
-    '{"client_id": ..., "text": ...} per line.'
-)
-"""Said where an app has the setting and needs it."""
-
-_READY_CLIENTS = (
-    "flower_privsyn.client_apps.default:app",
-    "flower_privsyn.client_apps.training:app",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,38 +106,6 @@ def strategies_of(
         others = set(values) - config.keys() - CLIENT_KEYS
         found.append((config.from_run_config(values, other_keys=others), strategy))
     return found
-
-
-def check_data(app: App, values: Mapping[str, ConfigValue]) -> Users | None:
-    """Read the users of a simulation before it starts, so that a bad file is named at once.
-
-    Nodes answer with numbered codes, never with sentences. In a simulation the person who types
-    the command holds the data, and may be told the file and the line.
-
-    Args:
-        app: The app; only one with a ready ClientApp of the library is checked, because only then
-            the meaning of `data` is known.
-        values: Settings from `resolve_config`.
-
-    Returns:
-        Everybody in the data; None where an app reads them in code of its own.
-
-    Raises:
-        ConfigError: `data` is empty.
-        DataError: The file or dataset cannot be read, or nobody has a document in it, or one with a
-            date where `min-date` is set, or one of any of `classes` where these are set.
-    """
-    if app.client not in _READY_CLIENTS:
-        return None
-    if not values.get("data"):
-        raise ConfigError(DATA_IS_EMPTY)
-    from flower_privsyn.data import load_configured
-    from flower_privsyn.data.chunking import class_names
-
-    classes = class_names(str(values.get("classes", "")))
-    users = load_configured(values, strict=True, labels=bool(classes))
-    users.check_documents(dated=bool(values.get("min-date", "")), classes=classes)
-    return users
 
 
 def resolve_config(

@@ -42,7 +42,6 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.calibrated import CalibratedPlan
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.progress import FOR_THE_OWNER, Progress
-from flower_privsyn.queries import Query
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
 from flower_privsyn.run.aggregation import (
@@ -110,19 +109,6 @@ def refuse_unfit(
             f"no node can answer {query.name} as round {number} would ask it "
             f"({type(error).__name__}: {error}); the round is not asked and not charged"
         ) from error
-    refuse_off_the_grid(query, roster)
-
-
-def refuse_off_the_grid(query: Query, roster: Roster) -> None:
-    """Refuse, before anybody is asked, sums that may leave the exact numbers.
-
-    Args:
-        query: that a round is about to ask.
-        roster: everybody who may answer.
-
-    Raises:
-        ConfigError: a node's sum or the whole may be too large for the grid.
-    """
     largest = query.answer_bound(roster.total)
     if largest > LARGEST_SUM:
         # A node can announce what it likes.

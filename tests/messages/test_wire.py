@@ -162,6 +162,7 @@ class TestRequests:
             {"sampling": TURNS.of_round(3)},
             {"data": replace(DATA, embedding_model="")},
             {"correlation": LONGER, "sampling": FullParticipation(population=40)},
+            {"correlation": BANDS, "sampling": TURNS.of_round(4)},
         ],
     )
     def test_a_claim_that_cannot_be_true_is_refused(self, changes: dict[str, Any]) -> None:
@@ -187,16 +188,6 @@ class TestRequests:
         got = wire.unpack_ask(message(content), NearestNeighborHistogram)
         assert (got.release, got.sample_count) == (sent.release, sent.sample_count)
         assert got.roster_users == sent.roster_users
-
-    def test_correlated_rounds_arrive_with_their_pattern(self) -> None:
-        sent = ask(correlation=BANDS, sampling=FullParticipation(population=40))
-        record = wire.broadcast_record(sent.broadcast, precision="float32")
-        got = wire.unpack_ask(message(wire.pack_ask(sent, record)), NearestNeighborHistogram)
-        assert got.release.correlation == BANDS
-        turns = CyclicSampling(groups=2, rounds=6, salt="0" * 32).of_round(4)
-        other = wire.pack_ask(ask(correlation=BANDS, sampling=turns), record)
-        with pytest.raises(wire.WireError, match="accounted"):
-            wire.unpack_ask(message(other), NearestNeighborHistogram)
 
     @pytest.mark.parametrize(
         ("key", "value"),
