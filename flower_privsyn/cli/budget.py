@@ -60,26 +60,15 @@ def budget(
     if noise_multiplier is not None:
         check_number("noise_multiplier", noise_multiplier, gt=0)
     sampling = _sampling(sampling_rate, sample_size, population)
-    found = {
-        **_costs(
-            epsilon,
-            noise_multiplier,
-            delta=delta,
-            rounds=rounds,
-            sampling=sampling,
-            relation=NeighboringRelation(relation),
-            max_nodes_per_user=max_nodes_per_user,
-        ),
-        "inputs": {
-            "epsilon": epsilon,
-            "noise_multiplier": noise_multiplier,
-            "delta": delta,
-            "rounds": rounds,
-            "sampling": sampling.to_dict(),
-            "relation": relation,
-            "max_nodes_per_user": max_nodes_per_user,
-        },
-    }
+    found = _costs(
+        epsilon,
+        noise_multiplier,
+        delta=delta,
+        rounds=rounds,
+        sampling=sampling,
+        relation=NeighboringRelation(relation),
+        max_nodes_per_user=max_nodes_per_user,
+    )
     if population is not None and delta >= 1 / population:
         sys.stderr.write(
             f"privsyn: warning: delta {delta:g} is not below 1/users = "
@@ -87,8 +76,7 @@ def budget(
         )
     if as_json:
         return show_json(found)
-    names = ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
-    rows = [(name, *(number(found[name][one]) for one in ("pld", "rdp"))) for name in names]
+    rows = [(name, *(number(each[one]) for one in ("pld", "rdp"))) for name, each in found.items()]
     title = f"{rounds} rounds, delta = {delta:g}, {relation}"
     show_table(rows, ("", "PLD", "RDP"), title=title)
     return 0
