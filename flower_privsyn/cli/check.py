@@ -64,12 +64,12 @@ def check(
 def _show(report: Report, *, command: str) -> None:
     from flower_privsyn.evaluation.result import STAMP
 
-    if report.not_private:
-        print(f"[{STAMP}]")
     rows, last = [], ""
     for diagnostic in report.diagnostics:
         topic = "" if diagnostic.topic == last else diagnostic.topic
         rows.append((topic, _MARKS[diagnostic.level], diagnostic.sentence))
         last = diagnostic.topic
     show_table(rows)
+    if report.not_private:
+        print(f"Counted in your own data; do not publish it. [{STAMP}]")
     print(f"{report.verdict}: {command}" if report.ready and command else report.verdict)
