@@ -279,7 +279,7 @@ def within_limits(users: Users, *, seed: int) -> Users:
     key = seed_key(seed)
     keep = np.fromiter(map(is_usable, users.texts), bool, len(users.texts))
     if not keep.all():
-        _note(users, ~keep)
+        skipping.note(users.owners_of(~keep), records=int((~keep).sum()))
     lengths = np.zeros(len(users.texts), dtype=np.int64)
     lengths[keep] = [len(users.texts[row]) for row in np.flatnonzero(keep).tolist()]
     documents = np.bincount(users.owners[keep], minlength=len(users))
@@ -329,11 +329,6 @@ def ranked(user_id: str, texts: Sequence[str], *, key: bytes, purpose: bytes) ->
         ).digest()
         order.append((digest, place))
     return [place for _, place in sorted(order)]
-
-
-def _note(users: Users, left_out: NDArray[np.bool_]) -> None:
-    owners = np.unique(users.owners[left_out]).tolist()
-    skipping.note((users.user_ids[user] for user in owners), records=int(left_out.sum()))
 
 
 def are_class_names(names: Sequence[object]) -> bool:

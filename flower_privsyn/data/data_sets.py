@@ -227,14 +227,10 @@ def _arrow(dataset: Any, names: list[str]) -> Any:
 def _named(column: Any, dataset: Any, name: str) -> Any:
     """A column of class labels as their names; any other one as it is."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     names = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
     if not names or not pa.types.is_integer(column.type):
         return column
-    known = pa.array(names, pa.large_string())
-    places = column.combine_chunks().cast(pa.int64())
     # The library writes -1 for a label that is not known.
-    inside = pc.and_(pc.greater_equal(places, 0), pc.less(places, len(names)))
-    places = pc.if_else(inside, places, pa.scalar(None, pa.int64()))
-    return pa.chunked_array([known.take(places)])
+    known = dict(enumerate(names))
+    return pa.array([known.get(place) for place in column.to_pylist()], pa.string())

@@ -204,19 +204,10 @@ def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Chunking) -> Iterator[di
     """The rows of a corpus, one after another."""
     waiting, document = corpus.documents(), 0
     while documents := list(itertools.islice(waiting, _DOCUMENTS)):
-        pieces, texts, rows = _cut(documents, tokenizer=tokenizer, cut=cut)
-        owners = np.repeat(np.arange(len(pieces)), pieces) + document
+        pieces = cut.pieces(documents, tokenizer=tokenizer)
+        rows = [(number, text) for number, found in enumerate(pieces, document) for text in found]
         document += len(pieces)
-        for owner, text, tokens in zip(owners.tolist(), texts, rows, strict=True):
-            yield {"tokens": tokens, "text": text, "document": owner}
-
-
-def _cut(
-    documents: Sequence[str], *, tokenizer: Any, cut: Chunking
-) -> tuple[list[int], list[str], list[list[int]]]:
-    """How many rows each document has, and of every row the text and the tokens."""
-    pieces = cut.pieces(documents, tokenizer=tokenizer)
-    texts = [piece for found in pieces for piece in found]
-    # A piece of a document may have more tokens than it had inside it.
-    rows = [list(row[: cut.max_tokens]) for row in token_ids(tokenizer, texts)]
-    return [len(found) for found in pieces], texts, rows
+        tokens = token_ids(tokenizer, [text for _, text in rows])
+        for (number, text), row in zip(rows, tokens, strict=True):
+            # A piece of a document may have more tokens than it had inside it.
+            yield {"tokens": row[: cut.max_tokens], "text": text, "document": number}

@@ -212,6 +212,14 @@ class Users:
         rows = np.flatnonzero(keep)
         return replace(self, owners=self.owners[rows], **self._columns(rows.tolist()))
 
+    def owners_of(self, mask: NDArray[np.bool_]) -> list[str]:
+        """The ids of those who wrote some of the documents, each once.
+
+        Args:
+            mask: bool (n,), which.
+        """
+        return [self.user_ids[user] for user in np.unique(self.owners[mask]).tolist()]
+
     def _columns(self, rows: list[int]) -> dict[str, Any]:
         """What is held of some documents, besides whose they are."""
         return {
@@ -254,8 +262,7 @@ class Users:
             raise DataError(_UNDATED)
         undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
         if undated.any():
-            owners = np.unique(self.owners[undated]).tolist()
-            skipping.note((self.user_ids[user] for user in owners), records=int(undated.sum()))
+            skipping.note(self.owners_of(undated), records=int(undated.sum()))
         keep = np.fromiter(
             (dated is not None and dated >= first for dated in self.dates), bool, len(self.dates)
         )
@@ -278,10 +285,7 @@ class Users:
         known = frozenset(classes)
         keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
         if not keep.all():
-            owners = np.unique(self.owners[~keep]).tolist()
-            skipping.note_other_class(
-                (self.user_ids[user] for user in owners), documents=int((~keep).sum())
-            )
+            skipping.note_other_class(self.owners_of(~keep), documents=int((~keep).sum()))
         return self.only(keep)
 
     def check_documents(self, *, dated: bool = False, classes: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from flower_privsyn.run.method import SumOfUsers, added_up
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.progress import Progress
+    from flower_privsyn.strategies.fred import FreDConfig
+    from flower_privsyn.strategies.popri import POPriConfig
 
 
 logger = logging.getLogger("flwr.privsyn")
@@ -499,41 +501,9 @@ MomentDimensions = Annotated[PositiveInt, OrZero("all numbers of an embedding, a
 DIMENSIONS: Final = 16
 
 
-@dataclass(frozen=True, match_args=False)
-class AsksMoments(Protocol):
-    """Settings of a run that asks for moments."""
-
-    moment_dimensions: int
-    public_text: str
-    max_tokens: int
-    broadcast_precision: Literal["float16", "float32"]
-    seed: int
-
-
-def space_texts(tokenizer: Any, *, config: AsksMoments) -> list[str]:
-    """The public texts that coordinates are settled from, more than there are dimensions.
-
-    Args:
-        tokenizer: of the embedding model.
-        config: the settings.
-
-    Raises:
-        PrivsynError: they cannot be read, or are too few.
-    """
-    from flower_privsyn.data import public_texts
-
-    return public_texts(
-        config.public_text,
-        tokenizer=tokenizer,
-        max_tokens=config.max_tokens,
-        fewest=max(2, config.moment_dimensions + 1),
-        wanted_by=f"moment-dimensions = {config.moment_dimensions}",
-    )
-
-
 def settled_space(
     folder: Path,
-    config: AsksMoments,
+    config: FreDConfig | POPriConfig,
     *,
     embedder: Embedder,
     progress: Progress,
@@ -554,8 +524,11 @@ def settled_space(
     Raises:
         ConfigError: there are not enough public texts for the dimensions, or more dimensions than
             numbers in an embedding.
+        DataError: the public texts cannot be read.
         RunDirectoryError: what was written down is damaged.
     """
+    from flower_privsyn.data import public_texts
+
     file = folder / SPACE_FILE
     if file.exists():
         return MomentSpace.load(file)
@@ -564,7 +537,13 @@ def settled_space(
             f"moment-dimensions = {config.moment_dimensions} is more than the "
             f"{embedder.dimension} numbers of an embedding"
         )
-    texts = space_texts(embedder.tokenizer, config=config)
+    texts = public_texts(
+        config.public_text,
+        tokenizer=embedder.tokenizer,
+        max_tokens=config.max_tokens,
+        fewest=max(2, config.moment_dimensions + 1),
+        wanted_by=f"moment-dimensions = {config.moment_dimensions}",
+    )
     chooser = np.random.default_rng(derive_seed(config.seed, "moments"))
     drawn = np.sort(chooser.permutation(len(texts))[:SPACE_TEXTS])
     with progress.stage("Coordinates from public text", len(drawn)) as stage:

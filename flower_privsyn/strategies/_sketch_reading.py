@@ -75,30 +75,22 @@ class BlockReading:
     """What a release says of the items of one block.
 
     Attributes:
-        name: "tokens" or "bigrams".
         keys: (num_items,) first * vocabulary + second of each bigram; None of tokens.
         public: (num_items,) mean amount with pseudo-users, > 0: unseen items have half an
             occurrence.
-        estimate: (num_items,) mean amount with private users: unbiased, and as noisy as it came.
-        estimate_error: (num_items,) its standard deviation, users aside.
         rate: (num_items,) posterior mean of the amount, > 0.
         log_ratio: (num_items,) posterior mean of log(private / public), relative to what holds for
             all items alike: 0 for an item that is used as in public text.
         standard_error: (num_items,) posterior standard deviation of it.
         centre: what holds for all items alike.
-        inherited: share of its tokens' log-ratios that a bigram is expected to have; 0 of tokens.
     """
 
-    name: str
     keys: IntArray | None
     public: Float64Array
-    estimate: Float64Array
-    estimate_error: Float64Array
     rate: Float64Array
     log_ratio: Float64Array
     standard_error: Float64Array
     centre: float
-    inherited: float = 0.0
 
     @property
     def predictive(self) -> Float64Array:
@@ -510,16 +502,12 @@ def _read_block(
     before = (weights @ np.square(_SPREADS))[group]
     left = np.minimum(variance / np.maximum(before, 1e-12), 1.0)
     return BlockReading(
-        name=block.name,
         keys=block.keys,
         public=observed.public,
-        estimate=observed.estimate,
-        estimate_error=np.sqrt(observed.constant),
         rate=observed.public * np.exp(around) * ratio,
         log_ratio=inherited * own + change,
         standard_error=np.sqrt(np.maximum(variance, 0.0) + (left * inherited * own_error) ** 2),
         centre=float(centre),
-        inherited=inherited,
     )
 
 

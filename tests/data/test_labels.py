@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -50,16 +48,6 @@ class TestSources:
         # The order of a data set is that of its index mapping, not of its table.
         part = datasets.DatasetDict({"train": found.select([2, 0])})
         assert load_users(part, label_column="label").labels == [None, "good"]
-
-    @pytest.mark.parametrize("value", [3, 3.0, 2**70, True, None, [1], {"a": 1}, 1.5, "\ud800"])
-    def test_a_label_of_any_kind_takes_no_user_away(self, tmp_path: Path, value: Any) -> None:
-        path = tmp_path / "users.jsonl"
-        changed = {**ROWS[1], "label": value}
-        path.write_text("".join(json.dumps(row) + "\n" for row in [ROWS[0], changed]))
-        users = load_users(path, label_column="label")
-        assert users.user_ids == ("a", "b")
-        whole = value in (3, 2**70) and not isinstance(value, bool)
-        assert users.labels == ["good", str(int(value)) if whole else None]
 
     def test_a_source_without_labels_says_why_when_it_is_asked(self, tmp_path: Path) -> None:
         path = tmp_path / "users.csv"
@@ -119,12 +107,3 @@ class TestCut:
         assert samples.labels.tolist() == [1, 0]
         whole = Chunking(max_tokens=4).samples(everyone(), tokenizer=self.tokenizer())
         assert whole.labels is None
-
-    def test_labels_stay_with_their_documents_wherever_these_go(self) -> None:
-        users = everyone()
-        part = users.select(np.array([False, True, True]))
-        assert part.labels == ["other", None]
-        dealt = [users.partition(partition_id=n, num_partitions=2).labels for n in range(2)]
-        assert dealt == [["good", "bad", None], ["other"]]
-        with pytest.raises(DataError, match="labels must hold one entry per text"):
-            Users(user_ids=("a",), texts=["x"], owners=np.array([0]), labels=[])

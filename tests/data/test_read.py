@@ -21,7 +21,6 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.data import (
     Chunking,
-    Users,
     gather_configured,
     load_configured,
     load_users,
@@ -479,10 +478,3 @@ def test_a_nodes_users_are_those_of_everybody_dealt(
         )  # fmt: skip
         counted += tally.records if held == [node] else 0
     assert counted in (0, whole.records)
-
-
-def test_users_of_rows_follow_the_rules_of_files() -> None:
-    beyond = pd.Timestamp(np.datetime64("20000-01-01", "s"))
-    users = Users.from_rows([("ann", "x", beyond, 10**5000), ("ben", "y", "2025-03-18", "news")])
-    assert users.dates == [None, date(2025, 3, 18)]
-    assert users.labels == [None, "news"]

@@ -31,16 +31,6 @@ def documents(users: Users) -> dict[str, list[str]]:
     return result
 
 
-def test_rows_of_one_user_come_together_in_order_of_first_appearance() -> None:
-    users = Users.from_rows([("b", "1"), ("a", "2"), ("b", "3"), ("c", " \n")])
-    assert users.user_ids == ("b", "a", "c")
-    assert users.texts == ["1", "3", "2"]
-    assert users.owners.tolist() == [0, 0, 1]
-    assert users.owners.dtype == np.int64
-    assert len(users) == 3
-    assert len(users.texts) == 3
-
-
 @given(IDS, st.integers(1, 7))
 def test_dealing_splits_users_whole_and_loses_none(ids: list[str], nodes: int) -> None:
     users = make({user: index % 4 for index, user in enumerate(ids)})
@@ -125,6 +115,7 @@ def test_since_without_dates() -> None:
         ({"owners": np.array([1, 0])}, "nondecreasing"),
         ({"owners": np.array([0, 2])}, r"lie in 0\.\.1"),
         ({"dates": [None]}, "one entry per text: 1 dates"),
+        ({"labels": []}, "labels must hold one entry per text"),
     ],
 )
 def test_inconsistent_users_are_refused(fields: dict[str, object], words: str) -> None:
@@ -138,20 +129,23 @@ def test_rows_may_have_dates_and_labels() -> None:
         ("b", "1", date(2025, 3, 1), "news"),
         ("a", "2", datetime(2025, 3, 1, 23, 30, tzinfo=timezone(timedelta(hours=-2))), 7),
         ("b", "3", "2025-03-03T10:00", None),
-        ("b", "4", None, " news "),
+        ("b", "4", np.datetime64("20000-01-01", "s"), " news "),
         ("a", "5", "soon", object()),
         ("a", "6"),
         ("a", "7", np.datetime64("2025-03-07"), np.int64(7)),
+        ("a", "8", None, True),
+        ("a", "9", None, 10**5000),
+        ("a", "10", None, "\ud800"),
         ("c", "", "2025-03-08", "news"),
     ]
     users = Users.from_rows(rows)
     assert users.user_ids == ("b", "a", "c")
-    assert users.texts == ["1", "3", "4", "2", "5", "6", "7"]
+    assert users.texts == ["1", "3", "4", "2", "5", "6", "7", "8", "9", "10"]
     days = {"1": 1, "3": 3, "2": 2, "7": 7}
     assert users.dates == [
         date(2025, 3, days[text]) if text in days else None for text in users.texts
     ]
-    assert users.labels == ["news", None, "news", "7", None, None, "7"]
+    assert users.labels == ["news", None, "news", "7", None, None, "7", None, None, None]
     assert users.of_classes(["7"]).since("2025-03-03").texts == ["7"]
 
 

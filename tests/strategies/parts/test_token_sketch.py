@@ -20,11 +20,8 @@ def block(log_ratio: np.ndarray, error: float, keys: np.ndarray | None = None) -
     """What is known of items that public text has one as often as another."""
     public = np.full(len(log_ratio), 0.1)
     return BlockReading(
-        name="tokens" if keys is None else "bigrams",
         keys=keys,
         public=public,
-        estimate=public,
-        estimate_error=np.zeros(len(public)),
         rate=public * np.exp(log_ratio),
         log_ratio=log_ratio,
         standard_error=np.full(len(public), error),
