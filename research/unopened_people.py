@@ -187,9 +187,9 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         students = [one for comparison in options.comparisons for one in students_of(comparison)]
         users = unopened(options.data, options.comparisons, people=options.people)
-        cut = Chunking(max_tokens=64)
+        chunking = Chunking(max_tokens=64)
         tokenizer = load_tokenizer(located(options.embedding_model))[0]
-        samples = cut.samples(cut.documents(users), tokenizer=tokenizer)
+        samples = chunking.samples(chunking.documents(users), tokenizer=tokenizer)
         lines = list(read_json_lines(options.results))
         for student in students:
             place = {key: student.cell[key] for key in PLACE} | {"figures": student.figures}

@@ -44,7 +44,7 @@ def data(
     found = description.describe(
         users,
         source=source,
-        cut=Chunking(max_tokens=max_tokens, max_samples=max_samples or None),
+        chunking=Chunking(max_tokens=max_tokens, max_samples=max_samples or None),
         no_text=tally.records,
         tokenizer=tokenizer,
         tokenizer_name=embedding_model,

@@ -529,10 +529,10 @@ class NodeUsers:
             logger.error("%s", error)
             raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
         try:
-            cut = request.cut
-            users = cut.asked(self._users(context, cut))
+            chunking = request.chunking
+            users = chunking.asked(self._users(context, chunking))
             self._check_partition(users.user_ids, request, context)
-            records = self._read(source, users, cut, ticket)
+            records = self._read(source, users, chunking, ticket)
         except ModelError as error:
             logger.error("%s", error)
             raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
@@ -547,23 +547,23 @@ class NodeUsers:
             dimension=source.dimension,
         )
 
-    def _users(self, context: Context, cut: Chunking) -> Users:
+    def _users(self, context: Context, chunking: Chunking) -> Users:
         """Everybody; with labels from the default recipe only where the run asks for classes."""
         if self._load is users_of_node:
-            return users_of_node(context, labels=bool(cut.classes))
+            return users_of_node(context, labels=bool(chunking.classes))
         return users_by(self._load, context)
 
     def _read(
-        self, source: RecordSource, users: Users, cut: Chunking, ticket: str | None
+        self, source: RecordSource, users: Users, chunking: Chunking, ticket: str | None
     ) -> Records:
         """The users' records: from the store where they are, else made and put there."""
         if not isinstance(source, EmbeddingSource) or source.store is None:
-            samples = cut.samples(users, tokenizer=source.tokenizer)
+            samples = chunking.samples(users, tokenizer=source.tokenizer)
             return source.read(samples, users.user_ids)
-        key = source.key(users, cut)
+        key = source.key(users, chunking)
         records = source.find(key)
         if records is None:
-            samples = cut.samples(users, tokenizer=source.tokenizer)
+            samples = chunking.samples(users, tokenizer=source.tokenizer)
             records = source.keep(key, source.read(samples, users.user_ids), users.user_ids)
         if ticket is not None and records.mapped:
             try:

@@ -223,19 +223,19 @@ class EmbeddingSource:
         """The model's."""
         return self.embedder.tokenizer
 
-    def key(self, users: Users, cut: Chunking) -> str:
+    def key(self, users: Users, chunking: Chunking) -> str:
         """The name of the users' records in the store.
 
         Args:
             users: those asked, so that what is left out is not in the key.
-            cut: how their documents are cut.
+            chunking: how their documents are cut.
         """
         here = machine_digest(device_of(self.embedder))
         settings: tuple[object, ...] = (
-            cut.max_tokens, cut.max_samples or 0, cut.seed, self.dimension, here
+            chunking.max_tokens, chunking.max_samples or 0, chunking.seed, self.dimension, here
         )  # fmt: skip
-        if cut.classes:
-            settings = (*settings, cut.classes, users.labels)
+        if chunking.classes:
+            settings = (*settings, chunking.classes, users.labels)
         return content_key(self.fingerprint, settings, users.user_ids, users.owners, users.texts)
 
     def find(self, key: str) -> FixedRecords | None:

@@ -188,8 +188,10 @@ class Measures:
             max_tokens: of a sample; None for what no method has for itself, by which all are
                 measured.
         """
-        cut = Chunking(max_tokens=max_tokens or int(self._common["max-tokens"]))
-        return cut.samples(cut.documents(users), tokenizer=self.embedder(self._common).tokenizer)
+        chunking = Chunking(max_tokens=max_tokens or int(self._common["max-tokens"]))
+        return chunking.samples(
+            chunking.documents(users), tokenizer=self.embedder(self._common).tokenizer
+        )
 
     def embedder(self, values: Mapping[str, Any]) -> RememberingEmbedder:
         """The embedding model of a run configuration."""

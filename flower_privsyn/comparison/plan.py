@@ -288,7 +288,7 @@ class Plan:
                 for settings, strategy in strategies_of(self.app, values):
                     people = people_of(
                         [self.people.private],
-                        cut=Chunking.of(settings.to_dict()),
+                        chunking=Chunking.of(settings.to_dict()),
                         written=self._written,
                     )
                     method = strategy(settings).method

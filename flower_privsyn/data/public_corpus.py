@@ -222,9 +222,9 @@ def public_texts(
         MissingExtraError: it is a data set, and the library is not installed.
     """
     documents = PublicCorpus.find(source, setting=setting).documents()
-    cut, found = Chunking(max_tokens=max_tokens), dict[str, None]()
+    chunking, found = Chunking(max_tokens=max_tokens), dict[str, None]()
     while part := list(itertools.islice(documents, _DOCUMENTS)):
-        pieces = cut.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
+        pieces = chunking.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
         found |= dict.fromkeys(itertools.chain.from_iterable(pieces))
     if len(found) < fewest:
         raise ConfigError(

@@ -117,7 +117,9 @@ class PublicRows:
             for place in (cache, folder.parent, folder):
                 own_folder(place)
             rows = data_sets.generated(
-                lambda: _rows(corpus, tokenizer=tokenizer, cut=Chunking(max_tokens=max_tokens)),
+                lambda: _rows(
+                    corpus, tokenizer=tokenizer, chunking=Chunking(max_tokens=max_tokens)
+                ),
                 {"tokens": ["int32"], "text": "string", "document": "int64"},
                 folder=folder,
                 fingerprint=digest.hexdigest(),
@@ -200,14 +202,14 @@ class PublicRows:
             yield np.concatenate([self[index] for index in range(start, stop)])
 
 
-def _rows(corpus: PublicCorpus, *, tokenizer: Any, cut: Chunking) -> Iterator[dict[str, Any]]:
+def _rows(corpus: PublicCorpus, *, tokenizer: Any, chunking: Chunking) -> Iterator[dict[str, Any]]:
     """The rows of a corpus, one after another."""
     waiting, document = corpus.documents(), 0
     while documents := list(itertools.islice(waiting, _DOCUMENTS)):
-        pieces = cut.pieces(documents, tokenizer=tokenizer)
+        pieces = chunking.pieces(documents, tokenizer=tokenizer)
         rows = [(number, text) for number, found in enumerate(pieces, document) for text in found]
         document += len(pieces)
         tokens = token_ids(tokenizer, [text for _, text in rows])
         for (number, text), row in zip(rows, tokens, strict=True):
             # A piece of a document may have more tokens than it had inside it.
-            yield {"tokens": row[: cut.max_tokens], "text": text, "document": number}
+            yield {"tokens": row[: chunking.max_tokens], "text": text, "document": number}

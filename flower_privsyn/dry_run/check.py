@@ -249,7 +249,7 @@ def _read(
             people = read_people(
                 app,
                 values,
-                cut=Chunking.of(settings.to_dict()),
+                chunking=Chunking.of(settings.to_dict()),
                 nodes=settings.num_nodes,
                 most_nodes=settings.max_nodes_per_user,
             )

@@ -90,14 +90,14 @@ class People:
 
 
 def read_people(
-    app: App, values: Mapping[str, ConfigValue], *, cut: Chunking, nodes: int, most_nodes: int
+    app: App, values: Mapping[str, ConfigValue], *, chunking: Chunking, nodes: int, most_nodes: int
 ) -> People | None:
     """Read the users of a simulation by the code that its nodes will run.
 
     Args:
         app: the app; its ClientApp is imported unless it is one of this package.
         values: the run's configuration.
-        cut: who is asked and what of their text counts.
+        chunking: who is asked and what of their text counts.
         nodes: of the simulation.
         most_nodes: on how many of them one user may be.
 
@@ -116,7 +116,7 @@ def read_people(
             recipe = recipe_of(client)
             if recipe is None:
                 return None
-            parts = _by_node(recipe, values, classes=cut.classes, nodes=nodes)
+            parts = _by_node(recipe, values, classes=chunking.classes, nodes=nodes)
         all_read = len(parts) == nodes
         copies = Counter(user for part in parts for user in part.user_ids)
         most = max(copies.values(), default=0)
@@ -127,7 +127,7 @@ def read_people(
                 "more noise"
             )
     written = fingerprints(parts) if told else frozenset[int]()
-    return people_of(parts, cut=cut, written=written, all_read=all_read)
+    return people_of(parts, chunking=chunking, written=written, all_read=all_read)
 
 
 def _everybody(values: Mapping[str, ConfigValue], classes: tuple[str, ...]) -> Users:
@@ -183,13 +183,13 @@ def _by_node(
 
 
 def people_of(
-    parts: Sequence[Users], *, cut: Chunking, written: frozenset[int], all_read: bool = True
+    parts: Sequence[Users], *, chunking: Chunking, written: frozenset[int], all_read: bool = True
 ) -> People:
     """Who a run will ask, of the users that were read.
 
     Args:
         parts: users, of a node each or of all of them.
-        cut: who is asked and what of their text counts.
+        chunking: who is asked and what of their text counts.
         written: see `People`.
         all_read: whether these are the users of every node.
 
@@ -197,9 +197,9 @@ def people_of(
         DataError: of all nodes, one user takes part or none, or nobody who does has any text, or
             one of a class of the run.
     """
-    if cut.classes:
-        check_labels(parts, cut.classes)
-    asked = [cut.asked(part) for part in parts]
+    if chunking.classes:
+        check_labels(parts, chunking.classes)
+    asked = [chunking.asked(part) for part in parts]
     users, documents = sum(map(len, asked)), sum(len(part.texts) for part in asked)
     if all_read and users < 2:
         raise DataError(

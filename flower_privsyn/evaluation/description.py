@@ -111,7 +111,7 @@ def describe(
     users: Users,
     *,
     source: str,
-    cut: Chunking,
+    chunking: Chunking,
     tokenizer: Any,
     tokenizer_name: str,
     no_text: int = 0,
@@ -121,14 +121,14 @@ def describe(
     Args:
         users: at least one.
         source: where they were read.
-        cut: of the run that is planned, whose limits count.
+        chunking: of the run that is planned, whose limits count.
         tokenizer: a `tokenizers.Tokenizer`.
         tokenizer_name: the model it belongs to.
         no_text: rows in which no text was found while they were read.
     """
-    selected = cut.selected(users)
+    selected = chunking.selected(users)
     with skipping.counting() as tally:
-        users = within_limits(selected, seed=cut.seed)
+        users = within_limits(selected, seed=chunking.seed)
     owners = users.owners
     texts = np.bincount(owners, minlength=len(users))
     lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
@@ -139,9 +139,9 @@ def describe(
             shared.add(text)
     days = [day for day in users.dates or () if day is not None]
     tokens, unknown = _tokens(users, tokenizer)
-    whole = Chunking(max_tokens=cut.max_tokens, seed=cut.seed)
+    whole = Chunking(max_tokens=chunking.max_tokens, seed=chunking.seed)
     samples = np.bincount(whole.samples(users, tokenizer=tokenizer).owners, minlength=len(users))
-    taken = samples if cut.max_samples is None else np.minimum(samples, cut.max_samples)
+    taken = samples if chunking.max_samples is None else np.minimum(samples, chunking.max_samples)
     return DataDescription(
         source=source,
         users=len(users),
@@ -160,8 +160,8 @@ def describe(
         tokenizer=tokenizer_name,
         tokens_per_user=Spread.of(_per_user(users, tokens)),
         unknown=unknown,
-        max_tokens=cut.max_tokens or 0,
-        max_samples=cut.max_samples or 0,
+        max_tokens=chunking.max_tokens or 0,
+        max_samples=chunking.max_samples or 0,
         samples=int(samples.sum()),
         taken=int(taken.sum()),
         users_cut=int((samples > taken).sum()),

@@ -424,10 +424,10 @@ def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> S
     Raises:
         DataError: documents have no dates, or no labels, where the run asks for them.
     """
-    cut = Chunking.of(config)
-    if cut.min_date:
+    chunking = Chunking.of(config)
+    if chunking.min_date:
         users.check_documents(dated=True)
-    return cut.samples(cut.documents(users), tokenizer=tokenizer)
+    return chunking.samples(chunking.documents(users), tokenizer=tokenizer)
 
 
 def held_out_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> Samples:

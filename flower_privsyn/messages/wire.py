@@ -151,7 +151,7 @@ class DataRequest:
         return query.reads == self.reads and query.trains == (self.trains is not None)
 
     @property
-    def cut(self) -> Chunking:
+    def chunking(self) -> Chunking:
         """How the node cuts its text.
 
         Raises:

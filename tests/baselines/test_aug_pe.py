@@ -89,16 +89,16 @@ def test_the_check_reads_the_sample_with_its_classes() -> None:
     app = load_app(APP)
     values = resolve_config(app, config_name="cpu")
     people = read_people(
-        app, values, cut=Chunking.of(settings("cpu").to_dict()), nodes=2, most_nodes=1
+        app, values, chunking=Chunking.of(settings("cpu").to_dict()), nodes=2, most_nodes=1
     )
     assert people is not None
     assert people.users + people.held_out == 1200
-    cut = Chunking.of(settings("cpu").to_dict())
-    fewer = replace(cut, classes=cut.classes[:-1])
-    found = read_people(app, values, cut=fewer, nodes=2, most_nodes=1)
+    chunking = Chunking.of(settings("cpu").to_dict())
+    fewer = replace(chunking, classes=chunking.classes[:-1])
+    found = read_people(app, values, chunking=fewer, nodes=2, most_nodes=1)
     assert found is not None
     assert found.users == people.users
     assert found.documents < people.documents
-    other = replace(cut, classes=("Vision",))
+    other = replace(chunking, classes=("Vision",))
     with pytest.raises(DataError, match="no document is of any class of this run.*labelled '"):
-        read_people(app, values, cut=other, nodes=2, most_nodes=1)
+        read_people(app, values, chunking=other, nodes=2, most_nodes=1)

@@ -200,8 +200,8 @@ def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> 
     texts = [*passages()[:3], "", " ", "yes", "one two three four five six seven eight nine ten"]
     users = Users.from_rows((str(number), text) for number, text in enumerate(texts))
     samples = samples_of(users, tokenizer=wordpiece(), max_tokens=8)
-    cut = Chunking(max_tokens=8, max_samples=1)
-    assert cut.pieces(texts, tokenizer=wordpiece()) == list(by_user(samples, users).values())
+    chunking = Chunking(max_tokens=8, max_samples=1)
+    assert chunking.pieces(texts, tokenizer=wordpiece()) == list(by_user(samples, users).values())
 
 
 def test_who_is_asked_and_with_which_documents() -> None:
@@ -210,17 +210,17 @@ def test_who_is_asked_and_with_which_documents() -> None:
     users = replace(users, texts=[text.replace("bad", "\0") for text in users.texts])
     days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
     users = replace(users, dates=list(days))
-    cut = Chunking(min_date="2025-01-02", held_out_fraction=0.25, seed=5)
-    asked, held_out = cut.split(users)
+    chunking = Chunking(min_date="2025-01-02", held_out_fraction=0.25, seed=5)
+    asked, held_out = chunking.split(users)
     assert set(asked.user_ids) | set(held_out.user_ids) == set(users.user_ids)
     assert not set(asked.user_ids) & set(held_out.user_ids)
     assert 20 < len(held_out) < 80
-    assert cut.asked(users).user_ids == asked.user_ids
+    assert chunking.asked(users).user_ids == asked.user_ids
     # Older than the day, and no text that counts: neither is there, and everybody is.
-    assert set(cut.asked(users).texts) == {"new"}
-    assert set(cut.documents(held_out).texts) == {"new"}
-    assert cut.documents(held_out).user_ids == held_out.user_ids
-    assert replace(cut, held_out_fraction=0.0).asked(users).user_ids == users.user_ids
+    assert set(chunking.asked(users).texts) == {"new"}
+    assert set(chunking.documents(held_out).texts) == {"new"}
+    assert chunking.documents(held_out).user_ids == held_out.user_ids
+    assert replace(chunking, held_out_fraction=0.0).asked(users).user_ids == users.user_ids
 
 
 def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
@@ -236,8 +236,8 @@ def test_the_cut_of_a_run_is_the_cut_of_its_requests() -> None:
         embedding_precision="float32",
         **{key.replace("-", "_"): value for key, value in settings.items()},  # type: ignore[arg-type]
     )
-    assert Chunking.of(settings) == request.cut
-    assert request.cut.max_samples is None
+    assert Chunking.of(settings) == request.chunking
+    assert request.chunking.max_samples is None
     assert Chunking.of({"max-tokens": 64, "max-samples": 0, "seed": 0}) == Chunking()
 
 

@@ -227,12 +227,12 @@ def test_a_run_names_what_is_bad(
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
     values = {"data": case.data, **case.settings}
-    cut = Chunking(min_date=case.settings.get("min-date", ""))
+    chunking = Chunking(min_date=case.settings.get("min-date", ""))
     with (
         locked(tmp_path / case.locked if case.locked else None),
         pytest.raises(PrivsynError) as caught,
     ):
-        read_people(OWN_DATA, values, cut=cut, nodes=2, most_nodes=1)
+        read_people(OWN_DATA, values, chunking=chunking, nodes=2, most_nodes=1)
     said = str(caught.value)
     assert case.says in said
     assert SECRET not in said

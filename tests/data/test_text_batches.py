@@ -79,10 +79,10 @@ def test_half_a_megabyte_is_read_in_batches(
 def test_a_document_of_many_sections_is_cut_by_itself(tokenizer: Tokenizer) -> None:
     """Whoever is beside it, and at white space."""
     long, short = of_characters(MOST_CHARACTERS + 999), of_characters(500)
-    cut = Chunking(max_tokens=64)
-    alone = cut.pieces([long], tokenizer=tokenizer)[0]
-    together = cut.pieces([short, long, short], tokenizer=tokenizer)
-    assert together == [cut.pieces([short], tokenizer=tokenizer)[0], alone, together[0]]
+    chunking = Chunking(max_tokens=64)
+    alone = chunking.pieces([long], tokenizer=tokenizer)[0]
+    together = chunking.pieces([short, long, short], tokenizer=tokenizer)
+    assert together == [chunking.pieces([short], tokenizer=tokenizer)[0], alone, together[0]]
     words = set(WORDS.split())
     assert all(set(piece.split()) <= words for piece in alone[:-1])
 

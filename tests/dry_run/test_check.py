@@ -131,8 +131,8 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
     before = {path: path.stat().st_mtime for path in folder.rglob("*")}
     loaded = load_app(folder)
     values = resolve_config(loaded)
-    cut = Chunking(held_out_fraction=float(values.get("held-out-fraction", 0.0)))
-    found = read_people(loaded, values, cut=cut, nodes=2, most_nodes=1)
+    chunking = Chunking(held_out_fraction=float(values.get("held-out-fraction", 0.0)))
+    found = read_people(loaded, values, chunking=chunking, nodes=2, most_nodes=1)
     assert (None if found is None else found.users) == users
     if found is not None:
         assert found.all_read
@@ -163,7 +163,7 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
         loaded = load_app(app)
         values = resolve_config(loaded, settings=["data=x"])
         with pytest.raises(PrivsynError) as caught:
-            read_people(loaded, values, cut=Chunking.of(values), nodes=2, most_nodes=1)
+            read_people(loaded, values, chunking=Chunking.of(values), nodes=2, most_nodes=1)
         return str(caught.value)
 
     secret = "my private words"

@@ -24,10 +24,10 @@ def people() -> Users:
     )
 
 
-def described(users: Users, cut: Chunking, **values: int) -> DataDescription:
+def described(users: Users, chunking: Chunking, **values: int) -> DataDescription:
     tokenizer, name = load_tokenizer("all-MiniLM-L6-v2")[0], "all-MiniLM-L6-v2"
     return describe(
-        users, source="u.csv", cut=cut, tokenizer=tokenizer, tokenizer_name=name, **values
+        users, source="u.csv", chunking=chunking, tokenizer=tokenizer, tokenizer_name=name, **values
     )
 
 

@@ -119,7 +119,7 @@ def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
     assert with_classes.suits(LabelledHistogram())
     assert DATA.suits(NearestNeighborHistogram())
     assert not with_classes.suits(NearestNeighborHistogram())
-    assert with_classes.cut.classes == ("b", "a")
+    assert with_classes.chunking.classes == ("b", "a")
     assert "classes" not in request_record(DATA)
     assert data_request(request_record(DATA)) == DATA
     most = [f"{n:0200}" for n in range(1000)]
