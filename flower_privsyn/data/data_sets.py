@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,18 +90,13 @@ def saved(folder: Path) -> Any:
     return split_of(found, "train", where=str(folder))
 
 
-def generated(
-    rows: Callable[[], Iterator[dict[str, Any]]],
-    columns: Mapping[str, Any],
-    *,
-    folder: Path,
-    fingerprint: str,
+def rows_of_tokens(
+    rows: Callable[[], Iterator[dict[str, Any]]], *, folder: Path, fingerprint: str
 ) -> Any:
-    """A data set of rows, made once in a folder and mapped from there.
+    """A data set of rows of tokens, made once in a folder and mapped from there.
 
     Args:
-        rows: Makes them, one after another.
-        columns: Their types, by name; a list of one type for a list.
+        rows: Makes them, one after another, each with `tokens`, `text` and `document`.
         folder: Where the data set is kept.
         fingerprint: Of what the rows are made of: the same finds them again.
 
@@ -112,12 +107,9 @@ def generated(
     """
     library = _library()
     features = library.Features(
-        {
-            name: library.List(library.Value(*kind))
-            if isinstance(kind, list)
-            else library.Value(kind)
-            for name, kind in columns.items()
-        }
+        tokens=library.List(library.Value("int32")),
+        text=library.Value("string"),
+        document=library.Value("int64"),
     )
     try:
         with _quiet(library):

@@ -116,11 +116,10 @@ class PublicRows:
         try:
             for place in (cache, folder.parent, folder):
                 own_folder(place)
-            rows = data_sets.generated(
+            rows = data_sets.rows_of_tokens(
                 lambda: _rows(
                     corpus, tokenizer=tokenizer, chunking=Chunking(max_tokens=max_tokens)
                 ),
-                {"tokens": ["int32"], "text": "string", "document": "int64"},
                 folder=folder,
                 fingerprint=digest.hexdigest(),
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from flower_privsyn.strategies.fred import FreDConfig
     from flower_privsyn.strategies.popri import POPriConfig
 
-
-logger = logging.getLogger("flwr.privsyn")
 
 Matrix = npt.NDArray[Any]
 
@@ -421,16 +418,6 @@ class MomentSketch:
             "trace": kept,
             "trace_added": max(0.0, kept - float(np.trace(self.covariance))),
         }
-
-    def warn(self) -> None:
-        """Say so where the noise is more than half of what the covariance says."""
-        if not self.noise_ratio <= WARN_ABOVE:
-            logger.warning(
-                "the noise of the covariance is %.2g of what it says, above %g: take fewer "
-                "dimensions, more users or a larger epsilon",
-                self.noise_ratio,
-                WARN_ABOVE,
-            )
 
     # ------------------------------------------------------------------ on the disk
 

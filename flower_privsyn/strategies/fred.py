@@ -336,7 +336,6 @@ class ReleasedMoments(Method):
             )
         sketch.save(self.run.path)
         figures = {**sketch.figures(), **self._epsilon_of_a_record()}
-        sketch.warn()
         if self._sets:
             ranking = rank_sets(
                 sketch,

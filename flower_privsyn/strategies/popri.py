@@ -346,7 +346,6 @@ class PreferencesByScores(Method):
             found = NoisyMoments.of(space, self._moments, [release.of_users])
             sketch = MomentSketch.of_joint(space, found)
             if sketch is not None:
-                sketch.warn()
                 sketch.save(self.run.path)
             return self._written(state, number + 1, scratch)
         scores = release.values

@@ -422,12 +422,9 @@ class TestBadInput:
     def test_a_candidate_without_text_stops_before_anybody_is_asked(
         self, config: Builder, tmp_path: Path, candidates: str, named: str
     ) -> None:
-        places = {name: tmp_path / f"{name}.jsonl" for name in ("empty", "numbers", "single")}
+        places = {name: tmp_path / f"{name}.jsonl" for name in ("empty", "single")}
         places["empty"].write_text('{"text": "  "}\n')
-        places["numbers"].write_text('{"text": 3}\n')
         write(places["single"], ["one"])
-        places["folder"] = tmp_path / "folder"
-        places["folder"].mkdir()
         grid = LoopbackGrid(lambda *_: None)
         with pytest.raises(DataError, match=named):
             ranking(config(candidates=candidates.format(**places))).start(grid)
