@@ -110,7 +110,7 @@ def read_people(
     """
     told = values.get("public-text", BUNDLED) != BUNDLED
     if app.client in _READY_CLIENTS:
-        parts, all_read = [_everybody(values, cut.classes)], True
+        parts, all_read = [_everybody(values, chunking.classes)], True
     else:
         with _imported(app) as client:
             recipe = recipe_of(client)
