@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,6 @@ from flower_privsyn.run.method import SumOfUsers, added_up
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.progress import Progress
-    from flower_privsyn.strategies.fred import FreDConfig
-    from flower_privsyn.strategies.popri import POPriConfig
 
 
 Matrix = npt.NDArray[Any]
@@ -488,9 +486,20 @@ MomentDimensions = Annotated[PositiveInt, OrZero("all numbers of an embedding, a
 DIMENSIONS: Final = 16
 
 
+@dataclass(frozen=True, match_args=False)
+class AsksMoments(Protocol):
+    """Settings of a run that asks for moments."""
+
+    moment_dimensions: int
+    public_text: str
+    max_tokens: int
+    broadcast_precision: Literal["float16", "float32"]
+    seed: int
+
+
 def settled_space(
     folder: Path,
-    config: FreDConfig | POPriConfig,
+    config: AsksMoments,
     *,
     embedder: Embedder,
     progress: Progress,
