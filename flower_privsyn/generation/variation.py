@@ -90,9 +90,9 @@ class MaskFill:
         self,
         model: str | Path = "privsyn-mlm",
         *,
-        mask_fraction: float = 0.3,
-        num_steps: int = 2,
         unit: MaskUnit = "token",
+        mask_fraction: float | None = None,
+        num_steps: int | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_tokens: int = 64,
@@ -105,12 +105,12 @@ class MaskFill:
         Args:
             model: A bundled short name, a folder, or a hub name of any masked language model
                 that Transformers knows.
-            mask_fraction: In (0, 1]: the share of a text's tokens masked in one step, rounded to
-                the nearest number of tokens, at least 1.
-            num_steps: How often tokens are masked and filled, >= 1.
             unit: ``"token"``, as in the paper; or ``"word"``: only words that are one token, after
                 a blank, are masked and drawn, so that no word is torn and punctuation stays. The
                 share is then that of such words.
+            mask_fraction: In (0, 1]: the share of a text's tokens masked in one step, rounded to
+                the nearest number of tokens, at least 1; None for 0.3, of words 0.15.
+            num_steps: How often tokens are masked and filled, >= 1; None for 2, of words 1.
             temperature: >= 0; 0 always fills in the most likely token.
             top_p: In (0, 1].
             max_tokens: Longer texts are cut to this many tokens (special ones not counted), >= 1.
@@ -124,8 +124,9 @@ class MaskFill:
             MissingExtraError: PyTorch or Transformers is not installed.
         """
         self.name = f"mask-fill {model}"
-        self._mask_fraction = mask_fraction
-        self._num_steps = num_steps
+        share, steps = (0.3, 2) if unit == "token" else (0.15, 1)
+        self._mask_fraction = share if mask_fraction is None else mask_fraction
+        self._num_steps = steps if num_steps is None else num_steps
         self._temperature = temperature
         self._top_p = top_p
         self._batch_size = batch_size

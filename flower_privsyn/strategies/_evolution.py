@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flower_privsyn.files import located
 from flower_privsyn.queries import Query
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import (
@@ -29,7 +30,6 @@ from flower_privsyn.strategies._population import IntArray, Population
 from flower_privsyn.strategies._variation import (
     EvolutionConfig,
     hold_to_public_text,
-    mask_filling,
     texts_before_quantile,
 )
 
@@ -89,7 +89,16 @@ class Evolution(Method):
 
     def _load_variation(self) -> Variation:
         """What varies texts as the settings have it."""
-        return mask_filling(self.config)
+        from flower_privsyn.generation import MaskFill
+
+        config = self.config
+        return MaskFill(
+            located(config.variation_model),
+            unit="word" if config.whole_sentences else "token",
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+        )
 
     def _read_seeds(self) -> list[str]:
         """The public texts, at least so many as the first population needs."""

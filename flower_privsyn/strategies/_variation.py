@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,7 +17,6 @@ from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.generation.variation import MaskUnit
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run.settings import PrivateSumConfig
@@ -70,37 +69,6 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""
         return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
-
-
-#: What is masked in one step, and how often, by unit.
-_SHARE_AND_STEPS: Final[Mapping[MaskUnit, tuple[float, int]]] = {
-    "token": (0.3, 2),
-    "word": (0.15, 1),
-}
-
-
-def mask_filling(config: EvolutionConfig) -> Variation:
-    """Mask-filling as the settings have it.
-
-    Args:
-        config: the settings.
-
-    Raises:
-        PrivsynError: the model is missing or unusable.
-    """
-    from flower_privsyn.generation import MaskFill
-
-    unit: MaskUnit = "word" if config.whole_sentences else "token"
-    share, steps = _SHARE_AND_STEPS[unit]
-    return MaskFill(
-        located(config.variation_model),
-        mask_fraction=share,
-        num_steps=steps,
-        unit=unit,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_tokens=config.max_tokens,
-    )
 
 
 #: How often a variation is drawn before the text it is made from stays.
