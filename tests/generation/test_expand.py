@@ -146,17 +146,10 @@ def test_with_the_bundled_model():
         "Most of the houses in this street were built before the war and are made of brick.",
         "He was born in London, where he studied law before he turned to writing.",
     ]
-    generator = load_generator("privsyn-lm")
-    prompt = load_prompt("pre-text")
-    result = Expand(generator).run(seeds, num_samples=12, seed=0)
-    assert len(result.texts) == 12
+    result = Expand(load_generator("privsyn-tiny")).run(seeds, num_samples=8, seed=0)
+    assert len(result.texts) == 8
     assert np.mean([len(text.split()) for text in result.texts]) > 5
     assert not any("Original Text Sample" in text for text in result.texts)
-    # It learned the format: many continuations end with the next marker line by themselves.
-    written = generator.generate(
-        [prompt.render(seeds[:3])], num_samples=16, sampling=SamplingParameters(seed=0)
-    )[0]
-    assert sum(prompt.parse(text) != text.strip() for text in written) >= 3
 
 
 class TestCarefulTexts:
