@@ -321,8 +321,7 @@ class TransformersGenerator:
                 if cache is not None:
                     cache.batch_repeat_interleave(num_samples)
             drawn = self._drawn(logits, uniforms[alive, step], sampling)  # (b,)
-            self._note_drawn(drawn.tolist(), written, alive, running)
-            self._note_stops(written, alive, running, sampling.stop)
+            self._note(drawn.tolist(), written, alive, running, sampling.stop)
             num_running = sum(running)
             if num_running == 0 or step + 1 == sampling.max_new_tokens:
                 break
@@ -421,39 +420,28 @@ class TransformersGenerator:
             logits, uniforms, temperature=sampling.temperature, top_p=sampling.top_p
         )
 
-    def _note_drawn(
+    def _note(
         self,
         drawn: Sequence[int],
         written: Sequence[list[int]],
         alive: Sequence[int],
         running: list[bool],
-    ) -> None:
-        """Write down the tokens that were drawn, and mark the samples that end with one."""
-        for row, token in enumerate(drawn):
-            if not running[row]:
-                continue
-            if token in self._end_tokens:
-                running[row] = False
-            else:
-                written[alive[row]].append(token)
-
-    def _note_stops(
-        self,
-        written: Sequence[Sequence[int]],
-        alive: Sequence[int],
-        running: list[bool],
         stop: tuple[str, ...],
     ) -> None:
-        """Mark the samples whose last tokens complete a stop string."""
-        if not stop:
+        """Write down what was drawn; mark the samples that end there or complete a stop string."""
+        for row, token in enumerate(drawn):
+            if running[row] and token in self._end_tokens:
+                running[row] = False
+            elif running[row]:
+                written[alive[row]].append(token)
+        left = [row for row, going in enumerate(running) if going]
+        if not stop or not left:
             return
         # A token is at least one byte, so the string lies in this many last tokens.
         reach = max(len(text.encode()) for text in stop) + 1
-        tails = {row: written[alive[row]][-reach:] for row, going in enumerate(running) if going}
-        if not tails:  # of no texts the tokenizer makes one
-            return
-        said = self._tokenizer.batch_decode(list(tails.values()), skip_special_tokens=True)
-        for row, text in zip(tails, said, strict=True):
+        tails = [written[alive[row]][-reach:] for row in left]
+        said = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
+        for row, text in zip(left, said, strict=True):
             running[row] = not any(end in text for end in stop)
 
     def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
