@@ -156,7 +156,7 @@ class TransformersGenerator:
             MissingExtraError: An adapter is given and PEFT is not installed.
         """
         if system is not None:
-            prompts = _chat_prompts(self._tokenizer, prompts, system=system, model=self.name)
+            prompts = self._as_messages(prompts, system)
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
@@ -204,6 +204,42 @@ class TransformersGenerator:
                 self.name,
             )
         return results
+
+    def _as_messages(self, messages: Sequence[str], system: str) -> list[str]:
+        """What the model goes on with where it is to answer each message, after the system's.
+
+        Without the token that texts begin with where the tokenizer puts one there.
+
+        Raises:
+            GenerationError: There is no template, or it refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        tokenizer = self._tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise GenerationError(
+                f"model {self.name!r} has no chat template: it goes on with beginnings and answers "
+                "no messages"
+            )
+        before = [{"role": "system", "content": system}] if system else []
+        talks = [[*before, {"role": "user", "content": message}] for message in messages]
+        try:
+            prompts = [
+                str(tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True))
+                for talk in talks
+            ]
+        except TemplateError as error:
+            advice = (
+                ': a prompt file whose instruction is "" has no system message' if system else ""
+            )
+            raise GenerationError(
+                f"the chat template of model {self.name!r} refuses the messages ({error}){advice}"
+            ) from error
+        # Templates write the token that texts begin with, and so does the tokenizer.
+        begin = tokenizer.bos_token
+        if begin and tokenizer("")["input_ids"]:
+            prompts = [prompt.removeprefix(begin) for prompt in prompts]
+        return prompts
 
     def _tokenize(self, prompts: Sequence[str], sampling: SamplingParameters) -> list[list[int]]:
         """Turn prompts into tokens, cut at the beginning to what the model can still continue."""
@@ -491,53 +527,6 @@ class TransformersGenerator:
         found = {self._tokenizer.eos_token_id}
         found.update(configured if isinstance(configured, list) else [configured])
         return frozenset(token for token in found if token is not None)
-
-
-def _chat_prompts(tokenizer: Any, messages: Sequence[str], *, system: str, model: str) -> list[str]:
-    """What a model goes on with where it is to answer.
-
-    Args:
-        tokenizer: Of the model, as Transformers has it.
-        messages: What the user says, each in a conversation of its own.
-        system: The system's message before it; "" for none.
-        model: Its name.
-
-    Returns:
-        A prompt for each message, without the token that texts begin with where the tokenizer puts
-        one there.
-
-    Raises:
-        GenerationError: There is no template, or it refuses the messages.
-    """
-    from jinja2 import TemplateError
-
-    if not getattr(tokenizer, "chat_template", None):
-        raise GenerationError(
-            f"model {model!r} has no chat template: it goes on with beginnings and answers no "
-            "messages"
-        )
-    before = [{"role": "system", "content": system}] if system else []
-    try:
-        prompts = [
-            str(
-                tokenizer.apply_chat_template(
-                    [*before, {"role": "user", "content": message}],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-            )
-            for message in messages
-        ]
-    except TemplateError as error:
-        advice = ': a prompt file whose instruction is "" has no system message' if system else ""
-        raise GenerationError(
-            f"the chat template of model {model!r} refuses the messages ({error}){advice}"
-        ) from error
-    # Templates write the token that texts begin with, and so does the tokenizer.
-    begin = tokenizer.bos_token
-    if begin and tokenizer("")["input_ids"]:
-        prompts = [prompt.removeprefix(begin) for prompt in prompts]
-    return prompts
 
 
 def _repeated(given: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
