@@ -331,6 +331,24 @@ def test_nobody_listens():
             generator.generate(["a"], sampling=SAMPLING)
 
 
+def test_one_that_does_not_answer_is_asked_again_and_then_said(server: Server):
+    over, hangs = threading.Event(), range(2, 3)
+
+    def hang(path: str, body: dict[str, Any], number: int) -> None:
+        if number in hangs:
+            over.wait(9)
+
+    server.misbehave = hang
+    generator = OpenAIGenerator(server.url, "tiny", timeout=0.5, max_retries=3)
+    expected = generator.generate(["a", "b"], sampling=SAMPLING)
+    assert generator.generate(["a", "b"], sampling=SAMPLING) == expected
+    hangs = range(99)
+    generator = OpenAIGenerator(server.url, "tiny", timeout=0.5, max_retries=0)
+    with pytest.raises(GenerationError, match=r"did not answer in time \(tried once\)"):
+        generator.generate(["a"], sampling=SAMPLING)
+    over.set()
+
+
 def test_adapters_are_loaded_once_under_a_name_of_their_own(
     server: Server, generator: OpenAIGenerator, adapters: tuple[Path, Path]
 ):
