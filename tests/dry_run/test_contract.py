@@ -17,6 +17,12 @@ from tests.support.checked import stops
 EVERYBODY = len(golden_runs.everybody())
 
 
+@pytest.fixture(autouse=True)
+def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is promised here hangs on no model."""
+    golden_runs.train(llama, monkeypatch)
+
+
 def checked(strategy: Any) -> Report:
     """What `privsyn check` says of a strategy whose users are those of the golden runs."""
     people = People(

@@ -89,9 +89,7 @@ class OfRounds:
 @pytest.fixture(autouse=True)
 def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run trains a model of 600 tokens: what is promised here hangs on no model."""
-    for settings in (golden_runs._TRAINING, golden_runs._STUDENT):
-        for key in {"model", "teacher"} & settings.keys():
-            monkeypatch.setitem(settings, key, str(llama))
+    golden_runs.train(llama, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
@@ -351,6 +352,13 @@ _STUDENT = {
     "student_steps": 2,
     "training_batch_size": 2,
 }
+
+
+def train(model: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have all runs train another model than the bundled one."""
+    for settings in (_TRAINING, _STUDENT):
+        for key in {"model", "teacher"} & settings.keys():
+            patch.setitem(settings, key, str(model))
 
 
 def joint_sketch(folder: Path, **changes: Any) -> JointSketch:
