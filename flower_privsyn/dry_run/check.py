@@ -18,11 +18,7 @@ from flower_privsyn.dry_run.report import Report
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import located
-from flower_privsyn.host.app import (
-    App,
-    ConfigValue,
-    strategies_of,
-)
+from flower_privsyn.host.app import App, ConfigValue, strategies_of
 from flower_privsyn.host.launch import place_of, require_simulation
 from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import Plan, skipping

@@ -23,11 +23,7 @@ from typing import Any
 
 import flower_privsyn
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
-from flower_privsyn.errors import (
-    ConfigError,
-    MissingExtraError,
-    RunDirectoryError,
-)
+from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryError
 from flower_privsyn.files import (
     default_cache_directory,
     expanded,
@@ -36,13 +32,7 @@ from flower_privsyn.files import (
     quoted,
     user_path,
 )
-from flower_privsyn.host.app import (
-    App,
-    ConfigValue,
-    check_setting,
-    load_app,
-    read_settings,
-)
+from flower_privsyn.host.app import App, ConfigValue, check_setting, load_app, read_settings
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.progress import read_progress

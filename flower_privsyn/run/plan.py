@@ -9,12 +9,7 @@ from typing import Self
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages.wire import Announcement, ToCome, refuse_uncarried
-from flower_privsyn.privacy import (
-    FullParticipation,
-    NeighboringRelation,
-    Phase,
-    Plan,
-)
+from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
 from flower_privsyn.privacy.calibrated import CalibratedPlan, left_after
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.progress import Progress

@@ -15,23 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.format import read_array
 
-from flower_privsyn.errors import (
-    FederationError,
-    LedgerError,
-    RunDirectoryError,
-    StoppedError,
-)
+from flower_privsyn.errors import FederationError, LedgerError, RunDirectoryError, StoppedError
 from flower_privsyn.files import replacing
 from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.method import (
-    Method,
-    Question,
-    ReleasedSum,
-    State,
-    need,
-)
+from flower_privsyn.run.method import Method, Question, ReleasedSum, State, need
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.run.trackers import Following
 

@@ -10,10 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import (
-    PrivsynError,
-    RunDirectoryError,
-)
+from flower_privsyn.errors import PrivsynError, RunDirectoryError
 from flower_privsyn.files import is_disk_full, quoted, read_json
 
 FORMAT = 2

@@ -44,13 +44,7 @@ from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.progress import FOR_THE_OWNER, Progress
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
-from flower_privsyn.run.aggregation import (
-    Aggregation,
-    AskedRound,
-    Central,
-    Secure,
-    answered_by,
-)
+from flower_privsyn.run.aggregation import Aggregation, AskedRound, Central, Secure, answered_by
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
 from flower_privsyn.run.method import (
@@ -63,11 +57,7 @@ from flower_privsyn.run.method import (
     need,
     source_of,
 )
-from flower_privsyn.run.rounds import (
-    KeptRounds,
-    Releases,
-    last_state,
-)
+from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
 from flower_privsyn.secure_aggregation import Terms

@@ -14,10 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flower_privsyn.errors import (
-    ConfigError,
-    RunDirectoryError,
-)
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
 from flower_privsyn.host.launch import Outcome

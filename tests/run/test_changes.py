@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli.inspect import inspect_run
-from flower_privsyn.errors import (
-    ConfigError,
-    GenerationError,
-    PrivsynError,
-)
+from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.run import changes, directory
 from flower_privsyn.strategies import POPri, POPriConfig

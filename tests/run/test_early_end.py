@@ -10,11 +10,7 @@ import pytest
 
 from flower_privsyn.cli.inspect import epsilons, inspect_run
 from flower_privsyn.errors import LedgerError
-from flower_privsyn.privacy import (
-    FullParticipation,
-    GaussianMechanism,
-    PrivacyLedger,
-)
+from flower_privsyn.privacy import FullParticipation, GaussianMechanism, PrivacyLedger
 from flower_privsyn.report import write_run_page
 from flower_privsyn.strategies import State
 from tests.support.ledgers import begin

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flwr.app import (
-    Context,
-    Message,
-)
+from flwr.app import Context, Message
 from scipy import stats
 
 from flower_privsyn.client_apps import create_client_app

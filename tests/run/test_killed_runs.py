@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import (
-    Message,
-)
+from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire

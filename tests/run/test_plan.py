@@ -28,11 +28,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.run.plan import announcement, plan_of
-from flower_privsyn.strategies import (
-    PrivateSumConfig,
-    Question,
-    State,
-)
+from flower_privsyn.strategies import PrivateSumConfig, Question, State
 from flower_privsyn.strategies.catalogue import entries
 from tests.support.correlated import noise_matrix
 from tests.support.federation import silent_users

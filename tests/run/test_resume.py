@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 from flwr.superlink.grid import InMemoryGrid
 
-from flower_privsyn.errors import (
-    BudgetExceededError,
-    ConfigError,
-    FederationError,
-    GenerationError,
-)
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError, GenerationError
 from flower_privsyn.files import full_disk, is_disk_full
 from flower_privsyn.privacy import (
     FullParticipation,

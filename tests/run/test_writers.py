@@ -9,10 +9,7 @@ import pytest
 
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.run.changes import object_of_the_app
-from flower_privsyn.strategies import (
-    PrivateEvolution,
-    PrivateEvolutionConfig,
-)
+from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import EchoGenerator, HashEmbedder, ShuffleWords
 from tests.support.federation import is_rehearsal
 
