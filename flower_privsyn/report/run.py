@@ -190,7 +190,6 @@ def _costs(summary: RunSummary) -> Facts:
             f"{bytes_text(costs.bytes_down)} ({costs.floats_down:,} numbers)",
         ),
         ("Up from such a user", f"{bytes_text(costs.bytes_up)} ({costs.floats_up:,} numbers)"),
-        ("Rounds a user is in, on average", f"{100 * costs.participation:.3g} %"),
         ("Down to and up from a user, on average", f"{down} and {up}"),
     ]
 

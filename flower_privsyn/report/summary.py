@@ -46,7 +46,6 @@ class RunCosts:
         floats_up: numbers one user sends.
         bytes_down: of the packed messages one user receives.
         bytes_up: of the packed messages one user sends.
-        participation: share of rounds that a user is in, on average, by the sampling.
         expected: the four counts as a user may expect them: each round's, times the share of users
             who are in it.
     """
@@ -56,7 +55,6 @@ class RunCosts:
     floats_up: int
     bytes_down: int
     bytes_up: int
-    participation: float
     expected: Mapping[str, float]
 
 
@@ -73,7 +71,6 @@ def run_costs(run: RunDirectory) -> RunCosts | None:
     }
     return RunCosts(
         rounds=len(lines),
-        participation=sum(shares.values()) / len(shares) if shares else 1.0,
         # Rounds differ in size and in who is in them: the product of two averages is another.
         expected={
             key: sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)

@@ -110,7 +110,7 @@ class TestCountedInARun:
         assert run_costs(alone) == counted
         assert counted is not None
         assert "seconds" not in json.dumps(asdict(counted))
-        assert counted.participation == 1.0
+        assert counted.expected["bytes_up"] == counted.bytes_up
 
     def test_what_is_counted_says_nothing_about_who_took_part(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
@@ -143,7 +143,7 @@ class TestCountedInARun:
             counts += [(line["floats_down"], line["floats_up"], line["bytes_up"]) for line in lines]
             costs = run_costs(strategy.run)
             assert costs is not None
-            assert costs.participation == pytest.approx(rate)
+            assert costs.expected["bytes_up"] == pytest.approx(rate * costs.bytes_up)
         assert len(set(counts)) == 1
 
 

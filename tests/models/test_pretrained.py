@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flower_privsyn.errors import ModelError
+from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     choose_dtype,
     load_pretrained,
@@ -92,3 +93,9 @@ def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
             torch.cpu, "get_capabilities", lambda found=capabilities: found, raising=False
         )
         assert choose_dtype("auto", torch.device("cpu")) == expected
+
+
+def test_an_adapter_of_another_model_is_refused(lstm: Path, adapters: tuple[Path, Path]) -> None:
+    model, _ = _load(lstm)
+    with pytest.raises(ModelError, match="'lstm'"):
+        AdapterSwitch(model, "lstm").activate(adapters[0])
