@@ -50,6 +50,11 @@ def users(documents: int) -> Users:
     return Users.from_rows([*rows, *(heavy or [(HEAVY, "")])])
 
 
+@pytest.fixture(autouse=True)
+def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden_runs.train(llama, monkeypatch)
+
+
 class Federation:
     """Runs in one folder, each moved aside when it has ended."""
 

@@ -20,7 +20,7 @@ from flower_privsyn.cli.expand import copy_released
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.data import Chunking, Users
+from flower_privsyn.data import Users
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
@@ -246,21 +246,6 @@ class TestARun:
         assert 0.05 < trust < 1.0
         beyond = float(network.token_bias[court]) / trust - not_learnt
         assert said["log_ratio"][court] - beyond == pytest.approx(np.log(4.0), abs=0.3)
-
-    def test_at_zero_noise_the_release_is_the_sum_of_counts(self, finished: JointSketch) -> None:
-        users = make_users(30)
-        tokenizer, _ = load_tokenizer("privsyn-tiny")
-        cut = Chunking(max_tokens=64).samples(users, tokenizer=tokenizer)
-        counts = np.zeros((30, tokenizer.get_vocab_size()))
-        for owner, row in zip(cut.owners, token_ids(tokenizer, cut.texts), strict=True):
-            np.add.at(counts[owner], row, 1.0)
-        counts = np.minimum(counts, finished.config.max_occurrences)
-        counts /= np.linalg.norm(counts, axis=1, keepdims=True)
-        expected = np.sqrt(0.5) * counts.sum(axis=0)
-        released = release(finished.run.path, 1)
-        np.testing.assert_allclose(released[: counts.shape[1]], expected, atol=1e-6)
-        # As many pairs as asked for, or as many as the public text has.
-        assert counts.shape[1] < len(released) <= counts.shape[1] + 400
 
 
 class TestWriting:

@@ -97,22 +97,6 @@ class TestSpread:
             exact * 3.0 * 0.01 / 4, rel=0.04
         )
 
-    @pytest.mark.parametrize("strategy", [DPFTRL, DPFedAvg])
-    def test_a_run_in_which_nobody_says_anything_moves_as_far(
-        self, ftrl: Builder, lstm: Path, tmp_path: Path, people: Users, strategy: Any
-    ) -> None:
-        build = ftrl
-        if strategy is DPFedAvg:
-            build = small_training(DPFedAvgConfig, tmp_path / "run", model=str(lstm), num_rounds=3)
-        run = strategy(build(local_learning_rate=1e-9, noise_multiplier=1.0, clip_norm=0.2))
-        run.start(training_nodes(people))
-        start = LocalModel(TrainableModel(name=str(lstm)))
-        end = LocalModel(TrainableModel(name=str(run.run.path / "models" / "final")))
-        moved = end.parameters - start.parameters
-        assert len(moved) > 2000
-        expected = alone(start, run.config, run.plan).spread * of_rounds(run, "learning_rate")[0]
-        assert np.std(moved) == pytest.approx(expected, rel=0.06)
-
     def test_public_text_in_the_middle_ends_the_momentum(
         self, lstm: Path, tmp_path: Path, model: LocalModel
     ) -> None:

@@ -82,16 +82,6 @@ def test_a_text_of_few_tokens_scores_below_all_others(
     assert scores[1] > scores[2] > -np.inf
 
 
-def test_rare_tokens_weigh_more(sketch: TokenSketch) -> None:
-    sketch.tokens.public[60] = 10.0  # frequent
-    try:
-        weights = sketch.scorer().weights
-    finally:
-        sketch.tokens.public[60] = 0.1
-    assert weights is not None
-    assert weights[60] < 0.6 * weights[40]
-
-
 @pytest.mark.parametrize(("error", "way"), [(0.0, 0.0), (100.0, 1.0)])
 def test_where_little_is_told_texts_rank_by_what_is_known(
     sketch: TokenSketch, error: float, way: float
