@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
-from flower_privsyn.files import replacing, write_json
+from flower_privsyn.files import replacing
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
@@ -420,7 +420,7 @@ class MomentSketch:
     # ------------------------------------------------------------------ on the disk
 
     def save(self, folder: Path) -> None:
-        """Write `moments.npz` and `moments.json`, enough to compare with it elsewhere.
+        """Write `moments.npz`, enough to compare with it elsewhere.
 
         The released numbers are for the owner alone (mode 0600); who gets them gets the release.
         """
@@ -432,7 +432,6 @@ class MomentSketch:
             noise=np.array([self.mean_noise, self.covariance_noise, self.count]),
             two_rounds=np.array(self.two_rounds),
         )
-        write_json(folder / "moments.json", self.figures())
 
     @classmethod
     def load(cls, folder: Path) -> Self:

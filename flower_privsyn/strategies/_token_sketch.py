@@ -28,7 +28,6 @@ from flower_privsyn.strategies._student import StudentConfig
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows, TokenRows
     from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.run.method import SumOfUsers
     from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
     from flower_privsyn.training.selection import Scorer, Selection

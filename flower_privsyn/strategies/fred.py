@@ -30,7 +30,7 @@ import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
-from flower_privsyn.files import user_path, write_json
+from flower_privsyn.files import user_path
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -82,9 +82,6 @@ _MOST_RATIO: Final = 2.0
 
 #: Part of an answer's squared norm that counts records, where their number is not public.
 _COUNT_SHARE: Final = 0.05
-
-#: In a run directory: the sets of text, the nearest first.
-RANKING_FILE: Final = "ranking.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +324,7 @@ class ReleasedMoments(Method):
         return MomentSketch.of_two_rounds(space, (first, after[0]), releases, count=count)
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
-        """Write the release and, where sets of text were named, their ranking."""
+        """Write the release; where sets of text were named, rank them."""
         sketch = self.sketch()
         if sketch is None:
             raise RunDirectoryError(
@@ -345,7 +342,6 @@ class ReleasedMoments(Method):
                 seed=self.config.seed,
             )
             figures["ranking"] = [asdict(one) for one in ranking]
-            write_json(self.run.path / RANKING_FILE, {"ranking": figures["ranking"]})
             logger.info("nearest to the users' text: %s", ranking[0].name)
         return figures
 

@@ -52,6 +52,7 @@ from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (
     DIMENSIONS,
+    WARN_ABOVE,
     MomentDimensions,
     MomentSketch,
     MomentSpace,
@@ -315,7 +316,7 @@ class PreferencesByScores(Method):
         embeddings = embeddings.astype(self.config.broadcast_precision).astype(np.float32)
         for fixed in (embeddings, written["group"]):
             fixed.flags.writeable = False  # question and release are of one factorisation
-        if self._judges and (self.run.path / "moments.json").exists():
+        if self._judges and (self.run.path / "moments.npz").exists():
             distance = MomentSketch.load(self.run.path).frechet(embeddings)
             distances = {**distances, str(number): [distance, by]}
         return {**state, **written, "embeddings": embeddings, "distances": distances}
@@ -347,6 +348,13 @@ class PreferencesByScores(Method):
             sketch = MomentSketch.of_joint(space, found)
             if sketch is not None:
                 sketch.save(self.run.path)
+                if not sketch.noise_ratio <= WARN_ABOVE:
+                    logger.warning(
+                        "the noise of the covariance is %.2g of what it says, above %g: take fewer "
+                        "dimensions, more users or a larger epsilon",
+                        sketch.noise_ratio,
+                        WARN_ABOVE,
+                    )
             return self._written(state, number + 1, scratch)
         scores = release.values
         if config.answer_space == "span":

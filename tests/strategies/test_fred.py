@@ -32,7 +32,6 @@ from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import SumOfUsers, need
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies._moments import NoisyMoments
-from flower_privsyn.strategies.fred import RANKING_FILE
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity, hash_embedder
 from tests.support.federation import WORDS, asked, make_users, rounds_asked
 from tests.support.probe import Killed
@@ -152,13 +151,12 @@ class TestOneRelease:
         strategy = ranking(config(epsilon=20.0, candidates=f"{far}; {mixed}; {near}"))
         strategy.start(federation(USERS))
         assert (strategy.run.path / "moments.npz").stat().st_mode & 0o777 == 0o600
-        found = json.loads((strategy.run.path / RANKING_FILE).read_text())["ranking"]
+        found = strategy.run.state["summary"]["ranking"]
         assert [one["name"] for one in found] == [near, mixed, far]
         assert [one["texts"] for one in found] == [60, 120, 60]
         assert found[0]["fred"] < found[1]["fred"] < found[2]["fred"]
         assert all(one["mean_part"] <= one["fred"] for one in found[1:])
         assert sum(one["nearest"] for one in found) == pytest.approx(1.0)
-        assert strategy.run.state["summary"]["ranking"] == found
         page = write_run_page(strategy.run, strategy.run.path.with_suffix(".html")).read_text()
         assert "Which text is nearest" in page
         assert page.index(f">{near}<") < page.index(f">{far}<")
