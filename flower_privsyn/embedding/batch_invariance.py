@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -34,18 +34,11 @@ _WORDS: Final = (
 _passed: set[str] = set()
 
 
-def probe_texts(per_width: int = ROWS, *, words: Sequence[int] = (7, 30)) -> list[str]:
-    """Public texts of a few lengths, no two alike.
-
-    Args:
-        per_width: texts of each length.
-        words: the lengths.
-    """
+def probe_texts() -> list[str]:
+    """Public texts of seven and of thirty words, `ROWS` of each, no two alike."""
     chooser = random.Random(0)
     return [
-        " ".join(chooser.choices(_WORDS.split(), k=count))
-        for count in words
-        for _ in range(per_width)
+        " ".join(chooser.choices(_WORDS.split(), k=count)) for count in (7, 30) for _ in range(ROWS)
     ]
 
 

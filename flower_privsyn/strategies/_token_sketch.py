@@ -377,7 +377,7 @@ class SketchedStudent:
         self.add_bias(folder, biased, who="teacher")
         return Distillation(biased)
 
-    def trained_writer(self, model: str, *, steps: int, output: Path) -> Path:
+    def train_writer(self, model: str, *, steps: int, output: Path) -> None:
         """Train a generator on the whole sentences that were chosen; free where it was done before.
 
         All weights of a bundled model, at the student's rate; LoRA adapters of a larger one, whose
@@ -387,9 +387,6 @@ class SketchedStudent:
             model: that begins, a public one.
             steps: of training.
             output: the folder of the one that it becomes.
-
-        Returns:
-            That folder.
 
         Raises:
             TrainingError: the loss is no longer finite.
@@ -404,7 +401,6 @@ class SketchedStudent:
             train_on_eos=True,  # a whole sentence is one
             **adapters,
         )
-        return output
 
     def _fine_tune(
         self,

@@ -237,11 +237,8 @@ class AskedOnce(Method):
             return self.given_writer
         name, made = located(config.generator), None
         if config.generator_steps:
-            made = student.trained_writer(
-                config.generator,
-                steps=config.generator_steps,
-                output=self.run.path / TRAINED_WRITER,
-            )
+            made = self.run.path / TRAINED_WRITER
+            student.train_writer(config.generator, steps=config.generator_steps, output=made)
             name = str(made)
         with self.progress.stage("Read what the generator lacks", total=None):
             biased = biased_generator(
