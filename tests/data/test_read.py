@@ -404,48 +404,41 @@ def test_bad_utf8_in_parquet_and_a_row_by_its_place_in_the_file(
 def test_one_odd_cell_of_a_frame_is_its_users_affair() -> None:
     frame = pd.DataFrame(
         {
-            "client_id": ["a", 2, "c", np.int64(2), "d", "e"],
-            "text": ["x", "y", 3.5, "z", np.nan, "half \ud800"],
-            "date": [date(2025, 3, 18), "2025-03-19", pd.NaT, datetime(2025, 3, 20), 7, None],
-            "label": ["news", 1, 2.0, 10**5000, pd.NA, None],
-            "other": [object(), 1, "x", None, 2, 3],  # nobody reads it, and Arrow could not
+            "client_id": ["a", 2, "c", np.int64(2), "d", "e", "f", "g", "a", "a"],
+            "text": ["x", "y", 3.5, "z", np.nan, "half \ud800", b"bytes", ["a list"], "v", "w"],
+            "date": [
+                date(2025, 3, 18),
+                "2025-03-19",
+                pd.NaT,
+                datetime(2025, 3, 20),
+                7,
+                None,
+                7,
+                None,
+                pd.Timestamp(np.datetime64("20000-01-01", "s")),
+                b"?",
+            ],
+            "label": ["news", 1, 2.0, 10**5000, pd.NA, None, None, None, None, None],
+            "other": [object(), 1, "x", None, 2, 3, 4, 5, 6, 7],  # read by nobody, nor by Arrow
         },
         dtype=object,
     )
     with skipping.counting() as tally:
         users = load_users(frame, label_column="label")
-    assert users.user_ids == ("a", "2", "c", "d", "e")
-    assert users.texts == ["x", "y", "z"]
-    assert users.dates == [date(2025, 3, 18), date(2025, 3, 19), date(2025, 3, 20)]
-    assert users.labels == ["news", "1", None]
-    assert tally.users == {"c", "d", "e"}
+    assert users.user_ids == ("a", "2", "c", "d", "e", "f", "g")
+    assert users.texts == ["x", "v", "w", "y", "z"]
+    assert users.dates == [date(2025, 3, 18), None, None, date(2025, 3, 19), date(2025, 3, 20)]
+    assert users.labels == ["news", None, None, "1", None]
+    assert tally.users == {"c", "d", "e", "f", "g"}
+    nothing = pd.DataFrame({"client_id": ["ann"], "text": [np.nan], "date": [np.nan]})
+    assert (load_users(nothing).user_ids, load_users(nothing).texts) == (("ann",), [])
 
 
-@pytest.mark.parametrize(
-    ("texts", "dates", "kept"),
-    [
-        ([np.nan, np.nan], [np.nan, np.nan], []),
-        (pd.Series([None, 2.5], dtype=object), pd.Series([7, None], dtype=object), []),
-        (["hello", b"bytes"], pd.Series([b"?", "2020-03-18"], dtype=object), ["hello"]),
-        (
-            pd.Series([["a"], None], dtype=object),
-            pd.Series([pd.Timestamp(np.datetime64("20000-01-01", "s")), None], dtype=object),
-            [],
-        ),
-    ],
-)
-def test_what_pandas_makes_of_one_users_value(texts: Any, dates: Any, kept: list[str]) -> None:
-    users = load_users(pd.DataFrame({"client_id": ["ann", "ben"], "text": texts, "date": dates}))
-    assert users.user_ids == ("ann", "ben")
-    assert users.texts == kept
-    assert users.dates == [None] * len(kept)
-
-
-# ---- dealt to nodes ----------------------------------------------------------------------------
+# ---- partitions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("most_bytes", [0, 20_000, 2**30])
-def test_a_nodes_users_are_those_of_everybody_dealt(
+def test_a_nodes_users_are_its_part_of_everybody(
     tmp_path: Path, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "_PART_ROWS", 64)

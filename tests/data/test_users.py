@@ -1,4 +1,4 @@
-"""Users: grouping, dealing, dates, held-out users."""
+"""Users: grouping, partitions, dates, held-out users."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def documents(users: Users) -> dict[str, list[str]]:
 
 
 @given(IDS, st.integers(1, 7))
-def test_dealing_splits_users_whole_and_loses_none(ids: list[str], nodes: int) -> None:
+def test_a_partition_splits_no_user_and_loses_none(ids: list[str], nodes: int) -> None:
     users = make({user: index % 4 for index, user in enumerate(ids)})
     parts = [users.partition(partition_id=node, num_partitions=nodes) for node in range(nodes)]
     assert sorted(user for part in parts for user in part.user_ids) == sorted(ids)
