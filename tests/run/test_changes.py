@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.cli.inspect import inspect_run
-from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
+from flower_privsyn.errors import ConfigError, GenerationError, ModelError, PrivsynError
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.run import changes, directory
 from flower_privsyn.strategies import POPri, POPriConfig
@@ -103,6 +105,19 @@ class TestTriedBeforeTheFirstRound:
             strategy.start(grid)
         assert untouched(strategy, grid)
         assert not (strategy.run.path / ".rehearsal").exists()
+
+    def test_a_model_that_cannot_be_trained(
+        self, federation: Builder, popri: Builder, server: Server, llama: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "model"
+        shutil.copytree(llama, broken)
+        (weights,) = broken.glob("*.safetensors")
+        os.truncate(weights, 100)
+        grid = federation()
+        strategy = popri(remote(server.url), trainer=None, training_model=str(broken))
+        with pytest.raises(ModelError):
+            strategy.start(grid)
+        assert untouched(strategy, grid)
 
 
 class Failing(EchoGenerator):
