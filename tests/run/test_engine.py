@@ -223,6 +223,27 @@ class TestSampling:
         assert drawn < len(asked) <= drawn + 20
         assert abs(drawn - 120) < 4 * math.sqrt(400 * 0.21)
 
+    def test_the_size_of_a_poisson_cohort_stays_out_of_the_run_directory(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = self.sampled(config, sampling_rate=0.5, num_rounds=4)
+        strategy.start(federation(silent_users(60)))
+        for line in releases(strategy.run.path):
+            assert line["num_users"] is None
+            assert line["expected_users"] == 30
+        for row in lines(strategy.run.metrics_file):
+            assert not {"num_users", "num_nodes", "answers", "missing"} & set(row)
+        assert {release.num_users for release in strategy.released} == {None}
+
+    def test_an_empty_poisson_cohort_still_releases_noise(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        strategy = self.sampled(config, sampling_rate=1e-9, num_rounds=1)
+        grid = federation(num_nodes=2)
+        strategy.start(grid)
+        assert cohort_sizes(grid, 1).sum() == 0
+        assert strategy.released[0].values.std() > 0
+
     def test_fixed_size_draws_exactly_that_many(self, federation: Builder, config: Builder) -> None:
         strategy = self.sampled(config, "fixed-size", sample_size=7, num_rounds=10, num_nodes=5)
         grid = federation(silent_users(23), num_nodes=5)
