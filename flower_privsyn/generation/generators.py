@@ -162,7 +162,7 @@ def load_generator(name: str, **options: Any) -> TextGenerator:
 
 
 def load_trained_generator(folder: Path) -> TransformersGenerator:
-    """Make the generator of a model that nodes, or `RecordModel`, have trained.
+    """Make the generator of a model that nodes, or `baselines/ctcl/central`, have trained.
 
     It reads what stands before a text as the training did: after the token that texts begin with,
     whether or not the tokenizer puts one there.

@@ -263,7 +263,7 @@ class Query(Settings, ABC):
     #: by the embedding of each: what `ConditionalDelta` asks. Only for one that `trains`.
     conditioned: ClassVar[bool] = False
 
-    #: Arrays of the broadcast that travel in float32 whatever a run's `broadcast-precision` is.
+    #: Arrays of the broadcast that travel in float32 whatever a run's `broadcast_precision` is.
     unrounded: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -59,9 +59,10 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     of tokens, twice.
     """
     likelihood_quantile: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """A variation is kept only if its log-likelihood per token under `likelihood_model` is at least
-    this quantile of the public text's. It is drawn three times; then the text it is made from
-    stays. The first candidates are as likely, too. 0 keeps every variation, as in PrE-Text.
+    """A variation is kept only if its log-likelihood per token under `privsyn-lm`
+    (`likelihood_model=` names another one in Python) is at least this quantile of the public
+    text's. It is drawn three times; then the text it is made from stays. The first candidates are
+    as likely, too. 0 keeps every variation, as in PrE-Text.
     """
     likelihood_model: Annotated[str, IN_PYTHON] = "privsyn-lm"
     """Causal language model that judges so; a name or a path."""

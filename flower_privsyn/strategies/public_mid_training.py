@@ -6,8 +6,8 @@ Paper:
 
     lines of the paper                                            here
     DP-FTRL for T' rounds                                         rounds up to `rounds_before`
-    score public rows by log p_private + log p_public, keep q     `PublicStep`, public-rows
-    train on them by cross-entropy + beta x distillation          `PublicStep`, teacher
+    score public rows by log p_private + log p_public, keep q     `_choose`, public-rows
+    train on them by cross-entropy + beta x distillation          `_learn_from_public_text`, teacher
     DP-FTRL for the other T - T' rounds from there                `step`; the same mechanism
 """
 

@@ -1,1 +1,1 @@
-"""Rounds of secure aggregation, to be measured: see `benchmarks/secure_rounds.py`."""
+"""Rounds of secure aggregation without models, which tests of deployments ask."""
