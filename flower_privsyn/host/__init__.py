@@ -1,1 +1,1 @@
-"""What a run happens in: Flower's processes, their progress, and the terminal that shows it."""
+"""What a run happens in: the app in its folder, and the processes of its server and nodes."""

@@ -48,8 +48,8 @@ class DPFedAvgConfig(FederatedTrainingConfig):
     """How fast the clip norm moves; 0.2 in the paper."""
     clip_bit_share: Annotated[float, Ge(LEAST_BIT_SHARE), Le(LARGEST_BIT_SHARE), IN_PYTHON] = 0.2
     """Part of the bound on a user that the bit takes. At 0.2 updates carry 2 % more noise, and the
-    fraction has noise 2.5 z / users at the noise multiplier z; `queries.bit_share` turns the
-    paper's users / 20 into a share.
+    fraction has noise 2.5 z / users at the noise multiplier z; the paper's users / 20 is a share of
+    10 z / users.
     """
 
     def question(self, clip_norm: float) -> ModelDelta:
