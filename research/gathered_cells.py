@@ -3,8 +3,8 @@ r"""Add the finished cells of comparisons that were run in pieces to a file of c
     python -m research.gathered_cells research/results/compare.jsonl \
         --data "abstracts of sealed users" PIECE PIECE ...
 
-A piece is the folder of a comparison: of some of the methods, of some of the seeds
-(`--first-seed`), on another machine. A line of the file is a cell as `compare.json` has it, with
+A piece is the folder of a comparison: of some of the methods, of some of the seeds,
+on another machine. A line of the file is a cell as `compare.json` has it, with
 `data` (what its text is), `users` and `minutes`; `research.compared_cells` makes the
 table. A cell that the file has already is left as it is, so that the same command adds what has
 finished since.

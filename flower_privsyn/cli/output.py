@@ -41,15 +41,10 @@ def number(value: float | None, *, none: str = "none") -> str:
     return none if value is None else f"{value:.4g}"
 
 
-def plain_line(text: str, *, most: int = 400) -> str:
-    """A text that somebody else wrote, in one line.
-
-    Args:
-        text: such as a generator's.
-        most: characters that are shown.
-    """
+def plain_line(text: str) -> str:
+    """A text that somebody else wrote, in one line of at most 400 characters."""
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]} ..."
+    return line if len(line) <= 400 else f"{line[:400]} ..."
 
 
 def show_json(document: Any) -> int:

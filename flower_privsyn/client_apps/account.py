@@ -102,7 +102,7 @@ def planned_release(
     noise_multiplier: float,
     sampling: Sampling,
     relation: NeighboringRelation,
-    max_nodes_per_user: int = 1,
+    max_nodes_per_user: int,
 ) -> Release:
     """One noisy sum under the owner's relation, whatever relation the run claims.
 

@@ -84,7 +84,7 @@ def check_query_class(query: object) -> None:
         raise ConfigError(f"query {query.__qualname__} {wrong}.")
 
 
-def known_queries(own: Sequence[type[Query]] = ()) -> dict[str, KnownQuery]:
+def known_queries(own: Sequence[type[Query]]) -> dict[str, KnownQuery]:
     """All questions that an app can be asked, by name.
 
     Args:

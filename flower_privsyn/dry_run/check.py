@@ -19,7 +19,7 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import located
 from flower_privsyn.host.app import App, ConfigValue, strategies_of
-from flower_privsyn.host.launch import place_of, require_simulation
+from flower_privsyn.host.launch import place_of, require_ray
 from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import Plan, skipping
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
@@ -65,7 +65,8 @@ def check_app(
     report = Report()
     if not deployment:
         with report.refusals("machine"):
-            require_simulation(ray=ray)
+            if ray:
+                require_ray()
     _place(app, values, run_dir, report)
     every = _settings_of(app, values, report)
     for settings, method in every:

@@ -233,10 +233,8 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
     return found
 
 
-def resampled_accuracies(
-    counts: Sequence[Float64Array], *, resamples: int = 2000, seed: int = 0
-) -> Float64Array:
-    """The accuracies of several models on the same people, drawn with replacement.
+def resampled_accuracies(counts: Sequence[Float64Array]) -> Float64Array:
+    """The accuracies of several models on the same people, drawn with replacement 2,000 times.
 
     What two models differ by has the spread of the difference over draws: people are in it once,
     and not once for each model.
@@ -244,13 +242,11 @@ def resampled_accuracies(
     Args:
         counts: of each model (users, 2): tokens, and right ones, as `evaluate_language_model` keeps
             them, of the same users in the same order.
-        resamples: draws of as many users.
-        seed: of the draws.
 
     Returns:
-        (resamples, models).
+        (2000, models).
     """
-    draws = resampled(np.concatenate(counts, axis=1), resamples=resamples, seed=seed)
+    draws = resampled(np.concatenate(counts, axis=1), resamples=2000, seed=0)
     accuracies: Float64Array = draws[:, 1::2] / draws[:, 0::2]
     return accuracies
 

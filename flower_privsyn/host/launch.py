@@ -239,7 +239,8 @@ def _launch(
     resume: bool,
     follow: Follower | None,
 ) -> Outcome:
-    require_simulation(ray=bool(launch.get("ray")))
+    if launch.get("ray"):
+        require_ray()
     owner = OwnerFolder(run_path)
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
     try:
@@ -427,16 +428,13 @@ def _forget_start(run_path: Path) -> None:
         run_path.rmdir()
 
 
-def require_simulation(*, ray: bool = False) -> None:
+def require_ray() -> None:
     """Refuse a simulation of Flower's own where it is not installed.
-
-    Args:
-        ray: whether Flower's own simulation is asked for.
 
     Raises:
         MissingExtraError: ray is not installed.
     """
-    if ray and importlib.util.find_spec("ray") is None:
+    if importlib.util.find_spec("ray") is None:
         raise MissingExtraError(
             "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
         )

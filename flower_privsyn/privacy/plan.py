@@ -352,7 +352,7 @@ def calibrate_open_releases(
     settled: Mapping[Release, int],
     epsilon: float,
     delta: float,
-    accountant: str = "pld",
+    accountant: str,
 ) -> float:
     """Return the smallest noise multiplier that keeps open releases and settled ones in a budget.
 

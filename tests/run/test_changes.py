@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from tests.support.run_files import lines
 from tests.support.words import WordGenerator, train_words
 
 Builder = Callable[..., Any]
-
-
-@pytest.fixture
-def nowhere() -> str:
-    """The address of a server that is not there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
 
 
 def remote(address: str, model: str = "tiny") -> OpenAIGenerator:
