@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 import numpy as np
 from flwr.app import Context, Message
@@ -174,7 +175,7 @@ class RoundStore:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Locks that are shared and stay: one that is taken away could be held by one process and
         # made anew by another.
-        path = self._folder / f"lock-{(self._run + self._node) % _LOCKS}"
+        path = self._folder / f"lock-{crc32(self.path.name.encode()) % _LOCKS}"
         lock = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -55,7 +55,7 @@ from flower_privsyn.queries import Broadcast, Query, Reads
 from flower_privsyn.secure_aggregation import Terms
 
 #: What server and nodes must agree on.
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 
 
 T = TypeVar("T")
@@ -299,8 +299,12 @@ def request_record(data: DataRequest, header: Announcement | Ask) -> ConfigRecor
     return ConfigRecord({"protocol": PROTOCOL, **keys})
 
 
-def data_request(record: Mapping[str, Any]) -> DataRequest:
+def data_request(record: Mapping[str, Any], header: type[Announcement | Ask]) -> DataRequest:
     """Read the request from a message on a node.
+
+    Args:
+        record: of the message.
+        header: what else is in it. A key of neither is refused: nobody would heed what it asks.
 
     Raises:
         WireError: It cannot be read, or cannot be.
@@ -311,6 +315,9 @@ def data_request(record: Mapping[str, Any]) -> DataRequest:
             f"the server speaks protocol {record.get('protocol')!r}, this client {PROTOCOL}: "
             "install the same flower-privsyn on both sides"
         )
+    known = {item.name.replace("_", "-") for kind in (DataRequest, header) for item in fields(kind)}
+    if record.keys() - known - {"protocol"}:
+        raise WireError("the request holds what this client does not know")
     data = read(DataRequest, record)
     if data.conditioned and data.trains is None:
         raise WireError("the request does not say what conditions are for")
@@ -639,7 +646,7 @@ def unpack_prepare(message: Message) -> tuple[DataRequest, Announcement]:
         WireError: it cannot be read, or its plan cannot be.
     """
     record = _config(message, _REQUEST)
-    data, plan = data_request(record), read(Announcement, record)
+    data, plan = data_request(record, Announcement), read(Announcement, record)
     if sum(one.count for one in plan.to_come) > plan.num_rounds:
         raise WireError("the request's plan holds an absurd number")
     # What the owner's policy says of the least noise is asked of this number.
@@ -748,7 +755,7 @@ def unpack_ask(message: Message, query_class: type[Query]) -> Ask:
         ConfigError: a parameter of the query is out of range.
     """
     record = _config(message, _REQUEST)
-    data = data_request(record)
+    data = data_request(record, Ask)
     if query_name(message) != query_class.name:
         raise WireError("the request's query differs from its message type")
     try:

@@ -66,7 +66,7 @@ def refuse(values: Mapping[str, object]) -> None:
         ConfigError: one is marked.
     """
     for setting, name in sorted(values.items()):
-        if isinstance(name, str) and (stamp := stamp_of(name)):
+        if isinstance(name, str | Path) and (stamp := stamp_of(str(name))):
             raise ConfigError(
                 f'{setting} = "{name}" has learnt private text outside of any budget, and what is '
                 f"made with it would have no epsilon (its {FILE}: {stamp}); name a model that has "

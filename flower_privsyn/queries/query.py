@@ -34,7 +34,7 @@ def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
         compute: a function of one array, of more arrays and of names; what it returns is shared and
             must not be changed.
     """
-    known: dict[tuple[Hashable, ...], T] = {}
+    known: dict[tuple[Hashable, ...], T] = {}  # by where arrays lie, while they do
 
     @wraps(compute)
     def remembered(*given: Any) -> T:

@@ -309,7 +309,7 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
                 key = secrets.token_bytes(_KEY_BYTES)
                 file.seek(0)
                 file.write(key)
-    except (OSError, RuntimeError, ImportError):  # no home, none that can be written, no locks
+    except (OSError, ConfigError, ImportError):  # no home, none that can be written, no locks
         return None
     return hmac.new(key, json.dumps(kept, sort_keys=True).encode(), "sha256").hexdigest()
 

@@ -748,15 +748,15 @@ class PrivateSumStrategy(Strategy):
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file
+        expected: dict[str, Any] = {
+            "delta": settings.delta,
+            "epsilon_budget": settings.epsilon,
+            "accountant": settings.accountant,
+        }
         if path.exists():
-            ledger = PrivacyLedger.open(path, stated=run.stated_digests())
+            ledger = PrivacyLedger.open(path, expected=expected, stated=run.stated_digests())
         else:
-            ledger = PrivacyLedger.create(
-                path,
-                delta=settings.delta,
-                epsilon_budget=settings.epsilon,
-                accountant=settings.accountant,
-            )
+            ledger = PrivacyLedger.create(path, **expected)
         run.follow_ledger(lambda: ledger.digest)
         return ledger
 

@@ -115,17 +115,17 @@ def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
         return wire.pack_prepare(data).config_records["privsyn.request"]
 
     with_classes = replace(DATA, classes=("b", "a"))
-    assert data_request(request_record(with_classes)) == with_classes
+    assert data_request(request_record(with_classes), wire.Announcement) == with_classes
     assert with_classes.suits(LabelledHistogram())
     assert DATA.suits(NearestNeighborHistogram())
     assert not with_classes.suits(NearestNeighborHistogram())
     assert with_classes.chunking.classes == ("b", "a")
     assert "classes" not in request_record(DATA)
-    assert data_request(request_record(DATA)) == DATA
+    assert data_request(request_record(DATA), wire.Announcement) == DATA
     most = [f"{n:0200}" for n in range(1000)]
     record = request_record(with_classes)
     record["classes"] = most
-    assert data_request(record).classes == tuple(most)
+    assert data_request(record, wire.Announcement).classes == tuple(most)
     lines = "a\nrun 7 is refused"
     for wrong in (
         ["a", "a"],
@@ -140,4 +140,4 @@ def test_classes_travel_in_the_request_and_only_where_there_are_any() -> None:
         record = request_record(with_classes)
         record["classes"] = wrong
         with pytest.raises(WireError, match="classes are not different names"):
-            wire.data_request(record)
+            wire.data_request(record, wire.Announcement)

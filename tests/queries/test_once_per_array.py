@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flower_privsyn.queries.query import once_per_array
@@ -19,3 +21,15 @@ def test_an_array_that_may_change_is_looked_at_every_time() -> None:
     assert total(view) == 7.0
     array[0] = 1.0
     assert total(view) == 3.0
+
+
+def test_an_array_that_is_gone_is_forgotten() -> None:
+    total = once_per_array(np.sum)
+
+    def frozen(value: int) -> np.ndarray[Any, Any]:
+        array = np.full(3, value)
+        array.flags.writeable = False
+        return array
+
+    for value in range(100):  # at the place of the one before
+        assert total(frozen(value)) == 3 * value
