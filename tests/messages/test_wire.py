@@ -294,3 +294,11 @@ class TestReplies:
         for code in wire.ClientErrorCode:
             reply = wire.error_reply(code, message(RecordDict()))
             assert wire.unexpected_records(reply) == []
+
+
+def test_a_request_with_a_key_that_the_node_does_not_know_is_refused() -> None:
+    record = wire.pack_prepare(DATA).config_records["privsyn.request"]
+    wire.data_request(record, Announcement)
+    record["newer-than"] = "2024-01-01"
+    with pytest.raises(wire.WireError):
+        wire.data_request(record, Announcement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,10 @@ def test_default_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(RUNS_FOLDER)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert runs.default_run_directory("app").parent == tmp_path / "privsyn-runs"
+
+
+def test_a_user_without_a_home_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert runs.RunDirectory.create(tmp_path / "run", config={}).status == "running"
