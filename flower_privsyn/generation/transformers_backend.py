@@ -112,7 +112,9 @@ class TransformersGenerator:
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
         self._accepted = accepted_arguments(self._model)
-        self._has_cache = "past_key_values" in self._accepted
+        # Transformers 5.24 calls it by the first; "" for a model without one.
+        names = (name for name in ("cache", "past_key_values") if name in self._accepted)
+        self._cache_name = next(names, "")
         # cuDNN's kernels are planned anew for every length, and a text that grows has a length of
         # its own in every step: on an H100 planning took most of each, whatever the batch.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -407,7 +409,7 @@ class TransformersGenerator:
         }
         if "position_ids" in given:
             grown["position_ids"] = given["position_ids"][:, -1:] + 1
-        if not self._has_cache:
+        if not self._cache_name:
             for name in grown.keys() - {"attention_mask"}:
                 grown[name] = torch.cat([given[name], grown[name]], dim=-1)
         return grown
@@ -418,8 +420,8 @@ class TransformersGenerator:
         from transformers.modeling_outputs import BaseModelOutput
 
         arguments: dict[str, Any] = {**given}
-        if self._has_cache:
-            arguments |= {"past_key_values": cache, "use_cache": True}
+        if self._cache_name:
+            arguments |= {self._cache_name: cache, "use_cache": True}
         if self._reads_apart:
             states = given["encoder_outputs"]
             arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
@@ -428,7 +430,7 @@ class TransformersGenerator:
             # matrix for every row of the batch.
             arguments["logits_to_keep"] = torch.tensor([length - 1], device=self._model.device)
         output = self._model(**arguments)
-        return output.logits[:, -1], output.past_key_values if self._has_cache else None
+        return output.logits[:, -1], getattr(output, self._cache_name or "cache", None)
 
     def _drawn(
         self,

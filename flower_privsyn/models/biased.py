@@ -156,7 +156,7 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         places = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
+            "cache" if "cache" in accepted else "past_key_values": past_key_values,
             "use_cache": use_cache,
             "logits_to_keep": logits_to_keep,
         }

@@ -68,7 +68,7 @@ def test_greedy_continuations_equal_the_librarys(name: str, request: pytest.Fixt
     bundled = BUNDLED_FOLDER / name
     folder = bundled if bundled.is_dir() else request.getfixturevalue(name)
     generator = TransformersGenerator(folder, dtype="float32")
-    assert generator._has_cache == (folder != bundled)
+    assert bool(generator._cache_name) == (folder != bundled)
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
 
