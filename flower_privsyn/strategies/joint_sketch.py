@@ -20,7 +20,6 @@ Papers:
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +57,6 @@ from flower_privsyn.strategies._token_sketch import (
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.models.bias import LogitBias
-
-logger = logging.getLogger("flwr.privsyn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,19 +329,17 @@ def biased_generator(
         lacking: from the generator's name to the bias.
 
     Returns:
-        The folder; None, and a warning that says why, for one that runs elsewhere, has other
-        tokens, or has a bias already.
+        The folder; None for one that runs elsewhere, has other tokens, or has a bias already.
     """
     from flower_privsyn.training.bias import load_plain, save_biased
     from flower_privsyn.training.distillation import check_same_tokens
 
+    if is_address(name) or is_gguf(name):
+        return None
     try:
-        if is_address(name) or is_gguf(name):
-            raise ConfigError("its logits are not at hand")
         check_same_tokens(tokens_of, name, setting="its model")
         load_plain(name)
-    except PrivsynError as error:
-        logger.warning('generator = "%s" writes without a bias of its logits: %s', name, error)
+    except PrivsynError:
         return None
     save_biased(name, folder, lacking(name))
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -292,21 +291,9 @@ class TestWriting:
         assert writer_in(run.path) == run.path / WRITER
         assert nats(run.path / WRITER, COURTS) < learnt < nats("privsyn-tiny", COURTS)
 
-    @pytest.mark.parametrize(
-        ("generator", "reason"),
-        [
-            ("http://127.0.0.1:1/v1", "not at hand"),
-            ("LLAMA", "its model must have .* of which .* are the same"),
-            ("BIASED", "has a bias already"),
-        ],
-    )
+    @pytest.mark.parametrize("generator", ["http://127.0.0.1:1/v1", "LLAMA", "BIASED"])
     def test_another_generator_writes_as_it_is(
-        self,
-        generator: str,
-        reason: str,
-        llama: Path,
-        tmp_path: Path,
-        caplog: pytest.LogCaptureFixture,
+        self, generator: str, llama: Path, tmp_path: Path
     ) -> None:
         if generator == "BIASED":
             save_biased("privsyn-tiny", tmp_path / "biased", a_bias())
@@ -317,8 +304,6 @@ class TestWriting:
         )
         assert found is None
         assert not (tmp_path / "writer").exists()
-        assert "writes without a bias" in caplog.text
-        assert re.search(reason, caplog.text)
 
 
 class TestTeaching:
