@@ -165,7 +165,6 @@ class RoundStore:
     """
 
     def __init__(self, run: int, node: int) -> None:
-        self._run, self._node = run, node
         self._folder = secrets_folder()
         self.path = self._folder / f"{run}-{node}.json"
 

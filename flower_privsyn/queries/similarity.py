@@ -274,7 +274,6 @@ def expand_scores(
 
     Returns:
         (m,) float64, in the unit of the release (a sum over users).
-
     """
     inverse = _factorised(candidates, prompt, centre)[1]
     scores: Float64Array = _centred(candidates, prompt, centre) @ (inverse @ release)

@@ -244,7 +244,7 @@ class AskedOnce(Method):
                 folder=self.run.path / WRITER,
                 lacking=student.lacking,
             )
-        made = made if biased is None else biased
+        made = biased or made
         return self._load_generator() if made is None else load_generator(str(made))
 
     def _refuse_untrainable(self) -> None:
