@@ -387,10 +387,8 @@ def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))
     seeds = [known[index] for index in drawn[: int(values["num-candidates"])]]
 
-    names = (*ExpandingSettings.declared, "prompt")
-    settings = ExpansionSettings(
-        **{name: values[key] for name in names if (key := name.replace("_", "-")) in values}
-    )
+    given = ExpandingSettings.of_lists() & values.keys()
+    settings = ExpansionSettings(**{key.replace("-", "_"): values[key] for key in given})
     records, _ = expand_resumably(
         settings.expansion(),
         seeds,
