@@ -27,7 +27,11 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
         if path:
             yield path, command
         if isinstance(command, click.Group):
-            groups += [(f"{path} {name}".strip(), one) for name, one in command.commands.items()]
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                one = command.get_command(context, name)
+                assert one is not None
+                groups.append((f"{path} {name}".strip(), one))
 
 
 COMMANDS = dict(every_command())
