@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flower_privsyn.catalogue import ComparedMethod
 from flower_privsyn.comparison import APP
 from flower_privsyn.comparison.plan import methods_of
 from flower_privsyn.comparison.run import summarise
@@ -26,7 +27,6 @@ from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.host.app import load_app
 from flower_privsyn.report.comparison import markdown
-from flower_privsyn.strategies.catalogue import ComparedMethod
 
 CONFIGS = ("cpu", "hybrid", "ask-once", "from-distilled")
 

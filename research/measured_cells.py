@@ -24,9 +24,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.catalogue import compared
 from flower_privsyn.cli.advise import VARIANTS, MeasuredCell
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.strategies.catalogue import compared
 
 #: Floor and ceiling of a place.
 BOUNDS = ("public-only", "finetune-private")

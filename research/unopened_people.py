@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flower_privsyn.catalogue import OF_MODELS
 from flower_privsyn.comparison.measures import STUDENT
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import Samples, Users, load_users
@@ -34,7 +35,6 @@ from flower_privsyn.errors import ConfigError, PrivsynError
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines
 from flower_privsyn.run.directory import TRAINED_MODEL
-from flower_privsyn.strategies.catalogue import OF_MODELS
 
 #: Of a cell, what a line has to say which it is.
 PLACE = ("method", "epsilon", "seed")

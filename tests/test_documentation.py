@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import flower_privsyn
-from flower_privsyn.strategies.catalogue import compared
+from flower_privsyn.catalogue import compared
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -73,7 +73,7 @@ def _read(name: str) -> click.Command:
     return get_command(alone)
 
 
-def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+def _version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
     if asked:
         found = library_versions("flower-privsyn", "flwr")
         print(f"privsyn {found['flower-privsyn']} (flwr {found['flwr']})")

@@ -53,7 +53,7 @@ def methods(
     ] = False,
 ) -> int:
     """List the methods and their papers; with METHOD, the settings of that one."""
-    from flower_privsyn.strategies.catalogue import entries, refusals
+    from flower_privsyn.catalogue import entries, refusals
 
     if method:
         _list_settings(method)
@@ -92,9 +92,9 @@ def _list_settings(method: str) -> None:
 
 def settings_page() -> str:
     """All settings: those that methods share once, then those of each method."""
+    from flower_privsyn.catalogue import entries
     from flower_privsyn.checks import Settings
     from flower_privsyn.client_apps.policy import NodePolicy
-    from flower_privsyn.strategies.catalogue import entries
 
     users: dict[type[Settings], list[str]] = {}
     for name, entry in entries().items():
@@ -125,7 +125,7 @@ def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
     Raises:
         ConfigError: there is no such method.
     """
-    from flower_privsyn.strategies.catalogue import entries, listed_strategies
+    from flower_privsyn.catalogue import entries, listed_strategies
 
     if method not in entries():
         raise ConfigError(f"the method must be {listed_strategies()}, got {method!r}")

@@ -10,6 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from flower_privsyn.catalogue import (
+    ComparedMethod,
+    compared,
+    entries,
+    listed_strategies,
+)
 from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
@@ -24,12 +30,6 @@ from flower_privsyn.host.app import (
     resolve_config,
     strategies_of,
     written_settings,
-)
-from flower_privsyn.strategies.catalogue import (
-    ComparedMethod,
-    compared,
-    entries,
-    listed_strategies,
 )
 from flower_privsyn.training.causal import CausalTraining
 

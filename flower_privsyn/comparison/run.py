@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from flower_privsyn import environment, files
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.measures import (
     MAX_TEXTS,
     REFERENCES,
@@ -64,7 +65,6 @@ from flower_privsyn.report.comparison import called, markdown
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED
-from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.training.storage import weight_files
 
 Shown = Callable[[], contextlib.AbstractContextManager[Follower]]

@@ -86,8 +86,8 @@ def strategies_of(
     Raises:
         ConfigError: A value is out of range or contradicts another one.
     """
+    from flower_privsyn.catalogue import configuration_of, entries, own_keys
     from flower_privsyn.run.settings import CLIENT_KEYS
-    from flower_privsyn.strategies.catalogue import configuration_of, entries, own_keys
 
     strategies = {name: entry.strategy for name, entry in entries().items()}
     if (name := values.get("strategy")) in strategies:

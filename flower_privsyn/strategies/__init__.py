@@ -1,5 +1,11 @@
 """The server's half, one file per method."""
 
+from flower_privsyn.catalogue import (
+    CatalogueEntry,
+    configuration_of,
+    entries,
+    strategy_of,
+)
 from flower_privsyn.run.method import (
     Diagnostic,
     Method,
@@ -17,12 +23,6 @@ from flower_privsyn.strategies._training import (
     FederatedTrainingConfig,
 )
 from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
-from flower_privsyn.strategies.catalogue import (
-    CatalogueEntry,
-    configuration_of,
-    entries,
-    strategy_of,
-)
 from flower_privsyn.strategies.ctcl import CTCL, CTCLConfig
 from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
 from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig

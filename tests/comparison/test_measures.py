@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison import APP, Cell, People, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
 from flower_privsyn.host.app import load_app
 from flower_privsyn.progress import Progress
-from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal import CausalTraining
 

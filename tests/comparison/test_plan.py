@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from flower_privsyn.catalogue import compared, entries
 from flower_privsyn.comparison import APP, Cell, People, Plan, make_plan, methods_of
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.plan import FLOORS
@@ -18,7 +19,6 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.strategies import configuration_of
-from flower_privsyn.strategies.catalogue import compared, entries
 from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 
 #: From the floor to the ceiling.

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.run import summarise
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.comparison import markdown
-from flower_privsyn.strategies.catalogue import compared
 
 
 def cell(method, epsilon, seed, accuracy=None, status="finished", **costs):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.catalogue import entries
 from flower_privsyn.cli import main
 from flower_privsyn.comparison import APP
 from flower_privsyn.data import Chunking
@@ -15,7 +16,6 @@ from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies.catalogue import entries
 from tests.support.checked import Check, stops, users_file
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.files import read_json_lines
-from flower_privsyn.strategies.catalogue import compared
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from research.unopened_people import main
 

@@ -11,6 +11,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from flower_privsyn.catalogue import entries
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import ConfigError, NotAllowedError
@@ -29,7 +30,6 @@ from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.run.plan import announcement, plan_of
 from flower_privsyn.strategies import PrivateSumConfig, Question, State
-from flower_privsyn.strategies.catalogue import entries
 from tests.support.correlated import noise_matrix
 from tests.support.federation import silent_users
 from tests.support.probe import Killed, Probe, ProbeMethod, killed_in

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.run import summarise
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.strategies.catalogue import compared
 
 #: Of each private method: accuracy at epsilon 1, bytes uploaded, rounds.
 PRIVATE = {

@@ -15,7 +15,7 @@ as settings name the method, that loads a `CatalogueEntry`:
         name="text-lengths",
         title="histogram of text lengths",
         kind="synthetic text",
-        strategy=TextLengths,
+        import_path="text_lengths:TextLengths",
         paper="of text_lengths",
     )
 
@@ -28,23 +28,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
-from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies.aug_pe import AugPE
-from flower_privsyn.strategies.ctcl import CTCL
-from flower_privsyn.strategies.dp_fedavg import DPFedAvg
-from flower_privsyn.strategies.dp_ftrl import DPFTRL
-from flower_privsyn.strategies.fred import FreD
-from flower_privsyn.strategies.hybrid import Hybrid
-from flower_privsyn.strategies.joint_sketch import JointSketch
-from flower_privsyn.strategies.popri import POPri
-from flower_privsyn.strategies.private_evolution import PrivateEvolution
-from flower_privsyn.strategies.public_mid_training import PublicMidTraining
+
+if TYPE_CHECKING:
+    from flower_privsyn.run.settings import PrivateSumConfig
+    from flower_privsyn.run.strategy import PrivateSumStrategy
 
 #: Group of the entry points that add methods.
 GROUP: Final = "flower_privsyn.strategies"
@@ -104,12 +96,18 @@ class CatalogueEntry(ComparedMethod):
     Its name is of lower-case words joined by hyphens.
 
     Attributes:
-        strategy: the strategy; its settings are its `config_class`.
+        import_path: of the strategy, as "module:Class"; its settings are its `config_class`.
         paper: where it was published, as "Hou et al., ICML 2025"; else whose method it is.
     """
 
-    strategy: type[PrivateSumStrategy]
+    import_path: str
     paper: str
+
+    @cached_property
+    def strategy(self) -> type[PrivateSumStrategy]:
+        """The strategy, imported when it is first asked for: a list of methods needs no Flower."""
+        found: type[PrivateSumStrategy] = metadata.EntryPoint("", self.import_path, GROUP).load()
+        return found
 
     def to_dict(self) -> dict[str, str]:
         """What `privsyn methods --json` prints of it."""
@@ -132,7 +130,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="private-evolution",
         title="private evolution",
         kind="synthetic text",
-        strategy=PrivateEvolution,
+        import_path=f"{GROUP}.private_evolution:PrivateEvolution",
         paper="Hou et al., ICML 2024 (PrE-Text); Lin et al. 2023",
     ),
     ComparedMethod(name="pre-text", title="PrE-Text", kind="synthetic text"),
@@ -140,7 +138,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="aug-pe",
         title="Aug-PE",
         kind="synthetic text",
-        strategy=AugPE,
+        import_path=f"{GROUP}.aug_pe:AugPE",
         paper="Xie et al., ICML 2024",
     ),
     ComparedMethod(name="pe-sft", title="PE + SFT", kind="synthetic text"),
@@ -148,49 +146,49 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="popri",
         title="POPri",
         kind="synthetic text",
-        strategy=POPri,
+        import_path=f"{GROUP}.popri:POPri",
         paper="Hou et al., ICML 2025",
     ),
     CatalogueEntry(
         name="joint-sketch",
         title="joint sketch",
         kind="chosen text",
-        strategy=JointSketch,
+        import_path=f"{GROUP}.joint_sketch:JointSketch",
         paper=_OURS,
     ),
     CatalogueEntry(
         name="ctcl",
         title="CTCL",
         kind="synthetic text",
-        strategy=CTCL,
+        import_path=f"{GROUP}.ctcl:CTCL",
         paper="Tan et al. 2025",
     ),
     CatalogueEntry(
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",
-        strategy=DPFedAvg,
+        import_path=f"{GROUP}.dp_fedavg:DPFedAvg",
         paper="McMahan et al., ICLR 2018; Andrew et al., NeurIPS 2021",
     ),
     CatalogueEntry(
         name="dp-ftrl",
         title="DP-FTRL",
         kind="on-device training",
-        strategy=DPFTRL,
+        import_path=f"{GROUP}.dp_ftrl:DPFTRL",
         paper="Kairouz et al., ICML 2021; Dvijotham et al. 2024",
     ),
     CatalogueEntry(
         name="hybrid",
         title="hybrid",
         kind="on-device training",
-        strategy=Hybrid,
+        import_path=f"{GROUP}.hybrid:Hybrid",
         paper=_OURS,
     ),
     CatalogueEntry(
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",
-        strategy=PublicMidTraining,
+        import_path=f"{GROUP}.public_mid_training:PublicMidTraining",
         paper="Wang et al., NAACL 2024",
         by_default=False,
     ),
@@ -198,7 +196,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="fred",
         title="FreD",
         kind="distances",
-        strategy=FreD,
+        import_path=f"{GROUP}.fred:FreD",
         paper="Hou et al. 2023",
         by_default=False,
     ),
@@ -258,6 +256,8 @@ def _outside() -> tuple[tuple[CatalogueEntry, ...], tuple[str, ...]]:
 
 
 def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
+    from flower_privsyn.run.strategy import PrivateSumStrategy
+
     entry = point.load()
     if not isinstance(entry, CatalogueEntry):
         raise ConfigError(f"{point.value} is a {type(entry).__name__} and no CatalogueEntry")
@@ -321,6 +321,8 @@ def own_keys(run_config: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         ConfigError: There is no such strategy.
     """
+    from flower_privsyn.run.settings import CLIENT_KEYS
+
     known = _chosen(run_config).config_class.keys() | _keys_of_others(run_config) | CLIENT_KEYS
     return frozenset(run_config) - known - {"strategy"}
 

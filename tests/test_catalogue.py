@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn import catalogue
+from flower_privsyn.catalogue import compared, refusals
 from flower_privsyn.cli import main
 from flower_privsyn.comparison.measures import REFERENCES
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.strategies import catalogue, configuration_of, entries, strategy_of
-from flower_privsyn.strategies.catalogue import compared, refusals
+from flower_privsyn.strategies import configuration_of, entries, strategy_of
 
 
 @pytest.mark.parametrize("name", entries())
@@ -89,7 +90,7 @@ def test_what_asks_no_user_is_a_reference() -> None:
 def table_rows(page: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("| \n").split("|")]
-        for line in (Path(__file__).parents[2] / page).read_text().splitlines()
+        for line in (Path(__file__).parents[1] / page).read_text().splitlines()
         if line.startswith("|")
     ]
 
@@ -141,12 +142,12 @@ class Toy(PrivateSumStrategy):
 
 def entry(name, **changes):
     values = dict(name=name, title="toy", kind="on-device training",
-                  strategy=Toy, paper="[bold]none[/bold]")
+                  import_path="outside_methods:Toy", paper="[bold]none[/bold]")
     return CatalogueEntry(**values | changes)
 
 
 TOY, POPRI, BOTH = entry("toy"), entry("popri"), entry("both")
-NO_STRATEGY = entry("no-strategy", strategy=dict)
+NO_STRATEGY = entry("no-strategy", import_path="builtins:dict")
 NO_KIND = entry("no-kind", kind="poem")
 """
 
