@@ -28,24 +28,6 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             tests=("tests/messages/test_wire.py",),
         ),
         Mutation(
-            name="a node gives both shares of a node that answered",
-            guards="nobody uncovers the answer of one node",
-            where="secure_aggregation/node.py::unmask",
-            before="for name in sorted(shares.keys() - inside)",
-            after="for name in sorted(shares)",
-            tests=("tests/secure_aggregation/test_protocol.py::TestWhatTheServerSees",),
-        ),
-        Mutation(
-            name="colluding nodes are counted on for their noise",
-            guards="the noise holds while at most colluding-nodes tell what they know",
-            where="secure_aggregation/terms.py::Terms.noise_share",
-            before="return 1.0 / math.sqrt(self.honest)",
-            after="return 1.0 / math.sqrt(self.least_nodes)",
-            tests=(
-                "tests/secure_aggregation/test_noise.py::test_variance_at_exactly_t_less_c_honest_nodes",
-            ),
-        ),
-        Mutation(
             name="a second base class may replace the private path",
             guards="the raw sum dies in code that no method replaces",
             where="run/strategy.py::PrivateSumStrategy.__init_subclass__",
@@ -420,6 +402,26 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             before="    bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))\n",
             after="    bound = ask.query.answer_bound(num_users)\n",
             tests=("tests/client_apps/test_reads.py::TestText",),
+        ),
+    ),
+    "Secure aggregation": (
+        Mutation(
+            name="a node gives both shares of a node that answered",
+            guards="nobody uncovers the answer of one node",
+            where="secure_aggregation/node.py::unmask",
+            before="for name in sorted(shares.keys() - inside)",
+            after="for name in sorted(shares)",
+            tests=("tests/secure_aggregation/test_protocol.py::TestWhatTheServerSees",),
+        ),
+        Mutation(
+            name="colluding nodes are counted on for their noise",
+            guards="the noise holds while at most colluding-nodes tell what they know",
+            where="secure_aggregation/terms.py::Terms.noise_share",
+            before="return 1.0 / math.sqrt(self.honest)",
+            after="return 1.0 / math.sqrt(self.least_nodes)",
+            tests=(
+                "tests/secure_aggregation/test_noise.py::test_variance_at_exactly_t_less_c_honest_nodes",
+            ),
         ),
     ),
     "What one user can move": (

@@ -1,4 +1,4 @@
-"""Noise in shares: the lemma of docs/secure_aggregation.md, its variance, and its last digits."""
+"""Noise in shares: the lemma of secure_aggregation/terms.py, its variance, and its last digits."""
 
 from __future__ import annotations
 
