@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flower_privsyn.client_apps import add_handlers, create_client_app
     from flower_privsyn.data import Users, load_users
     from flower_privsyn.errors import PrivsynError
+    from flower_privsyn.notebook import fit
     from flower_privsyn.queries import Query
     from flower_privsyn.report.summary import open_run
     from flower_privsyn.strategies import (
@@ -48,6 +49,7 @@ _HOMES = {
     "Users": "data",
     "add_handlers": "client_apps",
     "create_client_app": "client_apps",
+    "fit": "notebook",
     "load_users": "data",
     "open_run": "report.summary",
 }
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "add_handlers",
     "create_client_app",
+    "fit",
     "load_users",
     "open_run",
     "strategy_of",

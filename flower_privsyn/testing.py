@@ -19,7 +19,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.embedding import check_batch_invariance
-from flower_privsyn.host.grid import GridWithoutLink, flower_identity
+from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
 
@@ -47,8 +46,8 @@ __all__ = [
 RUN_ID = 1
 
 
-class LoopbackGrid(GridWithoutLink):
-    """Flower's Grid that calls a ClientApp in this process.
+class LoopbackGrid(InProcessGrid):
+    """Flower's Grid that calls a ClientApp in this process and keeps all messages.
 
     Args:
         client_app: the app every node runs.
@@ -78,63 +77,27 @@ class LoopbackGrid(GridWithoutLink):
         is_simulation: bool = True,
         run_id: int = RUN_ID,
     ) -> None:
-        configs = node_configs or [
-            {"partition-id": index, "num-partitions": num_nodes} for index in range(num_nodes)
-        ]
-        self._client_app = client_app
-        super().__init__(configs, run_id=run_id, run_config=run_config or {})
+        configs = node_configs or partitions(num_nodes)
+        super().__init__(client_app, configs, run_id=run_id, run_config=run_config or {})
         self._tamper = tamper
         self._simulated = is_simulation
         self.requests: list[Message] = []
         self.replies: list[Message] = []
         self.most_under_way = 0
-        self._under_way: set[str] = set()
-        self._arrived: dict[str, list[Message]] = {}
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Run the ClientApp on every message and keep the replies until they are pulled.
-
-        A message whose reply `tamper` keeps back has None for an id, as Flower's Grid of
-        deployments gives for one that did not arrive: nobody has to wait for it.
-        """
-        ids: list[Any] = []
-        for message in messages:
-            # Flower's own Grids write the id in the same way: no public setter exists.
-            message.metadata.__dict__["_message_id"] = name = uuid4().hex
-            self.requests.append(message)
-            self._under_way.add(name)
-            self.most_under_way = max(self.most_under_way, len(self._under_way))
-            context = self._contexts[message.metadata.dst_node_id]
-            with simulated(self._simulated):
-                reply = self._client_app(message, context)
-            for delivered in [reply] if self._tamper is None else self._tamper(message, reply):
-                answered = delivered.metadata.reply_to_message_id
-                self._arrived.setdefault(answered, []).append(delivered)
-            if name not in self._arrived:
-                self._under_way.discard(name)
-            ids.append(name if name in self._arrived else None)
-        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that have arrived and were not pulled yet."""
-        delivered: list[Message] = []
-        for name in message_ids:
-            arrived = self._arrived.pop(name, [])
-            if arrived:
-                self._under_way.discard(name)
-            delivered += arrived
+        delivered = list(super().pull_messages(message_ids))
         self.replies += delivered
         return delivered
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Run the ClientApp on every message and return the replies."""
-        return self.pull_messages(name for name in self.push_messages(messages) if name)
+    def _replies(self, message: Message) -> list[Message]:
+        """What `tamper` makes of the reply of its node."""
+        self.requests.append(message)
+        self.most_under_way = max(self.most_under_way, len(self._arrived) + 1)
+        with simulated(self._simulated):
+            (reply,) = super()._replies(message)
+        return [reply] if self._tamper is None else self._tamper(message, reply)
 
 
 class HashEmbedder:

@@ -28,9 +28,13 @@ from typing import Any
 import flower_privsyn
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
-from flower_privsyn.testing import LoopbackGrid, flower_identity, hash_embedder
+from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
+from flower_privsyn.testing import hash_embedder
 
 ROOT = Path(flower_privsyn.__file__).parent
+
+#: The fakes that stand in for models here.
+FAKES = str(ROOT / "testing.py")
 
 METHODS = ("pre-text", "popri", "dp-ftrl", "joint-sketch")
 
@@ -77,9 +81,10 @@ class Route:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """The file of a frame, below the package; None elsewhere, and of what has no name."""
+    """The file of a frame, below the package; None elsewhere, of fakes and what has no name."""
     code = frame.f_code
-    if not code.co_filename.startswith(str(ROOT)) or code.co_name.startswith("<"):
+    here = code.co_filename.startswith(str(ROOT)) and code.co_filename != FAKES
+    if not here or code.co_name.startswith("<"):
         return None
     return str(Path(code.co_filename).relative_to(ROOT))
 
@@ -106,7 +111,8 @@ def follow(name: str) -> Route:
         else:
             app = create_client_app(load, embedder=hash_embedder, cache_directory=cache)
         make[name](Path(folder), num_rounds=3, num_nodes=2).start(
-            LoopbackGrid(app), evaluate_fn=lambda number, _: switch.get(number, lambda: None)()
+            InProcessGrid(app, partitions(2), run_id=1, run_config={}),
+            evaluate_fn=lambda number, _: switch.get(number, lambda: None)(),
         )
     return route
 

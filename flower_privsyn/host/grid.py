@@ -55,6 +55,11 @@ def flower_identity(node_id: int = 1, *, run_id: int = 1) -> Iterator[None]:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 
 
+def partitions(num_nodes: int) -> list[dict[str, int]]:
+    """The configurations of nodes to which users are dealt, as Flower's simulation has them."""
+    return [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)]
+
+
 class GridWithoutLink(Grid):
     """Flower's Grid before nodes that no SuperLink knows.
 
@@ -99,6 +104,64 @@ class GridWithoutLink(Grid):
         raise NotImplementedError("use get_node_ids")
 
 
+class InProcessGrid(GridWithoutLink):
+    """Flower's Grid that calls a ClientApp in this process.
+
+    A reply is kept until it is pulled, a message not at all.
+
+    Args:
+        client_app: the app every node runs.
+        node_configs: of the nodes, which are numbered from 1.
+        run_id: of every node's Context.
+        run_config: what the nodes see as the run's configuration.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        node_configs: Sequence[Mapping[str, Any]],
+        *,
+        run_id: int,
+        run_config: Mapping[str, Any],
+    ) -> None:
+        super().__init__(node_configs, run_id=run_id, run_config=run_config)
+        self._client_app = client_app
+        self._arrived: dict[str, list[Message]] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run the ClientApp on every message and keep the replies until they are pulled."""
+        ids: list[Any] = []
+        for message in messages:
+            # Flower's own Grids write the id in the same way: no public setter exists.
+            message.metadata.__dict__["_message_id"] = name = uuid4().hex
+            for reply in self._replies(message):
+                self._arrived.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
+            # None is what Flower's Grid of deployments gives for a message that did not arrive.
+            ids.append(name if name in self._arrived else None)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to these messages that have arrived and were not pulled yet."""
+        return [reply for name in message_ids for reply in self._arrived.pop(name, [])]
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ARG002
+    ) -> Iterable[Message]:
+        """Run the ClientApp on every message and return the replies."""
+        return self.pull_messages(name for name in self.push_messages(messages) if name)
+
+    def _replies(self, message: Message) -> list[Message]:
+        """What comes back after a message: the reply of its node."""
+        return [self._client_app(message, self._contexts[message.metadata.dst_node_id])]
+
+
 class LocalGrid(GridWithoutLink):
     """Flower's Grid before nodes of this machine, for which processes of it answer.
 
@@ -128,8 +191,7 @@ class LocalGrid(GridWithoutLink):
         processes: int,
     ) -> None:
         self._loads = (str(app), client_app, run_id)
-        configs = [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)]
-        super().__init__(configs, run_id=run_id, run_config=run_config)
+        super().__init__(partitions(num_nodes), run_id=run_id, run_config=run_config)
         self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._arrived: dict[str, Message] = {}
         self._starting = threading.Lock()

@@ -54,7 +54,6 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
     Raises:
         RunDirectoryError: a file of the run is damaged.
     """
-    trained = any(name.startswith(f"{TRAINED_MODEL}/") for name in summary.files)
     made = [counted(summary.synthetic_texts, "text")] if summary.synthetic_texts else []
     return {
         "run": summary,
@@ -63,7 +62,7 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
         "subtitle": _subtitle(summary),
         "error": _error(summary),
         "go_on": how_to_resume(Path(summary.path)).replace(summary.path, summary.name),
-        "made": ", ".join([*made, *([TRAINED_MODEL] if trained else [])]) or "nothing yet",
+        "made": ", ".join([*made, *([TRAINED_MODEL] if summary.model else [])]) or "nothing yet",
         "epsilons": [
             epsilon_text(summary.epsilon_release),
             "none"

@@ -17,7 +17,7 @@ from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
-from flower_privsyn.run.directory import RunDirectory, round_texts
+from flower_privsyn.run.directory import TRAINED_MODEL, RunDirectory, round_texts
 from flower_privsyn.run.run_format import stamp_of
 
 if TYPE_CHECKING:
@@ -231,6 +231,12 @@ class RunSummary:
     def name(self) -> str:
         """Of the run directory's folder."""
         return Path(self.path).name
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the model that the run made; None where it made none, or none yet."""
+        made = any(name.startswith(f"{TRAINED_MODEL}/") for name in self.files)
+        return Path(self.path) / TRAINED_MODEL if made else None
 
     @property
     def texts(self) -> pd.DataFrame:

@@ -1,0 +1,177 @@
+"""A run in one process, on users in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from flower_privsyn import DPFedAvg, JointSketch, PrivateSumStrategy, fit
+from flower_privsyn.data import Users
+from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.report.summary import RunSummary
+from flower_privsyn.strategies import (
+    DPFedAvgConfig,
+    JointSketchConfig,
+    Method,
+    PrivateSumConfig,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+)
+from tests.support.federation import make_users
+from tests.support.run_files import lines
+from tests.support.small_runs import small_training
+from tests.support.text_lengths import TextLengths
+
+Fit = Callable[..., RunSummary]
+
+TOPICS = (
+    "The court heard the appeal, and the judge gave her ruling on the tax of the river.",
+    "The engine and the turbine of the rocket ran in orbit until the fuel was gone.",
+    "The teacher spoke to the school about genes, enzymes and the cells of a plant.",
+)
+
+
+def rows(count: int = 30) -> list[tuple[str, str]]:
+    """Users who write about courts."""
+    users = make_users(count)
+    return [
+        (users.user_ids[owner], text) for owner, text in zip(users.owners, users.texts, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("public") / "topics.jsonl"
+    texts = [f"{text} It was said in the year {year}." for year in range(20) for text in TOPICS]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def small(tmp_path: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings of a small joint sketch."""
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    return {
+        "epsilon": 8.0,
+        "accept_noise": True,
+        "num_bigrams": 400,
+        "public_text": str(public),
+        "select_share": 0.2,
+        "least_selected": 1,
+        "least_row_tokens": 4,
+        "most_overlap": 1.0,
+        "student_steps": 1,
+        "training_batch_size": 2,
+        "teacher": "",
+        "synthesis": "selected",
+        "run_dir": str(tmp_path / "run"),
+    }
+
+
+def test_a_data_frame_is_asked_once_by_a_joint_sketch(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    frame = pd.DataFrame(rows(), columns=["customer", "note"])
+    run = fit(frame, client_column="customer", text_column="note", **small)
+    assert (run.status, run.strategy, run.users) == ("finished", "JointSketch", 30)
+    assert run.epsilon_release == pytest.approx(8.0, abs=0.01)
+    started = [line for line in lines(tmp_path / "run" / "ledger.jsonl") if "query" in line]
+    assert started[0]["secure_randomness"]
+    assert run.texts["text"].str.len().min() > 0
+    assert run.model == tmp_path / "run" / "models" / "final"
+    assert (run.model / "config.json").is_file()
+
+
+@pytest.mark.parametrize("given", [rows(), iter(rows()), Users.from_rows(rows())])
+def test_rows_and_users_are_asked_as_they_are(small: dict[str, Any], given: Any) -> None:
+    assert fit(given, JointSketch(**small)).users == 30
+
+
+class Lengths(Method):
+    """Asks once how long texts are."""
+
+    queries = (TextLengths(),)
+
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        return (RecordSource.of_text(),)
+
+    def ask(self, state: State, number: int) -> Question:
+        return Question(self.queries[0], {})
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        return {"counts": release.values}
+
+    def finish(self, state: State) -> dict[str, Any]:
+        return {}
+
+
+def test_a_method_of_ones_own_asks_its_question(tmp_path: Path) -> None:
+    settings = PrivateSumConfig(
+        epsilon=8.0, num_rounds=1, max_samples=0, accept_noise=True, run_dir=str(tmp_path / "run")
+    )
+    run = fit(rows(), PrivateSumStrategy(settings, Lengths()))
+    assert [line["query"] for line in run.charged] == [TextLengths.name]
+
+
+def test_models_are_trained_on_the_nodes(lstm: Path, tmp_path: Path) -> None:
+    settings = small_training(
+        DPFedAvgConfig, tmp_path / "run", model=str(lstm), num_rounds=2, num_nodes=3
+    )
+    run = fit(rows(6), DPFedAvg(settings(epsilon=50.0)))
+    assert (run.releases, run.users) == (2, 6)
+    assert run.model is not None
+
+
+class TestNothingIsSpent:
+    @pytest.fixture
+    def refused(self, small: dict[str, Any], tmp_path: Path) -> Callable[..., str]:
+        def refused(users: Any, *given: Any, kind: type[Exception], **settings: Any) -> str:
+            with pytest.raises(kind) as refusal:
+                fit(users, *given, **settings)
+            assert not (tmp_path / "run" / "ledger.jsonl").exists()
+            return str(refusal.value)
+
+        return refused
+
+    def test_for_one_user_alone(self, refused: Fit, small: dict[str, Any]) -> None:
+        assert "2 users" in refused(rows(1), kind=DataError, **small)
+
+    def test_for_users_without_text(self, refused: Fit, small: dict[str, Any]) -> None:
+        nothing = [(f"user-{number}", " ") for number in range(30)]
+        assert "no usable text" in refused(nothing, kind=DataError, **small)
+
+    def test_for_a_table_without_the_column(self, refused: Fit, small: dict[str, Any]) -> None:
+        frame = pd.DataFrame(rows(), columns=["client_id", "note"])
+        assert "text" in refused(frame, kind=DataError, **small)
+
+    def test_for_public_text_that_is_theirs(
+        self, refused: Fit, small: dict[str, Any], public: Path
+    ) -> None:
+        lines = [json.loads(line)["text"] for line in public.read_text("utf-8").splitlines()]
+        theirs = [(f"user-{number % 30}", text) for number, text in enumerate(lines)]
+        assert "public-text" in refused(theirs, kind=ConfigError, **small)
+        assert "public-text" in refused(
+            os.fspath(public), kind=ConfigError, **small, client_column="text"
+        )
+
+    def test_where_settings_and_a_strategy_are_given(
+        self, refused: Fit, small: dict[str, Any]
+    ) -> None:
+        other = JointSketch(JointSketchConfig(**small))
+        assert "epsilon" in refused(rows(), other, kind=ConfigError, epsilon=1.0)
+        assert "JointSketch" in refused(rows(), JointSketch, kind=ConfigError)
+
+
+def test_what_is_wrong_with_a_setting_is_said_of_the_keyword(small: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="epsilom"):
+        partial(fit, rows(), epsilom=1.0)()
