@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.privacy.mechanisms import to_grid
 from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig
@@ -22,9 +20,8 @@ from flower_privsyn.testing import (
     LoopbackGrid,
     ShuffleWords,
     flower_identity,
-    hash_embedder,
 )
-from tests.support.federation import WORDS, make_users
+from tests.support.federation import WORDS, embedding_nodes, make_users
 from tests.support.small_runs import small_run
 
 pytest_plugins = [
@@ -101,15 +98,7 @@ def federation(tmp_path: Path) -> Callable[..., LoopbackGrid]:
 
     def build(users: Users | None = None, *, num_nodes: int = 2, **kwargs: Any) -> LoopbackGrid:
         everyone = make_users(12) if users is None else users
-
-        def load(context: Context) -> Users:
-            return everyone.partition(
-                partition_id=int(context.node_config["partition-id"]),
-                num_partitions=int(context.node_config["num-partitions"]),
-            )
-
-        app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
-        return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
+        return embedding_nodes(everyone, tmp_path, num_nodes=num_nodes, **kwargs)
 
     return build
 

@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from flower_privsyn.checks import (
-    OrZero,
-    Settings,
-    check_choice,
-    check_number,
-    check_whole,
-)
+from flower_privsyn.checks import OrZero, Settings, check_choice, check_number, check_whole
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.errors import ConfigError

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.data import Chunking, load_users
-from flower_privsyn.dry_run.people import read_people
-from flower_privsyn.errors import DataError
+from flower_privsyn.data import load_users
 from flower_privsyn.host.app import load_app, resolve_config, strategies_of
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.strategies import AugPEConfig
@@ -83,22 +80,3 @@ def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
     users.check_documents(classes=settings(name).class_names)
     rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()[:3]]
     assert all(set(row) == {"client_id", "date", "text", "label"} for row in rows)
-
-
-def test_the_check_reads_the_sample_with_its_classes() -> None:
-    app = load_app(APP)
-    values = resolve_config(app, config_name="cpu")
-    people = read_people(
-        app, values, chunking=Chunking.of(settings("cpu").to_dict()), nodes=2, most_nodes=1
-    )
-    assert people is not None
-    assert people.users + people.held_out == 1200
-    chunking = Chunking.of(settings("cpu").to_dict())
-    fewer = replace(chunking, classes=chunking.classes[:-1])
-    found = read_people(app, values, chunking=fewer, nodes=2, most_nodes=1)
-    assert found is not None
-    assert found.users == people.users
-    assert found.documents < people.documents
-    other = replace(chunking, classes=("Vision",))
-    with pytest.raises(DataError, match="no document is of any class of this run.*labelled '"):
-        read_people(app, values, chunking=other, nodes=2, most_nodes=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
@@ -20,12 +20,7 @@ from flower_privsyn.client_apps.handlers import add_answer, chosen_users
 from flower_privsyn.data import Users
 from flower_privsyn.embedding.batch_invariance import probe_texts
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import (
-    FullParticipation,
-    PoissonSampling,
-    Sampling,
-    skipping,
-)
+from flower_privsyn.privacy import FullParticipation, PoissonSampling, skipping
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import (
     Broadcast,
@@ -36,7 +31,7 @@ from flower_privsyn.queries import (
     Query,
 )
 from flower_privsyn.testing import HashEmbedder, flower_identity, random_cohort
-from tests.support.answering import read_answer
+from tests.support.answering import prepare, put, read_answer, where
 from tests.support.questions import DATA, plain_ask
 
 WORDS = "court judge tax river stone bread salt moon tree lamp glass iron".split()
@@ -86,10 +81,6 @@ def rows(bad: list[object]) -> list[tuple[str, object]]:
     return [*others[:20], *(("bad", text) for text in bad), *others[20:], ("bad", "")]
 
 
-def where(**node: Any) -> Context:
-    return Context(run_id=1, node_id=5, node_config=node, state=RecordDict(), run_config={})
-
-
 def app_for(written: list[tuple[str, object]], cache: Path, embedder: Any = delicate) -> ClientApp:
     def load(context: Context) -> Users:
         return Users.from_rows(written)
@@ -101,22 +92,8 @@ def app_of(bad: list[object], cache: Path, embedder: Any = delicate) -> ClientAp
     return app_for(rows(bad), cache, embedder)
 
 
-def prepare(app: ClientApp, context: Context, **changes: Any) -> Message:
-    request = wire.pack_prepare(replace(DATA, **changes))
-    return app(Message(request, dst_node_id=5, message_type=wire.PREPARE), context)
-
-
-def ask(
-    app: ClientApp,
-    query: Query,
-    broadcast: Broadcast,
-    context: Context,
-    sampling: Sampling | None = None,
-) -> Message:
-    question = plain_ask(query=query, broadcast=broadcast, data=DATA, sampling=sampling)
-    record = wire.broadcast_record(broadcast, precision="float32")
-    content = wire.pack_ask(question, record)
-    return app(Message(content, dst_node_id=5, message_type=wire.message_type(query)), context)
+def ask(app: ClientApp, query: Query, broadcast: Broadcast, **changes: Any) -> Message:
+    return put(app, plain_ask(query=query, broadcast=broadcast, data=DATA, **changes))
 
 
 @pytest.mark.parametrize("rate", [2.0**-60, 1.0])
@@ -140,8 +117,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the node answers when the bad user wrote nothing."""
     app = app_of([], tmp_path_factory.mktemp("empty"))
     with flower_identity():
-        answers = [facts(ask(app, *question, where())) for question in QUESTIONS]
-        roster = wire.unpack_roster(prepare(app, where()))
+        answers = [facts(ask(app, *question)) for question in QUESTIONS]
+        roster = wire.unpack_roster(prepare(app))
     assert all(np.frombuffer(total).any() for total, _ in answers)
     return {"roster": roster, "answers": answers}
 
@@ -164,12 +141,12 @@ def test_the_others_sum_is_the_same_to_the_bit(
     bad: list[object], empty: dict[str, Any], tmp_path: Path
 ) -> None:
     app = app_of(bad, tmp_path)
-    assert wire.unpack_roster(prepare(app, where())) == empty["roster"]
-    assert [facts(ask(app, *question, where())) for question in QUESTIONS] == empty["answers"]
+    assert wire.unpack_roster(prepare(app)) == empty["roster"]
+    assert [facts(ask(app, *question)) for question in QUESTIONS] == empty["answers"]
 
 
 def test_a_model_that_fails_on_public_text_is_the_nodes_fault(tmp_path: Path) -> None:
-    reply = prepare(app_of([], tmp_path, lambda name, precision: Broken()), where())
+    reply = prepare(app_of([], tmp_path, lambda name, precision: Broken()))
     assert reply.error.code == wire.ClientErrorCode.INTERNAL
 
 
@@ -180,7 +157,7 @@ def test_who_ends_the_process_ends_it(tmp_path: Path) -> None:
 
     app = app_of([], tmp_path, lambda name, precision: Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        prepare(app, where())
+        prepare(app)
 
 
 def test_the_nodes_own_log_counts_and_quotes_nothing(
@@ -188,10 +165,10 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
 ) -> None:
     bad: list[object] = ["raise the secret words", "\ud800", "court judge"]
     # A SuperNode may have a partition too.
-    partition = where(**{"num-partitions": 2, "partition-id": 0})
+    partition = where({"num-partitions": 2, "partition-id": 0})
     monkeypatch.setattr("flower_privsyn.client_apps.handlers.in_simulation", lambda: False)
     with caplog.at_level(logging.INFO):
-        reply = prepare(app_of(bad, tmp_path / "deployed"), partition)
+        reply = prepare(app_of(bad, tmp_path / "deployed"), context=partition)
     told = "2 records of 1 users are left out as unusable: see `privsyn data`"
     assert caplog.messages == [told]
     log = tmp_path / "deployed" / "skipped.log"
@@ -202,17 +179,17 @@ def test_the_nodes_own_log_counts_and_quotes_nothing(
     caplog.clear()
     # In a simulation whatever a node logs stands in the log of the run.
     monkeypatch.undo()
-    prepare(app_of(bad, tmp_path / "simulated"), where())
+    prepare(app_of(bad, tmp_path / "simulated"))
     assert not caplog.messages
     assert told in (tmp_path / "simulated" / "skipped.log").read_text()
-    prepare(app_of(["court judge"], tmp_path / "fine"), where())
+    prepare(app_of(["court judge"], tmp_path / "fine"))
     assert not caplog.messages
     assert not (tmp_path / "fine" / "skipped.log").exists()
 
 
 def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> None:
     """What was found to: a day of the year 12099, the only date, the only text."""
-    where_it_is = where(data="")
+    where_it_is = where({"data": ""})
     others = [{"client_id": f"u{n}", "text": "court judge"} for n in range(5)]
     dated = [{**row, "date": "2025-05-05"} for row in others]
     alone = [{**row, "text": 5} for row in others]
@@ -234,7 +211,9 @@ def test_no_users_record_decides_whether_the_node_takes_part(tmp_path: Path) -> 
             path.write_text("\n".join(lines) + "\n")
             where_it_is.node_config["data"] = str(path)
             app = create_client_app(embedder=delicate, cache_directory=tmp_path / "cache")
-            rosters.append(wire.unpack_roster(prepare(app, where_it_is, min_date=min_date)))
+            rosters.append(
+                wire.unpack_roster(prepare(app, replace(DATA, min_date=min_date), where_it_is))
+            )
         assert all(roster == rosters[0] for roster in rosters)
 
 
@@ -337,7 +316,7 @@ class TestErrorsTellNothing:
         for number, written in enumerate(self.WRITTEN):
             app = app_for(written, tmp_path / str(number))
             for sampling in (FullParticipation(), PoissonSampling(2.0**-60)):
-                reply = ask(app, *QUESTIONS[0], where(), sampling=sampling)
+                reply = ask(app, *QUESTIONS[0], sampling=sampling)
                 assert reply.error.code == wire.ClientErrorCode.INTERNAL
 
     def test_of_a_model_that_embeds_nothing(self, tmp_path: Path) -> None:
@@ -351,7 +330,7 @@ class TestErrorsTellNothing:
 
         for number, written in enumerate(self.WRITTEN):
             app = app_for(written, tmp_path / str(number), lambda name, precision: Later())
-            assert prepare(app, where()).error.code == wire.ClientErrorCode.INTERNAL
+            assert prepare(app).error.code == wire.ClientErrorCode.INTERNAL
 
     def test_of_a_query_that_ends_the_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -367,5 +346,5 @@ class TestErrorsTellNothing:
         answered = []
         for number, written in enumerate(self.WRITTEN):
             app = app_for(written, tmp_path / str(number))
-            answered.append(not ask(app, *QUESTIONS[0], where()).has_error())
+            answered.append(not ask(app, *QUESTIONS[0]).has_error())
         assert answered == [True] * 3

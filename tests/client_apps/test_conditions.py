@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.guard import NodeGuard, model_digest, simulated
@@ -22,7 +21,7 @@ from flower_privsyn.queries import ConditionalDelta, ModelDelta, NearestNeighbor
 from flower_privsyn.queries.model_delta import conditioned_fingerprint, pack_conditions
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.support.answering import read_answer
+from tests.support.answering import prepare, put, read_answer, where
 from tests.support.questions import DATA, plain_ask
 
 QUESTION = ConditionalDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
@@ -55,11 +54,7 @@ def broadcast(model: LocalModel, **changes: Any) -> dict[str, Any]:
 def answer(
     app: ClientApp, data: wire.DataRequest, arrays: dict[str, Any], query: Any = QUESTION
 ) -> np.ndarray | str:
-    question = plain_ask(query=query, broadcast=arrays, data=data, num_rounds=9)
-    content = wire.pack_ask(question, wire.broadcast_record(arrays, precision="float32"))
-    message = Message(content, dst_node_id=5, message_type=wire.message_type(query))
-    context = Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={})
-    reply = app(message, context)
+    reply = put(app, plain_ask(query=query, broadcast=arrays, data=data, num_rounds=9))
     if reply.has_error():
         return wire.ClientErrorCode(reply.error.code).name
     return from_grid(read_answer(reply).total)
@@ -145,20 +140,6 @@ def test_a_user_s_update_is_bounded_whatever_the_conditions(
     assert not found.any()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"conditions": pack_conditions(["one"])},
-        {"centres": np.zeros((2, 16), np.float32)},
-    ],
-)
-def test_a_broadcast_that_does_not_fit_is_refused(
-    changes: dict[str, Any], data: wire.DataRequest, model: LocalModel, tmp_path: Path
-) -> None:
-    app = app_of([("a", "the river waits")], tmp_path)
-    assert answer(app, data, broadcast(model, **changes)) == "BAD_REQUEST"
-
-
 def test_questions_with_and_without_conditions_are_not_each_other_s(
     data: wire.DataRequest, model: LocalModel, tmp_path: Path
 ) -> None:
@@ -176,9 +157,7 @@ def test_the_roster_names_both_models(
     data: wire.DataRequest, model: LocalModel, tmp_path: Path
 ) -> None:
     app = app_of([("a", "the river waits")], tmp_path)
-    message = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
-    context = Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={})
-    entry = wire.unpack_roster(app(message, context))
+    entry = wire.unpack_roster(prepare(app, data))
     expected = conditioned_fingerprint(model.fingerprint, HashEmbedder().fingerprint)
     assert (entry.embedder, entry.dimension) == (expected, model.dimension)
 
@@ -191,13 +170,11 @@ def test_the_owner_allows_both_models(data: wire.DataRequest, llama: Path, tmp_p
         '[embedding-models]\n"another" = ""\n'
     )
     app = app_of([("a", "the river waits")], tmp_path)
-    message = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
     node = {"policy": str(policy)}
-    context = Context(run_id=2**40, node_id=5, node_config=node, state=RecordDict(), run_config={})
     with simulated(False):
         with pytest.raises(
             NotAllowedError, match='The server names the embedding model "all-MiniLM'
         ):
             NodeGuard.of(node).check_model("embedding", data.embedding_model)
-        reply = app(message, context)
+        reply = prepare(app, data, where(node, run_id=2**40))
     assert wire.ClientErrorCode(reply.error.code).name == "NOT_ALLOWED"

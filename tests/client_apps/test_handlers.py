@@ -16,13 +16,8 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError, ModelError
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import HashEmbedder, hash_embedder
+from tests.support.answering import prepare, where
 from tests.support.questions import DATA
-
-
-def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:
-    return Context(
-        run_id=2**40, node_id=5, node_config=node or {}, state=RecordDict(), run_config=run or {}
-    )
 
 
 @pytest.fixture
@@ -41,45 +36,41 @@ def files(tmp_path: Path) -> tuple[str, str]:
 class TestUsersOfNode:
     def test_a_nodes_own_file_is_all_its_own(self, files: tuple[str, str]) -> None:
         node = {"data": files[0], "partition-id": 0, "num-partitions": 2}
-        assert users_of_node(context(node, {"data": files[1]})).user_ids == (
+        assert users_of_node(where(node, {"data": files[1]})).user_ids == (
             "node-0", "node-1", "node-2",
         )  # fmt: skip
 
     def test_the_runs_file_is_dealt(self, files: tuple[str, str]) -> None:
         node = {"partition-id": 1, "num-partitions": 2}
-        assert users_of_node(context(node, {"data": files[1]})).user_ids == ("run-1", "run-3")
+        assert users_of_node(where(node, {"data": files[1]})).user_ids == ("run-1", "run-3")
 
     def test_relative_to_where_the_command_was_typed(
         self, files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PRIVSYN_WORKING_DIRECTORY", str(tmp_path))
         monkeypatch.chdir("/")
-        assert len(users_of_node(context({}, {"data": "run.jsonl"}))) == 4
+        assert len(users_of_node(where({}, {"data": "run.jsonl"}))) == 4
 
     def test_the_sample_of_an_app_is_dealt_where_the_run_asks_for_it(
         self, files: tuple[str, str]
     ) -> None:
         own, sample = files[0], Path(files[1])
         node = {"partition-id": 1, "num-partitions": 2}
-        dealt = users_of_node(context(node, {"data": "sample"}), sample=sample)
+        dealt = users_of_node(where(node, {"data": "sample"}), sample=sample)
         assert dealt.user_ids == ("run-1", "run-3")
-        for where in (
-            context({**node, "data": own}, {"data": "sample"}),
-            context({"partition-id": 0, "num-partitions": 1}, {"data": own}),
+        for context in (
+            where({**node, "data": own}, {"data": "sample"}),
+            where({"partition-id": 0, "num-partitions": 1}, {"data": own}),
         ):
-            assert users_of_node(where, sample=sample).user_ids == ("node-0", "node-1", "node-2")
-        assert len(users_of_node(context(node, {"data": "sample"}))) == 300
+            assert users_of_node(context, sample=sample).user_ids == ("node-0", "node-1", "node-2")
+        assert len(users_of_node(where(node, {"data": "sample"}))) == 300
 
     def test_no_data(self) -> None:
         with pytest.raises(DataError, match="no data"):
-            users_of_node(context())
+            users_of_node(where())
 
 
 class TestHandlers:
-    def prepare(self, app: ClientApp, where: Context, data: wire.DataRequest = DATA) -> Message:
-        request = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
-        return app(request, where)
-
     def test_text_is_loaded_once_for_a_run(self, tmp_path: Path) -> None:
         loads: list[int] = []
 
@@ -89,7 +80,7 @@ class TestHandlers:
 
         app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
         for _ in range(3):
-            reply = self.prepare(app, context())
+            reply = prepare(app, context=where(run_id=2**40))
         assert len(loads) == 1
         roster = wire.unpack_roster(reply)
         assert roster.dimension == HashEmbedder().dimension
@@ -108,7 +99,7 @@ class TestHandlers:
             return returned
 
         app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path)
-        assert self.prepare(app, context()).error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
+        assert prepare(app).error.code == wire.ClientErrorCode.DATA_UNAVAILABLE
         (said,) = caplog.messages
         assert "load must return Users, as load_users" in said
         assert said.endswith(f"and returned {what}.")
@@ -128,8 +119,8 @@ class TestHandlers:
             cache_directory=tmp_path,
         )
         request = Message(RecordDict(), dst_node_id=5, message_type="query.mine")
-        assert app(request, context()).has_content()
-        assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
+        assert app(request, where()).has_content()
+        assert wire.unpack_roster(prepare(app)).num_users == 1
 
     def test_mods_of_flower(self, tmp_path: Path) -> None:
         """Those of an app meet the library's messages, too; those of a handler do not."""
@@ -150,20 +141,20 @@ class TestHandlers:
                 embedder=hash_embedder,
                 cache_directory=tmp_path,
             )
-            assert wire.unpack_roster(self.prepare(app, context())).num_users == 1
+            assert wire.unpack_roster(prepare(app)).num_users == 1
 
     def test_what_cannot_be_had_or_read_is_a_code(self, tmp_path: Path) -> None:
         def broken(name: str, precision: str) -> HashEmbedder:
             raise ModelError("no such model")
 
         people = {"load": lambda where: Users.from_rows([("a", "court")])}
-        missing = context({"data": str(tmp_path / "missing.jsonl")})
+        missing = where({"data": str(tmp_path / "missing.jsonl")})
         code = wire.ClientErrorCode
-        for values, where, content, expected in (
-            ({**people, "embedder": broken}, context(), None, code.EMBEDDER_UNAVAILABLE),
+        for values, context, content, expected in (
+            ({**people, "embedder": broken}, where(), None, code.EMBEDDER_UNAVAILABLE),
             ({"embedder": hash_embedder}, missing, None, code.DATA_UNAVAILABLE),
-            ({"embedder": hash_embedder}, context(), RecordDict(), code.BAD_REQUEST),
+            ({"embedder": hash_embedder}, where(), RecordDict(), code.BAD_REQUEST),
         ):
             app = create_client_app(cache_directory=tmp_path, **values)
             request = wire.pack_prepare(DATA) if content is None else content
-            assert app(Message(request, 5, wire.PREPARE), where).error.code == expected
+            assert app(Message(request, 5, wire.PREPARE), context).error.code == expected

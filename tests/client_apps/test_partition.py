@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, users_of_node
@@ -21,6 +21,7 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, GaussianMechanism
 from flower_privsyn.testing import hash_embedder
+from tests.support import answering
 from tests.support.federation import make_users
 from tests.support.questions import DATA, ask
 from tests.support.text_lengths import TextLengths
@@ -31,7 +32,7 @@ DEALS = {1: ["a", "b"], 2: ["c", "shared"], 3: ["shared", "d"]}
 
 def where(node: int, *, run: int = RUN, nodes: int | None = 3) -> Context:
     own = {} if nodes is None else {"partition-id": node - 1, "num-partitions": nodes}
-    return Context(run_id=run, node_id=node, node_config=own, state=RecordDict(), run_config={})
+    return answering.where(own, run_id=run, node_id=node)
 
 
 def partition(context: Context) -> Users:
@@ -43,8 +44,8 @@ def prepare(tmp_path: Path) -> Callable[..., Message]:
     app = create_client_app(partition, embedder=hash_embedder, cache_directory=tmp_path / "cache")
 
     def send(context: Context, *, most: int = 1, to: ClientApp = app) -> Message:
-        content = wire.pack_prepare(replace(DATA, max_nodes_per_user=most, held_out_fraction=0.0))
-        return to(Message(content, context.node_id, wire.PREPARE), context)
+        data = replace(DATA, max_nodes_per_user=most, held_out_fraction=0.0)
+        return answering.prepare(to, data, context)
 
     return send
 
@@ -122,9 +123,7 @@ def ask_about_text(app: ClientApp, context: Context) -> Message:
         mechanism=GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=query.clip_norm),
         roster_users=3,
     )
-    record = wire.broadcast_record({}, precision="float32")
-    message = Message(wire.pack_ask(asked, record), context.node_id, wire.message_type(query))
-    return app(message, context)
+    return answering.put(app, asked, context)
 
 
 def test_a_recipe_that_deals_otherwise_in_another_process_is_refused(tmp_path: Path) -> None:
@@ -136,8 +135,7 @@ def test_a_recipe_that_deals_otherwise_in_another_process_is_refused(tmp_path: P
 
     first = process({1: ["a", "b"], 2: ["c", "d"]})
     for node in (1, 2):
-        message = Message(wire.pack_prepare(TEXT), node, wire.PREPARE)
-        assert not first(message, where(node, nodes=2)).has_error()
+        assert not answering.prepare(first, TEXT, where(node, nodes=2)).has_error()
     late = ask_about_text(process({1: ["a", "c"], 2: ["b", "d"]}), where(1, nodes=2))
     assert late.has_error()
     assert late.error.code == wire.ClientErrorCode.USER_ON_SEVERAL_NODES

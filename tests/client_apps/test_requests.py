@@ -31,7 +31,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import LabelledHistogram
 from flower_privsyn.testing import HashEmbedder, hash_embedder
-from tests.support.answering import read_answer
+from tests.support.answering import prepare, put, read_answer, where
 from tests.support.federation import make_users
 from tests.support.questions import DATA, ask, with_release
 
@@ -56,8 +56,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def context(node: dict[str, Any], run: dict[str, Any], run_id: int = 2**40) -> Context:
-    return Context(run_id=run_id, node_id=5, node_config=node, state=RecordDict(), run_config=run)
+def context(node: dict[str, Any] | None = None, run: dict[str, Any] | None = None) -> Context:
+    return where(node, run, run_id=2**40)
 
 
 @pytest.fixture
@@ -77,13 +77,7 @@ def answers(tmp_path: Path) -> Answering:
             "round_number": 1, "data": REQUEST, "sampling": FullParticipation(),
             "broadcast": {"candidates": candidates}, "num_rounds": 20, **changes,
         }  # fmt: skip
-        sent = ask(**values)
-        record = wire.broadcast_record(sent.broadcast, precision="float32")
-        request = Message(
-            wire.pack_ask(sent, record), dst_node_id=5,
-            message_type=f"query.{sent.query.name}",
-        )  # fmt: skip
-        reply = app(request, context(node, run or {}))
+        reply = put(app, ask(**values), context(node, run))
         if reply.has_error():
             return str(wire.ClientErrorCode(reply.error.code).name), 0.0
         answered = read_answer(reply)
@@ -188,21 +182,19 @@ class TestAnEditedPolicy:
     """The owner edits the policy while a run goes on, in this process or between two."""
 
     @pytest.fixture(params=["one process", "a process for each message"])
-    def prepare(self, request: Any, tmp_path: Path) -> Callable[[dict[str, Any]], Message]:
+    def prepared(self, request: Any, tmp_path: Path) -> Callable[[dict[str, Any]], Message]:
         apps: list[Any] = []
-        packed = Message(wire.pack_prepare(REQUEST), dst_node_id=5, message_type=wire.PREPARE)
 
         def send(node: dict[str, Any]) -> Message:
             if not apps or request.param != "one process":
                 cache = tmp_path / "cache"
                 apps.append(create_client_app(embedder=hash_embedder, cache_directory=cache))
-            reply: Message = apps[-1](packed, context(node, {}))
-            return reply
+            return prepare(apps[-1], REQUEST, context(node))
 
         return send
 
     def test_other_people_are_not_answered_for_with_those_before(
-        self, file: Path, tmp_path: Path, prepare: Callable[[dict[str, Any]], Message]
+        self, file: Path, tmp_path: Path, prepared: Callable[[dict[str, Any]], Message]
     ) -> None:
         """What they are charged would be told of the others, whose account stays as it is."""
         policy = tmp_path / "policy.toml"
@@ -212,11 +204,11 @@ class TestAnEditedPolicy:
         for name, people in (("spring", ["anna"]), ("autumn", ["berta", "carl"])):
             policy.write_text(f'max-epsilon = 9.0\ndataset = "{name}"\n{model}')
             file.write_text("".join(f'{{"client_id": "{p}", "text": "hi"}}\n' for p in people))
-            found.append(wire.unpack_roster(prepare(node)).num_users)
+            found.append(wire.unpack_roster(prepared(node)).num_users)
         assert found == [1, 2]
 
     def test_a_model_that_is_no_longer_allowed_answers_nothing(
-        self, file: Path, tmp_path: Path, prepare: Callable[[dict[str, Any]], Message]
+        self, file: Path, tmp_path: Path, prepared: Callable[[dict[str, Any]], Message]
     ) -> None:
         policy = tmp_path / "policy.toml"
         node = {"data": str(file), "policy": str(policy)}
@@ -224,7 +216,7 @@ class TestAnEditedPolicy:
             policy.write_text(
                 f'max-epsilon = 9.0\n[embedding-models]\n"{REQUEST.embedding_model}" = "{digest}"\n'
             )
-            reply = prepare(node)
+            reply = prepared(node)
             assert reply.has_error() == refused
         assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
 
@@ -268,13 +260,12 @@ class TestAnEditedPolicy:
 
         app = create_client_app(embedder=load, cache_directory=tmp_path / "cache")
         data = replace(REQUEST, embedding_model=str(folder))
-        packed = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
         node = {"data": str(file), "policy": str(policy)}
         for weights in ("spring", "autumn", "spring"):
             (folder / "weights").write_text(weights)
             stated = f'[embedding-models]\n"{folder}" = "{model_digest(folder)}"\n'
             policy.write_text(f"max-epsilon = 9.0\n{stated}")
-            assert wire.unpack_roster(app(packed, context(node, {}))).embedder == weights
+            assert wire.unpack_roster(prepare(app, data, context(node))).embedder == weights
 
 
 class TestWhoIsDrawn:
@@ -348,8 +339,7 @@ def test_what_is_loaded_is_what_was_compared(
     )
     app = create_client_app(twelve, cache_directory=tmp_path / "cache", trainer=Trainer())
     data = replace(REQUEST, trains=TrainableModel(name="privsyn-lstm"))
-    request = Message(wire.pack_prepare(data), dst_node_id=5, message_type=wire.PREPARE)
-    app(request, context({"policy": str(policy)}, {}))
+    prepare(app, data, context({"policy": str(policy)}))
     assert loaded == [str(bundled)]
 
     # And where the owner allows any files, the bundled name wins over the folder.
@@ -358,7 +348,7 @@ def test_what_is_loaded_is_what_was_compared(
         raise DataError("enough")
 
     monkeypatch.setattr(training, "LocalModel", spied)
-    app(request, context({}, {}))
+    prepare(app, data, context())
     assert loaded[1:] == ["privsyn-lstm"]
     with pytest.raises(DataError, match="enough"):
         training.LocalTraining().source(TrainableModel(name=loaded[1]))

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from flower_privsyn.cli import main
-from flower_privsyn.client_apps import create_client_app, handlers
+from flower_privsyn.client_apps import handlers
 from flower_privsyn.client_apps.account import NodeLedger, describe
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.client_apps.secure import (
@@ -27,22 +27,15 @@ from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
 from flower_privsyn.secure_aggregation import Session, advertise
 from flower_privsyn.secure_aggregation.keys import whole
-from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.support.federation import make_users
+from flower_privsyn.testing import LoopbackGrid
+from tests.support.federation import embedding_nodes, make_users
 from tests.support.probe import Probe
 from tests.support.questions import with_release
 from tests.support.secure import node_key
 
-pytestmark = pytest.mark.usefixtures("owner")
+pytestmark = pytest.mark.usefixtures("owner", "node_state")
 
 NODES = 4
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is cut here
-    return tmp_path / "state"
 
 
 @pytest.fixture
@@ -64,15 +57,8 @@ def owners(owner: Path) -> Callable[..., LoopbackGrid]:
                 {"policy": str(file), "node-key": str(owner / f"key-{index}"),
                  "dataset": f"people-{index}", "server": "north", "partition-id": index}
             )  # fmt: skip
-        app = create_client_app(
-            lambda context: make_users(12).partition(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=NODES
-            ),
-            embedder=hash_embedder,
-            cache_directory=owner / "cache",
-        )
-        more.setdefault("run_id", 2**40 + 1)
-        return LoopbackGrid(app, node_configs=configs, is_simulation=False, **more)
+        more = {"run_id": 2**40 + 1, "node_configs": configs, "is_simulation": False, **more}
+        return embedding_nodes(make_users(12), owner, num_nodes=NODES, **more)
 
     return build
 
@@ -90,7 +76,7 @@ def probe(config: Callable[..., Any], tmp_path: Path) -> Callable[..., Probe]:
 
 
 def test_owners_who_know_each_other_answer_and_charge(
-    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], state: Path
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], node_state: Path
 ) -> None:
     strategy, grid = probe(num_rounds=2, noise_multiplier=1.0), owners()
     strategy.start(grid)
@@ -104,7 +90,7 @@ def test_owners_who_know_each_other_answer_and_charge(
     assert account.epsilon(NodePolicy()) == pytest.approx(
         strategy.run.metrics()[-1]["epsilon_release"], rel=1e-9
     )
-    for path in state.glob("*.json"):
+    for path in node_state.glob("*.json"):
         assert json.loads(path.read_text()) == {"last": 2}
 
 
@@ -341,7 +327,7 @@ class TestMaliciousServers:
 
 
 class TestStore:
-    def test_a_round_is_begun_once_and_none_before_it(self, state: Path) -> None:
+    def test_a_round_is_begun_once_and_none_before_it(self, node_state: Path) -> None:
         store = RoundStore(5, 1)
         for number in (1, 3):
             kept, _ = advertise(Session(run=5, round_number=number), 1, node_key(1))
@@ -359,7 +345,7 @@ class TestStore:
         with pytest.raises(ProtocolError, match="keeps nothing of round 3"):
             store.state(Session(run=5, round_number=3))
 
-    def test_secrets_of_a_server_that_never_came_back_are_forgotten(self, state: Path) -> None:
+    def test_secrets_of_a_server_that_never_came_back_are_forgotten(self, node_state: Path) -> None:
         import os
 
         old, recent, new = RoundStore(5, 1), RoundStore(6, 1), RoundStore(7, 1)
@@ -373,23 +359,23 @@ class TestStore:
         kept, _ = advertise(Session(run=7, round_number=1), 1, node_key(1))
         with new.locked():
             new.begin(kept, key=None)
-        assert {path.name for path in state.glob("*.json")} == {"6-1.json", "7-1.json"}
+        assert {path.name for path in node_state.glob("*.json")} == {"6-1.json", "7-1.json"}
 
-    def test_a_second_process_waits_until_a_step_is_taken(self, state: Path) -> None:
+    def test_a_second_process_waits_until_a_step_is_taken(self, node_state: Path) -> None:
         import fcntl
 
         with RoundStore(5, 1).locked():
-            (lock,) = state.glob("lock-*")
+            (lock,) = node_state.glob("lock-*")
             with lock.open("wb") as other, pytest.raises(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def test_others_must_not_write_where_secrets_are(
-        self, state: Path, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
+        self, node_state: Path, owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe],
         caplog: pytest.LogCaptureFixture,
     ) -> None:  # fmt: skip
         check_state_folder()
-        assert state.stat().st_mode & 0o777 == 0o700
-        state.chmod(0o770)
+        assert node_state.stat().st_mode & 0o777 == 0o700
+        node_state.chmod(0o770)
         with pytest.raises(FederationError), caplog.at_level(logging.ERROR):
             probe().start(owners())
         assert "writable by nobody else" in caplog.text

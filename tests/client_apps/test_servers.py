@@ -16,11 +16,10 @@ import pytest
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.data import Users
 from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
-from tests.support.federation import make_users
+from tests.support.federation import embedding_nodes, make_users
 
 pytestmark = pytest.mark.usefixtures("owner")
 
@@ -145,19 +144,12 @@ def test_a_resumed_run_plans_what_is_left_of_it(
 def test_a_simulation_keeps_an_account_only_where_a_policy_is_named(
     run_of: Callable[..., Any], owner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(context: Any) -> Users:
-        config = context.node_config
-        return make_users(12).partition(
-            partition_id=int(config["partition-id"]), num_partitions=int(config["num-partitions"])
-        )
-
-    app = create_client_app(load, embedder=hash_embedder, cache_directory=owner / "cache")
-    run_of("free", num_nodes=2).start(LoopbackGrid(app, num_nodes=2))
+    run_of("free", num_nodes=2).start(embedding_nodes(make_users(12), owner))
     assert not (owner / "ledgers").exists()
     policy = owner / "policy.toml"
     policy.write_text("max-epsilon = 2.0")
     monkeypatch.setenv("PRIVSYN_NODE_POLICY", str(policy))
-    run_of("kept", num_nodes=2).start(LoopbackGrid(app, num_nodes=2))
+    run_of("kept", num_nodes=2).start(embedding_nodes(make_users(12), owner))
     account = NodeLedger("default").account()
     assert len(account.charges) == 4
     # Two nodes with a part of the users each: every user is in one answer of a round.

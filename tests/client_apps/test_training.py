@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.training import LocalTraining, create_training_app
@@ -22,7 +22,7 @@ from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import ModelDelta, Query
 from flower_privsyn.testing import hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.support.answering import read_answer
+from tests.support.answering import prepare, put, read_answer
 from tests.support.questions import DATA, plain_ask
 
 QUESTION = ModelDelta(clip_to=0.05, learning_rate=0.5, batch_size=1)
@@ -38,18 +38,8 @@ def data(model: TrainableModel) -> wire.DataRequest:
     return replace(DATA, trains=model, max_tokens=32, held_out_fraction=0.0)
 
 
-def where(node: int = 5) -> Context:
-    return Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
-
-
 def app_of(users: Users, **parts: Any) -> ClientApp:
     return create_training_app(lambda context: users, embedder=hash_embedder, **parts)
-
-
-def prepare(app: ClientApp, data: wire.DataRequest, node: int = 5) -> Message:
-    return app(
-        Message(wire.pack_prepare(data), dst_node_id=node, message_type=wire.PREPARE), where(node)
-    )
 
 
 def ask(
@@ -59,22 +49,16 @@ def ask(
     *,
     query: Query = QUESTION,
     round_number: int = 1,
-    name: str = "parameters",
-    node: int = 5,
     base: np.ndarray | None = None,
 ) -> Message:
     question = plain_ask(
         round_number=round_number,
         query=query,
-        broadcast={name: parameters} | ({} if base is None else {"base": base}),
+        broadcast={"parameters": parameters} | ({} if base is None else {"base": base}),
         data=data,
         num_rounds=9,
     )
-    content = wire.pack_ask(
-        question, wire.broadcast_record(question.broadcast, precision="float32")
-    )
-    kind = wire.message_type(query)
-    return app(Message(content, dst_node_id=node, message_type=kind), where(node))
+    return put(app, question)
 
 
 def total(reply: Message) -> np.ndarray:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import InsecureRandom, SecureRandom
+from flower_privsyn.privacy import InsecureRandom
 
 SHORT = "The court heard the appeal of the miller, and the judge gave her ruling at noon."
 LONG = "Markets set the price of every export. " * 60
@@ -82,12 +82,6 @@ def test_draws_have_the_law_of_the_weights() -> None:
     # The test sees a temperature that is off by a twentieth.
     other = TokenChoice(low=0.0, high=4.0, temperature=1.3 * 1.05, vocabulary=12)
     assert stats.chisquare(counts, many * probabilities(other, logits)).pvalue < 1e-6
-
-
-def test_randomness_of_the_system_is_taken_as_it_is() -> None:
-    choice = TokenChoice(low=0.0, high=1.0, temperature=1.0, vocabulary=2)
-    drawn = choice.draw(np.zeros((200, 2)), random=SecureRandom())
-    assert set(drawn.tolist()) == {0, 1}
 
 
 def test_the_last_turn_of_the_dice_is_drawn_again() -> None:

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from flower_privsyn.catalogue import compared, entries
-from flower_privsyn.comparison import APP, Cell, People, Plan, make_plan, methods_of
+from flower_privsyn.catalogue import entries
+from flower_privsyn.comparison import APP, People, Plan, make_plan, methods_of
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.plan import FLOORS
 from flower_privsyn.comparison.run import _rows
@@ -170,13 +170,6 @@ class TestApp:
         assert values["dp-ftrl"]["max-samples"] == 4  # 1 in the second folder
         assert values["vanilla"]["max-samples"] == 1
 
-    def test_a_size_that_is_not_there_is_named(self, data: str) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=r"no settings 'huge'; it has ask-once, cpu, ctcl, from-distilled, gem",
-        ):
-            checked(data, configs=["huge"])
-
 
 class TestUsers:
     def test_one_in_ten_is_sealed_by_the_published_rule(self) -> None:
@@ -269,15 +262,6 @@ class TestCells:
             ("finetune-private", None, 1),
             ("popri", 1.0, 1),
         ]
-
-    def test_names_are_folders(self) -> None:
-        def name(method: str, epsilon: float | None, seed: int) -> str:
-            return Cell(method=compared()[method], epsilon=epsilon, seed=seed).name
-
-        assert name("popri", 1.29, 3) == "popri-eps-1.29-seed-3"
-        assert name("finetune-private", None, 0).endswith("eps-inf-seed-0")
-        # And not that of epsilon 1.
-        assert name("popri", 1.0000001, 0) == "popri-eps-1.0000001-seed-0"
 
 
 class TestSettings:

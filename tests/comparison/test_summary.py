@@ -48,11 +48,6 @@ class TestSummary:
             ("finetune-private", None),
         ]
 
-    def test_no_zero_has_a_sign(self) -> None:
-        cells = [CELLS[0], cell("popri", 1.0, 0, 0.1999), CELLS[-1]]
-        row = next(line for line in table_of(cells).splitlines() if "POPri" in line)
-        assert row.split("|")[3:5] == [" 19.99 ", " 0 "]
-
     def test_rounds_without_a_release_stand_under_the_table(self) -> None:
         """Such a cell had fewer releases than others, and its figures say so nowhere else."""
         cells = [cell("popri", 1.0, 0, 0.26, rounds_lost=2)]

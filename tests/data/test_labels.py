@@ -11,11 +11,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from flower_privsyn.data import (
-    Chunking,
-    Users,
-    load_users,
-)
+from flower_privsyn.data import Chunking, Users, load_users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import skipping

@@ -14,13 +14,9 @@ from flower_privsyn.errors import PrivsynError
 from tests.support import golden_runs
 from tests.support.checked import stops
 
+pytestmark = pytest.mark.usefixtures("few_weights")
+
 EVERYBODY = len(golden_runs.everybody())
-
-
-@pytest.fixture(autouse=True)
-def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is promised here hangs on no model."""
-    golden_runs.train(llama, monkeypatch)
 
 
 def checked(strategy: Any) -> Report:

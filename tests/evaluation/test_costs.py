@@ -27,18 +27,9 @@ from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.plan import plan_of
-from flower_privsyn.strategies import (
-    POPri,
-    POPriConfig,
-    PrivateEvolution,
-    PrivateEvolutionConfig,
-)
-from flower_privsyn.testing import (
-    HashEmbedder,
-    LoopbackGrid,
-    hash_embedder,
-)
-from tests.support.federation import make_users
+from flower_privsyn.strategies import POPri, POPriConfig, PrivateEvolution, PrivateEvolutionConfig
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
+from tests.support.federation import dealt, make_users
 
 Builder = Callable[..., Any]
 VOTES = "query.nearest_neighbor_histogram"
@@ -186,9 +177,7 @@ class TestClientTime:
             total = 0
             for number in range(400_000):
                 total += number
-            return make_users(4).partition(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=2
-            )
+            return dealt(make_users(4))(context)
 
         app = create_client_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
         return LoopbackGrid(app, num_nodes=2)

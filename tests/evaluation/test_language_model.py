@@ -12,11 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flower_privsyn.evaluation.language_model import (
-    _figures,
-    evaluate_language_model,
-    score_texts,
-)
+from flower_privsyn.evaluation.language_model import _figures, evaluate_language_model, score_texts
 from flower_privsyn.evaluation.result import STAMP
 
 

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.generation import (
-    SamplingParameters,
-)
+from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.testing import EchoGenerator
 

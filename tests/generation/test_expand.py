@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.generation import (
-    Expand,
-    SamplingParameters,
-    load_generator,
-    load_prompt,
-)
+from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
 from flower_privsyn.generation.expand import DROP_REASONS
 
 

@@ -15,11 +15,7 @@ import psutil
 import pytest
 
 from flower_privsyn.errors import GenerationError, ModelError
-from flower_privsyn.generation import (
-    SamplingParameters,
-    TransformersGenerator,
-    load_generator,
-)
+from flower_privsyn.generation import SamplingParameters, TransformersGenerator, load_generator
 from flower_privsyn.generation.gguf_backend import GGUFGenerator
 
 pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")

@@ -11,11 +11,7 @@ import torch
 
 from flower_privsyn.errors import ModelError
 from flower_privsyn.models.adapters import AdapterSwitch
-from flower_privsyn.models.pretrained import (
-    choose_dtype,
-    load_pretrained,
-    refuse_other_kind,
-)
+from flower_privsyn.models.pretrained import choose_dtype, load_pretrained, refuse_other_kind
 
 
 def _load(name: str | Path, kind: str = "causal"):

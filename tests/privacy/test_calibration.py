@@ -125,27 +125,6 @@ def test_extreme_budgets(epsilon: float, accountant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("epsilon", 0.0),
-        ("delta", 1.0),
-        ("rounds", 2.5),
-        ("accountant", "gdp"),
-    ],
-)
-def test_arguments_are_checked(key: str, value: object) -> None:
-    arguments: dict[str, Any] = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "rounds": 2,
-        "accountant": "pld",
-        key: value,
-    }
-    with pytest.raises(ConfigError, match=rf"^{key} must be .*, got "):
-        calibrate_noise_multiplier(sampling=PoissonSampling(0.5), **arguments)
-
-
-@pytest.mark.parametrize(
     ("epsilon", "delta", "sampling"),
     [
         # A delta above the chance of ever taking part: any noise would do.

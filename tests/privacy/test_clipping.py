@@ -86,11 +86,6 @@ def test_one_user_moves_the_sum_by_the_declared_sensitivity(
     assert np.linalg.norm(replaced) <= 2.0 * norm * (1 + 1e-12)
 
 
-def test_the_replace_one_bound_is_attained() -> None:
-    pair = clip_rows(np.array([[1e38, 0.0], [-1e38, 0.0]], dtype=np.float32), norm=1.0)
-    assert np.linalg.norm(pair[0] - pair[1]) >= 0.999 * 2.0
-
-
 def test_broken_rows_become_zero_and_the_others_are_untouched() -> None:
     values = np.array([[math.nan, 1.0], [math.inf, 0.0], [0.6, 0.5], [-math.inf, math.nan]])
     clipped = clip_rows(values, norm=1.0)

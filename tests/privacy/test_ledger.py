@@ -682,18 +682,6 @@ def test_a_shorter_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert len(PrivacyLedger.read(path).releases) == (left - 1) // 2
 
 
-def test_a_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
-    stated = {}
-    for name in ("one", "other"):
-        with create(tmp_path / name, epsilon_budget=None) as ledger:
-            begin(ledger, 1)
-            # The same in everything but how many answered.
-            ledger.charge(round=1, num_users=990 + len(stated))
-            stated[ledger.digest] = name
-    with pytest.raises(LedgerError, match="which other states"):
-        PrivacyLedger.open(tmp_path / "one", stated=stated)
-
-
 def test_no_line_holds_a_time(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with create(path, epsilon_budget=None) as ledger:

@@ -11,7 +11,6 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
     FullParticipation,
-    PoissonSampling,
     Release,
     Sampling,
     release_epsilon,
@@ -80,8 +79,3 @@ def test_turns_amplify_nothing() -> None:
         )
         assert cyclic == full
     assert turns.rate == 0.1
-
-
-def test_other_samplings_keep_no_rounds_apart() -> None:
-    for sampling in (FullParticipation(), PoissonSampling(0.01)):
-        assert sampling.min_separation == 1

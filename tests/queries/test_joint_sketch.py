@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.privacy.mechanisms import GRID
-from flower_privsyn.queries import (
-    Cohort,
-    JointSketch,
-    frequent_bigrams,
-    joint_sketch,
-)
+from flower_privsyn.queries import Cohort, JointSketch, frequent_bigrams, joint_sketch
 from flower_privsyn.testing import random_cohort
 
 V = 23
@@ -74,13 +69,6 @@ def by_definition(records: list[list[int]], query: JointSketch) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def cohort_of(users: list[list[list[int]]]) -> Cohort:
-    """A cohort of users with records of tokens."""
-    records = [np.array(record, dtype=np.int64) for user in users for record in user]
-    owners = [number for number, user in enumerate(users) for _ in user]
-    return Cohort.of(records, owners, len(users))
-
-
 def users_of(cohort: Cohort) -> list[list[list[int]]]:
     return [
         [record.tolist() for record in cohort.records[cohort.owners == user]]
@@ -103,49 +91,11 @@ class TestCounts:
         cut = np.trunc(query.statistic(cohort, broadcast) / GRID) * GRID
         assert np.array_equal(query.contribution(cohort, broadcast), cut)
 
-    def test_what_is_beyond_the_cap_counts_for_nothing(self) -> None:
-        query = JointSketch(bigram_share=0.5, max_tokens_per_user=5)
-        whole = cohort_of([[[1, 2, 3], [], [6, 7, 9, 9], [9] * 4000], [[4] * 9]])
-        capped = cohort_of([[[1, 2, 3], [6, 7]], [[4] * 5]])
-        broadcast = query.broadcast(V, np.arange(V * V))
-        assert np.array_equal(
-            query.contribution(whole, broadcast), query.contribution(capped, broadcast)
-        )
-        # 1-2, 2-3 and 6-7, but not 3-6: they are of two records.
-        first = query.statistic(whole, broadcast)[0, V:]
-        assert np.flatnonzero(first).tolist() == [V + 2, 2 * V + 3, 6 * V + 7]
-
-    def test_what_is_repeated_leaves_its_length_to_the_rest(self) -> None:
-        text = cohort_of([[[1] * 30 + [2]]])
-        for most, share in ((0, 1 / math.sqrt(901)), (4, 1 / math.sqrt(17)), (1, math.sqrt(0.5))):
-            query = JointSketch(max_occurrences=most)
-            assert abs(query.statistic(text, query.broadcast(V))[0, 2] - share) < 1e-7
-
-    def test_everybody_counts_alike(self) -> None:
-        query = JointSketch(bigram_share=0.25, max_tokens_per_user=10**6)
-        broadcast = query.broadcast(V, np.arange(V * V))
-        generator = np.random.default_rng(3)
-        heavy = [generator.integers(0, V, size=50_000).tolist() for _ in range(4)]
-        rows = query.contribution(cohort_of([heavy, [[5, 6]], [], [[]], [[7]]]), broadcast)
-        norms = np.linalg.norm(rows, axis=1)
-        assert np.allclose(norms, [1, 1, 0, 0, math.sqrt(0.75)], atol=1e-5)
-        assert norms.max() <= 1.0
-
     def test_are_the_same_bits_on_every_machine(self) -> None:
         query = MIXTURES[-1]
         cohort = random_cohort(num_users=9, max_records=4, dimension=V, seed=5, reads="tokens")
         answer = query.answer(cohort, broadcast_for(query))
         assert hashlib.sha256(answer.astype("<f8").tobytes()).hexdigest() == FROZEN_ANSWER
-
-
-class TestSensitivity:
-    @pytest.mark.parametrize("share", [0.0, 0.5])
-    def test_under_replacement(self, share: float) -> None:
-        # Counts are not negative: two users are at right angles at most, the root of 2 apart.
-        whole = JointSketch(bigram_share=share)
-        broadcast = whole.broadcast(V, np.arange(V * V))
-        first, second = whole.contribution(cohort_of([[[1, 1, 1]], [[2, 2]]]), broadcast)
-        assert np.linalg.norm(first - second) == pytest.approx(math.sqrt(2), rel=1e-6)
 
 
 class TestPublicText:

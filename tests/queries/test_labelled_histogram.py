@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import (
-    NeighboringRelation,
-)
 from flower_privsyn.queries import Cohort, LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.testing import random_cohort
 from tests.support.questions import DATA
@@ -55,36 +51,6 @@ def test_a_record_whose_class_has_no_candidate_does_not_vote() -> None:
     assert votes.sum() == (cohort.labels < 3).sum()
     nobody = labelled(cohort, np.full(len(cohort.owners), 4))
     assert not LabelledHistogram(max_samples=7).answer(nobody, broadcast()).any()
-
-
-class TestTheBound:
-    def user(self, records: list[int], labels: list[int]) -> Cohort:
-        rows = np.eye(8, 6, dtype=np.float32)[records]
-        owners = np.zeros(len(records), dtype=np.int64)
-        return Cohort(rows, owners, 1, np.array(labels, dtype=np.int64))
-
-    def test_l2_is_attained_in_several_classes_and_in_one(self) -> None:
-        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
-        query = LabelledHistogram(max_samples=6, clip="l2")
-        spread = self.user([0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2])
-        heaps = self.user([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1])
-        alone = self.user([2] * 6, [2] * 6)
-        for cohort in (spread, heaps, alone):
-            norm = float(np.linalg.norm(query.contribution(cohort, asked)))
-            assert 0.999 * query.sensitivity(NeighboringRelation.ZERO_OUT) <= norm
-            assert norm <= query.sensitivity(NeighboringRelation.ZERO_OUT) == math.sqrt(6)
-
-    @pytest.mark.parametrize("kinds", [1, 2, 3])
-    def test_counts_are_attained_in_one_class_and_less_in_several(self, kinds: int) -> None:
-        m = 9
-        asked = {"candidates": np.eye(6, dtype=np.float32), "classes": np.arange(6) % 3}
-        query = LabelledHistogram(max_samples=m)
-        places = [0] * (m - kinds + 1) + list(range(1, kinds))
-        cohort = self.user(places + [0] * 5, places + [0] * 5)  # five more than may vote
-        norm = float(np.linalg.norm(query.contribution(cohort, asked)))
-        assert norm == pytest.approx(math.hypot(m - kinds + 1, math.sqrt(kinds - 1)))
-        assert norm <= query.sensitivity(NeighboringRelation.ZERO_OUT) == m
-        assert (norm == m) is (kinds == 1)
 
 
 class TestRefusals:

@@ -8,25 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import ConfigError
-from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import (
-    GaussianMechanism,
-    InsecureRandom,
-)
+from flower_privsyn.privacy import GaussianMechanism, InsecureRandom
 from flower_privsyn.queries import Cohort, ModelDelta
 from flower_privsyn.queries.model_delta import next_clip_norm
 
 SIZE = 40
 BROADCAST = {"parameters": np.zeros(SIZE, dtype=np.float32)}
-
-#: A bias of three tokens and two pairs.
-PAIRS = {
-    "token_bias": np.zeros(3, dtype=np.float32),
-    "bigram_starts": np.array([0, 1, 1, 2], dtype=np.int64),
-    "bigram_tokens": np.array([0, 2], dtype=np.int32),
-    "bigram_values": np.ones(2, dtype=np.float32),
-}
 
 
 def cohort(updates: Any) -> Cohort:
@@ -160,20 +147,3 @@ class TestAdaptiveClipping:
             clip = next_clip_norm(clip, fraction, quantile=quantile, learning_rate=0.2)
         lengths = np.linalg.norm(updates.records.astype(np.float64), axis=1)
         assert (lengths <= clip).mean() == pytest.approx(quantile, abs=0.01)
-
-
-class TestQuestion:
-    def test_layers_are_patterns(self) -> None:
-        model = TrainableModel(name="m", trainable="a.*, b")
-        assert model.patterns == ("a.*", "b")
-
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"trainable": 3}, "trainable must be"),
-            ({"trainable": " ,"}, "trainable must be"),
-        ],
-    )
-    def test_bad_models_are_named(self, changes: dict[str, Any], named: str) -> None:
-        with pytest.raises(ConfigError, match=named):
-            TrainableModel(**{"name": "m", **changes})

@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from flower_privsyn.privacy import (
-    NeighboringRelation,
-)
+from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import Cohort, Moments, moments
 from flower_privsyn.testing import random_cohort
 
@@ -108,12 +106,3 @@ class TestTheBound:
         pairs = generator.standard_normal((200, 2, 3)) * generator.exponential(2, (200, 2, 1))
         found = [np.linalg.norm(alone(a, query) - alone(b, query)) for a, b in pairs]
         assert max(found) <= moves
-
-    def test_a_user_weighs_one_however_much_is_written(self) -> None:
-        x = np.eye(D, dtype=np.float32)[:2]
-        query = Moments(count_share=0.2)
-        once = query.answer(Cohort(x, np.array([0, 1]), 2), asked(query))
-        often = query.answer(Cohort(x[[0, 1, 1, 1]], np.array([0, 1, 1, 1]), 2), asked(query))
-        assert np.allclose(once, often, atol=1e-8)
-        # The first number counts those who have text.
-        assert once[0] / query.weights[0] == pytest.approx(2.0, abs=1e-6)

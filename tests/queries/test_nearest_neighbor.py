@@ -93,26 +93,6 @@ class TestHistogram:
             votes, np.bincount(brute_force(cohort.records, candidates), minlength=128)
         )
 
-    def test_a_user_with_too_many_samples_moves_one_bin_by_exactly_m(self) -> None:
-        m = 8
-        records = np.tile(np.array([[1.0, 0.0]], np.float32), (m + 5, 1))
-        candidates = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
-        cohort = Cohort(records, np.zeros(m + 5, np.int64), 1)
-        query = NearestNeighborHistogram(max_samples=m)
-        assert query.answer(cohort, {"candidates": candidates}).tolist() == [8.0, 0.0]
-        assert np.linalg.norm(
-            query.contribution(cohort, {"candidates": candidates})
-        ) == query.sensitivity(NeighboringRelation.ZERO_OUT)
-
-    def test_l2_clip_is_attained_and_leaves_spread_votes_alone(self) -> None:
-        query = NearestNeighborHistogram(max_samples=4, clip="l2")
-        candidates = np.eye(4, dtype=np.float32)
-        spread = Cohort(np.eye(4, dtype=np.float32), np.zeros(4, np.int64), 1)
-        heap = Cohort(np.tile(np.eye(4, dtype=np.float32)[:1], (4, 1)), np.zeros(4, np.int64), 1)
-        assert np.allclose(query.answer(spread, {"candidates": candidates}), 1.0, atol=1e-8)
-        norm = float(np.linalg.norm(query.answer(heap, {"candidates": candidates})))
-        assert 0.999 * query.clip_norm <= norm <= query.clip_norm
-
     def test_shares_of_a_user_add_up_to_one_whoever_wrote_how_much(self) -> None:
         query = NearestNeighborHistogram(max_samples=4, clip="share")
         axes = np.eye(3, dtype=np.float32)

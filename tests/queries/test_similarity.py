@@ -10,11 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flower_privsyn.queries import (
-    Cohort,
-    MeanSimilarity,
-    expand_scores,
-)
+from flower_privsyn.queries import Cohort, MeanSimilarity, expand_scores
 from flower_privsyn.testing import random_cohort
 
 CENTRES = ("prompt", "all", "none")
@@ -132,37 +128,6 @@ class TestTheFormulas:
         assert np.allclose(
             query.contribution(cohort, many), [[0.25] * 16, [0.25] * 16], atol=1e-4
         )  # norms 2 and 2.4 before
-
-    def test_unit_counts_a_weak_preference_in_full_and_clip_does_not(self) -> None:
-        candidates = np.array([[1, 0.01], [1, -0.01]], dtype=np.float32)
-        cohort = Cohort(np.array([[0, 1]], dtype=np.float32), np.array([0]), 1)
-        ask_all = {"candidates": candidates}
-        clipped = MeanSimilarity(centre="all", scale="clip").answer(cohort, ask_all)
-        scaled = MeanSimilarity(centre="all", scale="unit").answer(cohort, ask_all)
-        assert np.allclose(clipped, [0.01, -0.01], atol=1e-4)
-        assert np.allclose(scaled, np.array([1, -1]) / np.sqrt(2), atol=1e-4)
-
-    def test_prompts_may_have_any_numbers_sizes_and_order(self) -> None:
-        generator = np.random.default_rng(3)
-        candidates = unit(generator, 12, 5)
-        prompt = np.array([7, -1, 7, 7, 1000, -1, 7, 7, -1, 7, 7, 7], dtype=np.int16)
-        cohort = random_cohort(num_users=9, max_records=3, dimension=5, seed=4, empty=0.0)
-        query = MeanSimilarity()
-        answer = query.answer(cohort, {"candidates": candidates, "prompt": prompt})
-        for group in (7, -1, 1000):
-            assert abs(answer[prompt == group].sum()) < 1e-3
-        assert abs(answer[4]) < 1e-12  # the only candidate of its prompt
-        order = generator.permutation(12)
-        shuffled = query.answer(cohort, {"candidates": candidates[order], "prompt": prompt[order]})
-        assert np.allclose(shuffled, answer[order], atol=1e-3)
-
-    def test_the_cap_keeps_the_first_records(self) -> None:
-        cohort = random_cohort(num_users=8, max_records=6, dimension=5, seed=5)
-        candidates = {"candidates": unit(np.random.default_rng(6), 7, 5)}
-        capped = MeanSimilarity(centre="all", max_samples=2).answer(cohort, candidates)
-        first = MeanSimilarity(centre="all").answer(cohort.cap(2), candidates)
-        assert np.array_equal(capped, first)
-        assert not np.allclose(capped, MeanSimilarity(centre="all").answer(cohort, candidates))
 
 
 class TestTheCohortForm:

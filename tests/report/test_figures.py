@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from flower_privsyn.report.figures import chart
-from flower_privsyn.report.numbers import (
-    NOTHING,
-    bytes_text,
-    epsilon_text,
-    number,
-    shortened,
-    writable,
-)
+from flower_privsyn.report.numbers import NOTHING, bytes_text, epsilon_text, shortened, writable
 from tests.support.pages import pictures, read
 
 
@@ -33,14 +24,6 @@ def test_a_picture_names_what_is_in_it_and_is_the_same_again() -> None:
     assert all(f"method {n}" in words for n in range(12))
     # What is written is text, and no formula.
     assert "a floor, $x^2$<b>" in words
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, NOTHING), (0.0, "0"), (-3e-5, "-3e-05"), (15.204966, "15.2"), (123456.7, "123,457")],
-)
-def test_numbers(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 def test_amounts() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from research.gap_picture import bars_of, main
+from research.gap_picture import bars_of
 from tests.support.compared import CELLS, cell
 
 PLACE: dict[str, Any] = {"data": "abstracts", "users": 3000, "epsilon": 1.0}
@@ -46,18 +43,3 @@ def test_what_asks_is_above_what_asks_nobody_and_the_best_is_first() -> None:
     assert bars[2].gap == pytest.approx(0.05)
     assert bars[4].title == "public text, distilled"
     assert len({bar.shade for bar in bars}) == 3
-
-
-def test_the_picture_says_in_words_what_it_shows(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "cells.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in ALL), encoding="utf-8")
-    asked = [str(file), "--data", "abstracts", "--users", "3000", "--epsilon", "1"]
-    assert main([*asked, "--title", "Mine", "--without", "aug-pe"]) == 0
-    root = ElementTree.fromstring(capsys.readouterr().out)
-    told = " ".join(root.itertext())
-    assert "Mine: how far from the public model" in told
-    assert "(evaluation, not private)" in told
-    assert "joint sketch: 55 %: 98 kB, once; " in told
-    assert "Aug-PE" not in told
-    assert main([*asked[:-1], "1", "--data", "letters"]) == 2
-    assert "no cell is of 3000 users of letters" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -104,25 +103,3 @@ def test_every_finished_model_is_read_once(
     assert main(words) == 0
     assert results.read_text() == before
     assert capsys.readouterr().out == printed
-
-
-def test_what_cannot_be_measured_is_named(
-    data: Path, comparison: Path, tmp_path: Path, capsys: Any
-) -> None:
-    words = ["--data", str(data), "--results", str(tmp_path / "results.jsonl")]
-    assert main([str(comparison), *words, "--people", str(len(IDS))]) == 2
-    assert f"the {len(IDS) - 4} sealed users of --data" in capsys.readouterr().err
-    (comparison / "cells/dp-ftrl-eps-1-seed-1/run/models/final/config.json").unlink()
-    assert main([str(comparison), *words, "--people", "5"]) == 2
-    assert "dp-ftrl-eps-1-seed-1/run/models/final is gone" in capsys.readouterr().err
-    assert not (tmp_path / "results.jsonl").exists()
-    # What writes text has a model of its own in its run, which is no student.
-    shutil.move(
-        comparison / "cells/pre-text-eps-1-seed-0/distilled",
-        comparison / "cells/pre-text-eps-1-seed-0/run/models/final",
-    )
-    assert main([str(comparison), *words, "--people", "5"]) == 2
-    assert "pre-text-eps-1-seed-0/distilled is gone" in capsys.readouterr().err
-    (comparison / "compare.json").unlink()
-    assert main([str(comparison), *words]) == 2
-    assert "holds no comparison" in capsys.readouterr().err

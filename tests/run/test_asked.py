@@ -16,7 +16,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries import Broadcast, Cohort, Query
 from flower_privsyn.strategies import Question, RecordSource, RunContext, State
 from flower_privsyn.testing import LoopbackGrid
-from tests.support.federation import make_users, rounds_asked
+from tests.support.federation import dealt, make_users, rounds_asked
 from tests.support.probe import Probe, ProbeMethod
 from tests.support.run_files import lines
 from tests.support.text_lengths import TextLengths
@@ -72,13 +72,7 @@ class TestWhatNoNodeAnswers:
     """Where who is drawn is secret a round that nobody answers costs what any other does."""
 
     def nodes(self) -> LoopbackGrid:
-        users = make_users(12)
-        app = create_client_app(
-            lambda where: users.partition(
-                partition_id=int(where.node_config["partition-id"]), num_partitions=2
-            ),
-            queries=[Chosen],
-        )
+        app = create_client_app(dealt(make_users(12)), queries=[Chosen])
         return LoopbackGrid(app, num_nodes=2)
 
     def strategy(self, config: Builder, query: Query, **more: Any) -> Probe:

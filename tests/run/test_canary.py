@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
-from flower_privsyn import files
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
@@ -24,9 +22,11 @@ from flower_privsyn.report import write_run_page
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support import golden_runs
-from tests.support.federation import WORDS, make_users
-from tests.support.repeating import CREATED, CREATED_SECONDS, Repeating, stop
+from tests.support.federation import WORDS, dealt, make_users
+from tests.support.repeating import CREATED_SECONDS, Repeating, stop
 from tests.support.run_files import contents, times_in
+
+pytestmark = pytest.mark.usefixtures("few_weights")
 
 HEAVY = "user-3"
 METHODS: dict[str, Callable[[Path], Any]] = {
@@ -50,11 +50,6 @@ def users(documents: int) -> Users:
     return Users.from_rows([*rows, *(heavy or [(HEAVY, "")])])
 
 
-@pytest.fixture(autouse=True)
-def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    golden_runs.train(llama, monkeypatch)
-
-
 class Federation:
     """Runs in one folder, each moved aside when it has ended."""
 
@@ -63,13 +58,7 @@ class Federation:
 
     def run(self, method: str, documents: int, *, name: str, step: Any = None) -> Path:
         """Run a method with a heavy user of so many documents; returns its run directory."""
-        everyone = users(documents)
-
-        def load(context: Context) -> Users:
-            return everyone.partition(
-                partition_id=int(context.node_config["partition-id"]), num_partitions=3
-            )
-
+        load = dealt(users(documents), 3)
         created = create_training_app if method.startswith("dp-") else create_client_app
         app = created(load, embedder=hash_embedder, cache_directory=self.folder / "cache")
         strategy = METHODS[method](self.folder)
@@ -139,25 +128,3 @@ def test_with_a_running_clock_no_file_holds_a_time(
     times = (path.parent / "shared.owner" / "times.jsonl").read_text().splitlines()
     assert len(times) > 5
     assert "not private: times depend on private text" in times[0]
-
-
-def test_dates_are_hidden_when_a_run_ends_and_when_it_fails(
-    federation_of: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "now", lambda: CREATED)
-    ended: list[set[float]] = []
-    unlock = RunDirectory.unlock
-
-    def look(self: RunDirectory) -> None:
-        unlock(self)
-        ended.append(dates(self.path))
-
-    monkeypatch.setattr(RunDirectory, "unlock", look)
-    federation_of.run("private-evolution", 1, name="whole")
-
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        federation_of.run("private-evolution", 1, name="failed", step=fail)
-    assert ended == [{CREATED_SECONDS}, {CREATED_SECONDS}]

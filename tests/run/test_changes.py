@@ -18,8 +18,7 @@ from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import WORDS, is_rehearsal, rounds_asked, silent
 from tests.support.generation_server import Server
-from tests.support.probe import Killed, Probe
-from tests.support.questions import asked_round
+from tests.support.probe import Killed, Probe, dying_in
 from tests.support.run_files import lines
 from tests.support.words import WordGenerator, train_words
 
@@ -148,14 +147,9 @@ class TestChanges:
         config: Builder,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        def die(request: Any, reply: Any) -> Any:
-            if asked_round(request) == 2:
-                raise Killed
-            return [reply]
-
         monkeypatch.setattr(directory, "versions", lambda: {"numpy": "1.9", "gone": "3"})
         with pytest.raises(Killed):
-            Probe(config(num_rounds=3)).start(federation(tamper=die))
+            Probe(config(num_rounds=3)).start(federation(tamper=dying_in(2)))
         monkeypatch.setattr(changes, "versions", lambda: {"numpy": "2.0", "new": "1"})
         again = Probe(config(num_rounds=3, resume=True))
         again.start(federation())
@@ -167,13 +161,8 @@ class TestChanges:
     def test_what_a_release_to_come_depends_on_may_not(
         self, federation: Builder, settings: Builder, evolution: Builder
     ) -> None:
-        def die(request: Any, reply: Any) -> Any:
-            if asked_round(request) == 2:
-                raise Killed
-            return [reply]
-
         with pytest.raises(Killed):
-            evolution(settings()).start(federation(tamper=die))
+            evolution(settings()).start(federation(tamper=dying_in(2)))
         for change, said in (
             ({"temperature": 0.7}, "temperature = 0.7 differs from the 1.0"),
             ({"epsilon": 9.0}, "epsilon = 9.0 differs from the 8.0"),
@@ -201,17 +190,6 @@ class TestChanges:
             (key,) = change
             with pytest.raises(ConfigError, match=f"{key.replace('_', '-')} = .* differs"):
                 evolution(settings(**change, resume=True)).start(federation())
-
-    def test_rounds_that_are_asked_again_are_releases_to_come(
-        self, federation: Builder, settings: Builder, evolution: Builder
-    ) -> None:
-        with pytest.raises(PrivsynError, match="round 2 was asked 2 times"):
-            evolution(settings()).start(federation(tamper=silent(2)))
-        with pytest.raises(ConfigError, match=r"temperature = 0\.7 differs") as refused:
-            evolution(settings(temperature=0.7, resume=True)).start(federation())
-        may_change = str(refused.value).partition("may change ")[2].split(", ")
-        assert "node-timeout" in may_change
-        assert not {"temperature", "run-dir", "resume"} & set(may_change)
 
     def test_a_generator_that_writes_candidates_moves_but_stays_the_same(
         self, federation: Builder, popri: Builder

@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -145,20 +143,6 @@ def test_a_torn_metrics_line_is_cut_off(tmp_path: Path) -> None:
     assert [line["round"] for line in run.metrics()] == [1, 2]
 
 
-def test_synthetic_texts_are_written_in_both_formats(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    run = RunDirectory.create(tmp_path, config={})
-    rows = [
-        {"text": 'Größe "x"\nline', "round": 1, "parent": None, "source": "initial"},
-        {"text": "b", "round": 2, "parent": "1-0", "source": "variation"},
-    ]
-    assert run.write_synthetic(rows) == 2
-    lines = run.synthetic_jsonl.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == rows
-    assert pq.read_table(run.synthetic_parquet).to_pylist() == rows
-
-
 def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     files.write_json(path, {"value": 1})
@@ -200,29 +184,6 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert run.error == "The run was interrupted."
     assert run.state["starts"] == 5
-
-
-def test_the_kernel_forgets_nothing_about_a_killed_writer(tmp_path: Path) -> None:
-    # A writer that replaces one file as fast as it can, killed at arbitrary moments, never
-    # leaves anything but a whole document.
-    path = tmp_path / "state.json"
-    program = (
-        "import sys, pathlib\n"
-        "from flower_privsyn.files import write_json\n"
-        "n = 0\n"
-        "while True:\n"
-        "    n += 1\n"
-        "    write_json(pathlib.Path(sys.argv[1]), {'n': n, 'same': n, 'fill': 'x' * 20000})\n"
-    )
-    for delay in (0.0, 0.003, 0.011):
-        with subprocess.Popen([sys.executable, "-c", program, str(path)]) as writer:
-            while not path.exists():
-                time.sleep(0.01)
-            time.sleep(delay)
-            writer.kill()
-        document = json.loads(path.read_text())
-        assert document["n"] == document["same"]
-        path.unlink()
 
 
 # -------------------------------------------------------------------- the ledger's last line

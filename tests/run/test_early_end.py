@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import integrate, stats
 
 from flower_privsyn.cli.inspect import epsilons, inspect_run
 from flower_privsyn.errors import LedgerError
@@ -16,9 +14,6 @@ from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
     PrivacyLedger,
-    Release,
-    calibrate_noise_multiplier,
-    release_epsilon,
 )
 from flower_privsyn.report import write_run_page
 from flower_privsyn.strategies import State
@@ -28,37 +23,6 @@ from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
 BOTH = ("epsilon_release", "epsilon_known_cohorts")
-
-
-def test_rounds_that_may_end_early_have_not_the_epsilon_of_so_many_fixed_ones() -> None:
-    """Two rounds at most: who stops after the first where it has told much is beyond delta."""
-    delta = 1e-3
-    noise = calibrate_noise_multiplier(
-        epsilon=1.0, delta=delta, rounds=2, sampling=FullParticipation()
-    )
-    release = Release(noise_multiplier=noise, sampling=FullParticipation())
-    one, two = (release_epsilon({release: count}, delta=delta) for count in (1, 2))
-    # The privacy loss of a round is normal; two rounds add theirs up.
-    mu = 1.0 / noise
-    loss = stats.norm(0.5 * mu**2, mu)
-
-    def beyond(left: float) -> float:
-        """Delta of one round at an epsilon."""
-        above, below = stats.norm.cdf([0.5 * mu - left / mu, -0.5 * mu - left / mu])
-        return float(above - math.exp(left) * below)
-
-    def delta_of(after_one: float, after_two: float) -> float:
-        """Of who chooses the worse end for each first loss, at what is stated after each."""
-
-        def worse(first: float) -> float:
-            stopped = max(1.0 - math.exp(after_one - first), 0.0)
-            return float(loss.pdf(first)) * max(stopped, beyond(after_two - first))
-
-        ends = loss.mean() - 9.0 * loss.std(), loss.mean() + 9.0 * loss.std()
-        return float(integrate.quad(worse, *ends, points=[after_one, after_two], limit=400)[0])
-
-    assert delta_of(one, two) > 1.4 * delta  # what the rounds so far were charged
-    assert delta_of(two, two) == pytest.approx(delta, rel=0.02)  # what the ledger states
 
 
 def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, float]:

@@ -56,18 +56,6 @@ class TestNoise:
         neighbours = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
         assert abs(neighbours) < 4 / 1000
 
-    def test_two_runs_never_share_noise(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        drawn = []
-        for name in ("a", "b"):
-            strategy = Probe(
-                config(noise_multiplier=1.0, num_rounds=1, run_dir=str(tmp_path / name))
-            )
-            strategy.start(federation(silent_users(2)))
-            drawn.append(strategy.released[0].values)
-        assert not np.intersect1d(*drawn).size
-
     def test_insecure_randomness_is_stamped(
         self, federation: Builder, config: Builder, tmp_path: Path
     ) -> None:

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
 
 from flower_privsyn.errors import ConfigError, FederationError
-from flower_privsyn.messages import wire
 from tests.support.federation import silent
-from tests.support.probe import Killed, Probe, killed_in
-from tests.support.questions import asked_round
+from tests.support.probe import Killed, Probe, dying_in, killed_in
 from tests.support.run_files import lines, releases
 
 Builder = Callable[..., Any]
@@ -48,14 +45,8 @@ class TestResume:
         with pytest.raises(FederationError, match="round 2 was asked 2 times"):
             start(tamper=silent(2))
         assert [one["round"] for one in releases(tmp_path / "run")] == [1]
-
-        def die(request: Message, reply: Message) -> list[Message]:
-            if asked_round(request) == 3:
-                raise Killed
-            return [reply]
-
         with pytest.raises(Killed):
-            start(resume=True, tamper=die)
+            start(resume=True, tamper=dying_in(3))
         strategy = start(resume=True)
         self.check(tmp_path / "run", interrupted=[3])
         charged = [one["epsilon_release"] for one in releases(tmp_path / "run")]
@@ -70,14 +61,9 @@ class TestResume:
         assert [one["epsilon_release"] for one in last] == charged
 
     def test_killed_again_and_again_never_overspends(self, start: Builder, tmp_path: Path) -> None:
-        def die(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type != wire.PREPARE:
-                raise Killed
-            return [reply]
-
         for attempt in range(3):
             with pytest.raises(Killed):
-                start(resume=attempt > 0, tamper=die)
+                start(resume=attempt > 0, tamper=dying_in())
         with pytest.raises(FederationError, match="no round was released.* 3 rounds were charged"):
             start(resume=True)
         metrics = lines(tmp_path / "run/metrics.jsonl")

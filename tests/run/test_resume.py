@@ -26,7 +26,6 @@ from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.strategies import (
-    DPFTRLConfig,
     PrivateSumConfig,
     RecordSource,
     ReleasedSum,
@@ -142,14 +141,6 @@ class TestEndingEarly:
             Probe(config(num_rounds=num_rounds, resume=True)).start(grid)
         assert grid.requests == []
 
-    def test_not_with_correlated_noise(self, federation: Builder, votes: Builder) -> None:
-        whole: DPFTRLConfig = votes(epsilon=2.0)
-        strategy = killed_in(Probe(whole), 2)
-        with pytest.raises(Killed):
-            strategy.start(federation())
-        with pytest.raises(ConfigError, match="num-rounds = 2 differs"):
-            Probe(votes(epsilon=2.0, num_rounds=2, resume=True)).start(federation())
-
 
 class Reading(ProbeMethod):
     """Reads every release so far after every round, and all of them at the end."""
@@ -256,10 +247,8 @@ class TestNodesThatAreGoneForGood:
         self,
         federation: Builder,
         config: Builder,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        node_state: Path,
     ) -> None:
-        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
         secure = {"secure_aggregation": True, "colluding_nodes": 0, "least_nodes": 4}
         strategy = Probe(config(**secure, num_nodes=6))
         with pytest.raises(Killed):

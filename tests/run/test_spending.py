@@ -148,35 +148,6 @@ class TestSilence:
         assert not (strategy.run.path / "synthetic.jsonl").exists()
 
 
-class TestSecretCohorts:
-    """Under Poisson sampling nothing may tell who was asked, or how many."""
-
-    def start(self, config: Builder, grid: Any, **changes: Any) -> Probe:
-        values = {"sampling": "poisson", "noise_multiplier": 1.0, "accountant": "rdp", **changes}
-        strategy = Probe(config(**values))
-        with pytest.raises(FederationError) as caught:
-            strategy.start(grid)
-        assert str(caught.value) == (
-            "two rounds in a row were lost: no node that is asked in every round answered; they "
-            "are charged; bring the nodes back and continue with "
-            f"{how_to_resume(strategy.run.path)}"
-        )
-        return strategy
-
-    def test_empty_cohorts_neither_end_a_run_nor_hide_that_nodes_are_gone(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        # Twelve nodes of one user, and next to nobody expected in a round.
-        rate = {"sampling": "poisson", "sampling_rate": 1e-9, "num_nodes": 12}
-        strategy = Probe(config(**rate, noise_multiplier=1.0, accountant="rdp", num_rounds=4))
-        strategy.start(federation(num_nodes=12))
-        assert len(strategy.released) == 4
-        grid = federation(num_nodes=12, tamper=silent())
-        where = {"run_dir": f"{strategy.run.path}-silent"}
-        strategy = self.start(config, grid, sampling_rate=1e-9, num_nodes=12, **where)
-        assert len(strategy.released) == 2
-
-
 class TestNoiseAgainstUsers:
     @pytest.mark.parametrize("users", [1, 5])
     def test_so_few_users_are_refused_before_anything_is_spent(

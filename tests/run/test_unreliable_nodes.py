@@ -41,11 +41,8 @@ def steps(length: int, width: int, value: int = 0) -> np.ndarray:
 
 class TestNodesWhoseDataGrow:
     @pytest.fixture
-    def growing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def growing(self, owner: Path, node_state: Path) -> Callable[..., Any]:
         """Nodes of 5, 6, ... users; the first has one more once the run has begun."""
-        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
-        monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(tmp_path / "ledgers"))
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
         come = [0]
 
         def load(context: Context) -> Users:
@@ -54,9 +51,7 @@ class TestNodesWhoseDataGrow:
 
         def app(message: Message, context: Context) -> Message:
             """Each message meets a process of its own."""
-            fresh = create_client_app(
-                load, embedder=hash_embedder, cache_directory=tmp_path / "cache"
-            )
+            fresh = create_client_app(load, embedder=hash_embedder, cache_directory=owner / "cache")
             reply = fresh(message, context)
             if context.node_config["partition-id"] == 0:
                 come[0] = 1

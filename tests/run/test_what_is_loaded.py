@@ -19,7 +19,7 @@ from flower_privsyn.run.rounds import keep_state, last_state
 from flower_privsyn.strategies import ReleasedSum, State
 from flower_privsyn.training.server_model import ServerModel
 from tests.support.federation import silent
-from tests.support.probe import Killed, Probe, ProbeMethod, killed_at, killed_in
+from tests.support.probe import Killed, Probe, ProbeMethod, killed_at
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, releases
 
@@ -168,17 +168,3 @@ def test_a_round_that_some_have_answered_is_not_asked_again_at_once(
         Probe(config(num_rounds=3, run_dir=str(tmp_path / "other"))).start(
             federation(tamper=silent(2))
         )
-
-
-def test_the_end_of_a_run_whose_fixed_draw_is_from_fewer_costs_what_all_rounds_would(
-    federation: Builder, config: Builder, tmp_path: Path
-) -> None:
-    drawn = {"sampling": "fixed-size", "sample_size": 6, "accountant": "rdp"}
-    drawn |= {"num_rounds": 4, "noise_multiplier": 2.0}
-    with pytest.raises(Killed):
-        killed_in(Probe(config(**drawn)), 2).start(federation())
-    ended = Probe(config(**{**drawn, "num_rounds": 2}, resume=True))
-    ended.start(federation())
-    line = lines(tmp_path / "run" / "ledger.jsonl")[-1]
-    assert line["event"] == "ended"
-    assert line["epsilon_release"] == line["epsilon_known_cohorts"]

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.release import (
-    ROOT,
-    build,
-    checksums,
-    refuse_foreign_files,
-    refuse_unequal_versions,
-)
+from scripts.release import ROOT, build, checksums, refuse_foreign_files, refuse_unequal_versions
 
 PLACES = ("pyproject.toml", "flower_privsyn/__init__.py", "CHANGELOG.md", "CITATION.cff")
 OURS = (

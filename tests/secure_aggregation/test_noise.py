@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flower_privsyn.privacy import (
-    SecureRandom,
-)
+from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.mechanisms import GRID, STEPS
 from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.secure_aggregation import ServerRound, Terms

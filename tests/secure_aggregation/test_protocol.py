@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
-from flower_privsyn.secure_aggregation import (
-    Terms,
-    mask,
-    receive,
-)
+from flower_privsyn.secure_aggregation import Terms, mask, receive
 from flower_privsyn.secure_aggregation import roster as roster_module
 from flower_privsyn.secure_aggregation.terms import Graph
 from tests.support.secure import QUESTION, Protocol, answers, chi_square, node_key, run
@@ -41,16 +37,6 @@ def test_every_pattern_of_lost_nodes_gives_the_simulated_sum() -> None:
             assert outcome(run, values, terms, lost) == expected, lost
             finished += expected != "lost"
     assert finished == 14
-
-
-@pytest.mark.slow
-def test_every_pattern_of_six_nodes() -> None:
-    terms, values = Terms(least_nodes=4, colluding=1), answers(6, seed=6)
-    for pattern in itertools.product(STEPS, repeat=6):
-        lost = {name: step for name, step in enumerate(pattern, start=1) if step}
-        if len(lost) < 4:
-            expected = outcome(simulated_sum, values, terms, lost)
-            assert outcome(run, values, terms, lost) == expected, lost
 
 
 def test_what_is_kept_survives_the_disk() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from flwr.app import Context
 
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
@@ -28,6 +27,7 @@ from flower_privsyn.testing import (
     ShuffleWords,
     hash_embedder,
 )
+from tests.support.federation import embedding_nodes
 from tests.support.run_files import lines, releases
 from tests.support.small_runs import small_run
 
@@ -83,16 +83,6 @@ def config(tmp_path: Path, public_file: Path) -> Callable[..., AugPEConfig]:
         max_samples=2,
         public_text=str(public_file),
     )
-
-
-def grid_of(users: Users, folder: Path, *, nodes: int = 2, **options: Any) -> LoopbackGrid:
-    def load(context: Context) -> Users:
-        return users.partition(
-            partition_id=int(context.node_config["partition-id"]), num_partitions=nodes
-        )
-
-    app = create_client_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
-    return LoopbackGrid(app, num_nodes=nodes, **options)
 
 
 def strategy(config: AugPEConfig, **parts: Any) -> AugPE:
@@ -171,7 +161,7 @@ class TestLabels:
         )
         kept = Counter(labels)
         method = strategy(config(num_rounds=1, max_samples=3))
-        grid = grid_of(strange, tmp_path)
+        grid = embedding_nodes(strange, tmp_path)
         method.start(grid)
         rows = population(method.run.path, 1)
         assert sum(row["votes"] for row in rows) == kept["law"] + kept["river"]
@@ -186,14 +176,14 @@ class TestLabels:
         users = labelled_users(6)
         bare = Users(user_ids=users.user_ids, texts=users.texts, owners=users.owners)
         with pytest.raises(FederationError, match="could not be loaded"):
-            strategy(config()).start(grid_of(bare, tmp_path))
+            strategy(config()).start(embedding_nodes(bare, tmp_path))
         assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
 class TestTheAlgorithm:
     def test_survivors_may_be_drawn_by_their_votes(self, config: Builder, tmp_path: Path) -> None:
         method = strategy(config(num_rounds=1, selection="resample"))
-        method.start(grid_of(labelled_users(30), tmp_path))
+        method.start(embedding_nodes(labelled_users(30), tmp_path))
         for label in WORDS:
             rows = [row for row in population(method.run.path, 1) if row["label"] == label]
             assert sum(row["survived"] for row in rows) == 4
@@ -203,7 +193,7 @@ class TestTheAlgorithm:
         self, config: Builder, tmp_path: Path
     ) -> None:
         method = strategy(config(), variation=ShuffleWords())
-        method.start(grid_of(labelled_users(30), tmp_path))
+        method.start(embedding_nodes(labelled_users(30), tmp_path))
         first, second = (population(method.run.path, number) for number in (1, 2))
         assert [row["source"] for row in first] == ["generated"] * 8 + ["variation"] * 16
         assert [row["parent"] for row in first[8:]] == [[row["id"]] for row in first[:8]] * 2
@@ -226,7 +216,7 @@ class TestTheAlgorithm:
         method = strategy(
             config(variation="mask-fill", num_rounds=1), variation=ShuffleWords(), generator=None
         )
-        method.start(grid_of(labelled_users(6), tmp_path))
+        method.start(embedding_nodes(labelled_users(6), tmp_path))
         first = population(method.run.path, 1)
         assert Counter(row["label"] for row in first) == {"law": 12, "river": 12}
         public = {row["text"] for row in lines(public_file)}
@@ -243,6 +233,6 @@ class TestTheAlgorithm:
 
         with pytest.raises(GenerationError, match='wrote no first text of the class "river"'):
             strategy(config(), generator=Silent(), variation=ShuffleWords()).start(
-                grid_of(labelled_users(6), tmp_path)
+                embedding_nodes(labelled_users(6), tmp_path)
             )
         assert not releases(tmp_path / "run")

@@ -34,6 +34,8 @@ from tests.support import golden_runs
 from tests.support.federation import silent
 from tests.support.run_files import contents, lines, releases
 
+pytestmark = pytest.mark.usefixtures("few_weights")
+
 #: Where a run writes what it goes on from.
 WRITES: tuple[tuple[Any, str], ...] = (
     (rounds, "keep_state"),
@@ -84,12 +86,6 @@ class OfRounds:
 
     def rounded_normal(self, standard_deviation: float, size: int) -> Any:
         return np.rint(self._drawn.normal(0.0, standard_deviation, size)).astype(np.int64)
-
-
-@pytest.fixture(autouse=True)
-def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run trains a model of 600 tokens: what is promised here hangs on no model."""
-    golden_runs.train(llama, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -8,19 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
 import torch
-from dp_accounting import pld
-from flwr.app import Message
 
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import GRID
@@ -29,9 +25,8 @@ from flower_privsyn.strategies import CTCL, CTCLConfig
 from flower_privsyn.strategies.more_text import MoreText, write_more
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from flower_privsyn.training.local import LocalModel
-from tests.support.federation import asked, training_nodes
-from tests.support.probe import Killed
-from tests.support.questions import asked_round
+from tests.support.federation import training_nodes
+from tests.support.probe import Killed, dying_in
 from tests.support.run_files import contents, lines, release, releases
 from tests.support.small_runs import small_training
 from tests.support.topics import documents, write_topics
@@ -185,26 +180,12 @@ class TestAWholeRun:
         expected = -scores[range(len(condition) - 1, len(row) - 1), row[len(condition) :]].mean()
         assert loss == pytest.approx(float(expected), rel=1e-5)
 
-    def test_a_node_hears_topics_and_tells_no_condition(
-        self, config: Builder, people: Users, tmp_path: Path
-    ) -> None:
-        _, nodes = start(config(sampling="full", num_rounds=2), people, tmp_path)
-        voting, *learning = [
-            set(wire.read_broadcast(message.content["privsyn.broadcast"]))
-            for message in asked(nodes)[::2]
-        ]
-        assert voting == {"candidates"}
-        assert learning == [{"parameters", "centres", "conditions"}]
-        for reply in nodes.replies:
-            assert not reply.has_error()
-            assert set(reply.content) <= {"privsyn.answer", "privsyn.cohort", "privsyn.roster"}
-
     def test_without_a_histogram_public_shares_take_its_place(
         self, config: Builder, people: Users, tmp_path: Path, topics_file: Path
     ) -> None:
         settings = {"sampling": "full", "min_users": 1}
         with pytest.raises(Killed):
-            start(config(**settings), people, tmp_path, tamper=_die_in_round_1)
+            start(config(**settings), people, tmp_path, tamper=dying_in(1))
         strategy, _ = start(config(**settings, resume=True), people, tmp_path)
         summary = strategy.run.state["summary"]
         assert summary["topics_by"] == "public text, as the histogram was lost"
@@ -216,32 +197,6 @@ class TestAWholeRun:
 
 
 class TestTheBudget:
-    def test_poisson_rounds_and_the_histogram_cost_what_dp_accounting_says(
-        self, config: Builder
-    ) -> None:
-        ours = config(
-            noise_multiplier=1.5,
-            first_noise_multiplier=4.0,
-            sampling="poisson",
-            sampling_rate=0.2,
-            num_rounds=11,
-            delta=1e-5,
-        )
-        plan = plan_of(ours, 500)
-        event = dp_accounting.ComposedDpEvent(
-            [
-                dp_accounting.GaussianDpEvent(4.0),
-                dp_accounting.SelfComposedDpEvent(
-                    dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(1.5)),
-                    10,
-                ),
-            ]
-        )
-        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-        accountant = pld.PLDAccountant(relation, value_discretization_interval=1e-3)
-        theirs = accountant.compose(event).get_epsilon(1e-5)
-        assert plan.epsilon() == pytest.approx(theirs, rel=1e-3)
-
     def test_the_papers_ten_for_the_histogram(self, config: Builder) -> None:
         ours = config(epsilon=1.0, num_rounds=13, delta=1e-5, first_noise_multiplier=10.0)
         histogram, _ = plan_of(ours, 500).phases
@@ -309,17 +264,11 @@ class TestAfterwards:
 
     def test_other_topics_are_refused(self, config: Builder, people: Users, tmp_path: Path) -> None:
         with pytest.raises(Killed):
-            start(config(), people, tmp_path, tamper=_die_in_round_1)
+            start(config(), people, tmp_path, tamper=dying_in(1))
         path = tmp_path / "run" / "topics.json"
         path.write_text(path.read_text().replace("river", "brook"))
         with pytest.raises(ConfigError, match="are not those that the run in .* began with"):
             start(config(resume=True), people, tmp_path)
-
-
-def _die_in_round_1(request: Message, reply: Message) -> list[Message]:
-    if asked_round(request) == 1:
-        raise Killed
-    return [reply]
 
 
 class TestBadInput:

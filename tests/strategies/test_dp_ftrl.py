@@ -40,7 +40,7 @@ from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, make_users, silent_users, training_nodes
-from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, killed_at
+from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, dying_in, killed_at
 from tests.support.questions import asked_round
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
@@ -146,14 +146,6 @@ class TestTurns:
 
 
 class TestRestart:
-    def killing(self, number: int) -> Callable[[Message, Message], list[Message]]:
-        def tamper(request: Message, reply: Message) -> list[Message]:
-            if asked_round(request) == number:
-                raise Killed
-            return [reply]
-
-        return tamper
-
     def test_killed_after_a_round_was_discarded(
         self,
         federation: Builder,
@@ -181,7 +173,7 @@ class TestRestart:
         self, federation: Builder, votes: Builder, tmp_path: Path
     ) -> None:
         with pytest.raises(Killed):
-            Probe(votes()).start(federation(tamper=self.killing(4)))
+            Probe(votes()).start(federation(tamper=dying_in(4)))
         memory = tmp_path / "run" / "noise.npz"
         assert memory.stat().st_mode & 0o777 == 0o600
         kept = memory.read_bytes()
@@ -199,10 +191,10 @@ class TestRestart:
         """As when the file comes from a backup: it would draw round 2's noise again."""
         memory = tmp_path / "run" / "noise.npz"
         with pytest.raises(Killed):
-            Probe(votes()).start(federation(tamper=self.killing(2)))
+            Probe(votes()).start(federation(tamper=dying_in(2)))
         old = memory.read_bytes()
         with pytest.raises(Killed):
-            Probe(votes(resume=True)).start(federation(tamper=self.killing(5)))
+            Probe(votes(resume=True)).start(federation(tamper=dying_in(5)))
         memory.write_bytes(old)
         with pytest.raises(LedgerError, match="does not reach round 4"):
             Probe(votes(resume=True)).start(federation())
@@ -214,9 +206,9 @@ class TestRestart:
         settings = votes(resume="auto")
         strategy = Probe(settings)
         with pytest.raises(Killed):
-            strategy.start(federation(tamper=self.killing(3)))
+            strategy.start(federation(tamper=dying_in(3)))
         with pytest.raises(Killed):
-            Probe(settings).start(federation(tamper=self.killing(6)))
+            Probe(settings).start(federation(tamper=dying_in(6)))
         drawn: list[int] = []
         innovation = CorrelatedNoise._innovation
 
@@ -263,7 +255,7 @@ class TestRestart:
     ) -> None:
         """Killed between writing the memory and giving it its name."""
         with pytest.raises(Killed):
-            Probe(votes()).start(federation(tamper=self.killing(4)))
+            Probe(votes()).start(federation(tamper=dying_in(4)))
         run = tmp_path / "run"
         half = run / ".noise.npz.4711.42"  # as `files.replacing` calls it
         half.write_bytes((run / "noise.npz").read_bytes())

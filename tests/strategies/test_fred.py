@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 
 from flower_privsyn.cli import main
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
@@ -32,10 +31,9 @@ from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import SumOfUsers, need
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies._moments import NoisyMoments
-from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity, hash_embedder
-from tests.support.federation import WORDS, asked, make_users, rounds_asked
-from tests.support.probe import Killed
-from tests.support.questions import asked_round
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity
+from tests.support.federation import WORDS, asked, embedding_nodes, make_users, rounds_asked
+from tests.support.probe import Killed, dying_in
 from tests.support.run_files import release, releases
 from tests.support.small_runs import small_run
 
@@ -98,21 +96,10 @@ def truth(
             accept_noise=True,
         )
     )
-    app = create_client_app(dealt(USERS), embedder=hash_embedder, cache_directory=folder / "cache")
     with flower_identity():
-        strategy.start(LoopbackGrid(app, num_nodes=2))
+        strategy.start(embedding_nodes(USERS, folder))
     run = strategy.run
     return MomentSketch.load(run.path), release(run.path, 1), run.state["summary"]
-
-
-def dealt(users: Users) -> Callable[[Context], Users]:
-    def load(context: Context) -> Users:
-        return users.partition(
-            partition_id=int(context.node_config["partition-id"]),
-            num_partitions=int(context.node_config["num-partitions"]),
-        )
-
-    return load
 
 
 def clipped(rows: np.ndarray, radius: float) -> np.ndarray:
@@ -270,11 +257,9 @@ class TestTwoRounds:
         self,
         federation: Builder,
         config: Builder,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        node_state: Path,
     ) -> None:
         """Without the noise that the colluding may take out, and with the round that was lost."""
-        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
 
         def lose(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type != secure_wire.AGREE:
@@ -340,14 +325,9 @@ class TestTwoRounds:
     def test_without_a_covariance_nothing_is_compared(
         self, federation: Builder, config: Builder
     ) -> None:
-        def die(request: Message, reply: Message) -> list[Message]:
-            if asked_round(request) == 2:
-                raise Killed
-            return [reply]
-
         changes = {"noise_multiplier": 1.0}
         with pytest.raises(Killed):
-            ranking(self.two_rounds(config, **changes)).start(federation(USERS, tamper=die))
+            ranking(self.two_rounds(config, **changes)).start(federation(USERS, tamper=dying_in(2)))
         with pytest.raises(RunDirectoryError, match="lacks a release.*another round"):
             ranking(self.two_rounds(config, **changes, resume=True)).start(federation(USERS))
 

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Message
 
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
-from flower_privsyn.errors import PrivsynError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
@@ -28,8 +26,7 @@ from flower_privsyn.strategies.hybrid import SketchThenTraining
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import strategy_matrix, turns
 from tests.support.federation import asked, silent, training_nodes
-from tests.support.probe import Killed
-from tests.support.questions import asked_round
+from tests.support.probe import Killed, dying_in
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
 
@@ -129,16 +126,6 @@ class TestTheBudget:
         (multiplier,) = {release.noise_multiplier for release in training}
         assert {one.noise_multiplier for one in told[1:]} == {multiplier}
 
-    def test_every_sketch_is_noised_for_every_node_of_a_user(self, config: Builder) -> None:
-        once, twice = (
-            Hybrid(config(epsilon=1.0, max_nodes_per_user=nodes)).method.phases(8)[0]
-            for nodes in (1, 2)
-        )
-        once, twice = once.noise_multiplier, twice.noise_multiplier
-        # Of the noise over the clip norm times the nodes, so it is the same.
-        assert once == pytest.approx(twice)
-        assert by_dp_accounting(once * np.sqrt(0.4)) == pytest.approx(1.0, rel=1e-3)
-
 
 class TestTheStudent:
     def test_rounds_go_on_from_what_the_release_made(self, config: Builder, people: Users) -> None:
@@ -206,14 +193,8 @@ class TestTheStudent:
         self, config: Builder, people: Users, tmp_path: Path
     ) -> None:
         """Killed while it was asked, and lost: the rounds train the model as it was."""
-
-        def dying(request: Message, reply: Message) -> list[Message]:
-            if asked_round(request) == 1:
-                raise Killed
-            return [reply]
-
         with pytest.raises(Killed):
-            Hybrid(config(min_users=1)).start(training_nodes(people, tamper=dying))
+            Hybrid(config(min_users=1)).start(training_nodes(people, tamper=dying_in(1)))
         hybrid = Hybrid(config(min_users=1, resume=True))
         hybrid.start(training_nodes(people))
         run = hybrid.run.path
@@ -227,30 +208,3 @@ class TestTheStudent:
             model_of(path / "models" / "final").parameters for path in (run, tmp_path / "plain")
         )
         assert np.array_equal(ours, theirs)
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"noise_multiplier": 3.0, "first_noise_multiplier": None}, "first-noise-multiplier"),
-            ({"least_row_tokens": 33}, "has no row of least-row-tokens = 33 tokens"),
-            (
-                {"epsilon": 1.0, "noise_multiplier": None, "first_noise_multiplier": 0.1},
-                "epsilon 1 is spent by the releases whose noise",
-            ),
-        ],
-    )
-    def test_before_anybody_is_asked(
-        self,
-        config: Builder,
-        people: Users,
-        tmp_path: Path,
-        changes: dict[str, Any],
-        sentence: str,
-    ) -> None:
-        grid = training_nodes(people)
-        with pytest.raises(PrivsynError, match=sentence):
-            Hybrid(config(**changes)).start(grid)
-        assert asked(grid) == []
-        assert not (tmp_path / "run" / "ledger.jsonl").exists()

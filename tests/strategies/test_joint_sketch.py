@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
 from flower_privsyn.cli.expand import copy_released
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.data import Users
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
@@ -33,14 +31,9 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.joint_sketch import biased_generator
-from flower_privsyn.testing import (
-    EchoGenerator,
-    LoopbackGrid,
-    flower_identity,
-    hash_embedder,
-)
+from flower_privsyn.testing import EchoGenerator, flower_identity
 from flower_privsyn.training.bias import save_biased, unlearnt
-from tests.support.federation import asked, make_users
+from tests.support.federation import asked, embedding_nodes, make_users
 from tests.support.generation_server import Server
 from tests.support.launched import launched
 from tests.support.probe import Killed
@@ -106,15 +99,8 @@ def config(
 def finished(tmp_path_factory: pytest.TempPathFactory) -> JointSketch:
     """A run without noise of thirty users, which the tests read and leave as it is."""
     folder = tmp_path_factory.mktemp("joint-sketch")
-
-    def load(context: Context) -> Users:
-        return make_users(30).partition(
-            partition_id=int(context.node_config["partition-id"]), num_partitions=2
-        )
-
-    app = create_client_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
     strategy = JointSketch(settings_in(folder, topics_in(folder), noise_multiplier=0.0))
-    strategy.grid = LoopbackGrid(app, num_nodes=2)
+    strategy.grid = embedding_nodes(make_users(30), folder)
     with pytest.MonkeyPatch.context() as patched, flower_identity():
         patched.setenv(environment.CACHE, str(folder / "cache"))
         strategy.start(strategy.grid)
@@ -202,10 +188,9 @@ class TestARun:
         config: Builder,
         federation: Builder,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        node_state: Path,
     ) -> None:
         """Else every copy would ask the users, each at the price of the one round."""
-        monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
 
         def lose(request: Message, reply: Message) -> list[Message]:
             keys = request.metadata.message_type == secure_wire.KEYS

@@ -14,7 +14,7 @@ import pytest
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import GenerationError, PrivsynError
 from flower_privsyn.privacy import FullParticipation
-from flower_privsyn.strategies import PrivateEvolution, PrivateEvolutionConfig, ReleasedSum
+from flower_privsyn.strategies import PrivateEvolution, ReleasedSum
 from flower_privsyn.strategies._population import Population, resampled
 from flower_privsyn.strategies._variation import Likelihood
 from flower_privsyn.testing import EchoGenerator, HashEmbedder
@@ -200,13 +200,6 @@ def test_the_papers_settings() -> None:
 
 
 class TestBeforeSpending:
-    def test_negative_means_not_given(self) -> None:
-        config = PrivateEvolutionConfig.from_run_config(
-            {"epsilon": -1.0, "noise-multiplier": 2, "data": "users.jsonl", "my-key": 3},
-            other_keys=["my-key"],
-        )
-        assert (config.epsilon, config.noise_multiplier) == (None, 2.0)
-
     @pytest.mark.parametrize(
         ("changes", "parts", "named"),
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,14 +23,42 @@ RUN = 2**40 + 7
 REQUEST = replace(DATA, max_tokens=8, max_samples=2, held_out_fraction=0.0, seed=0)
 
 
-def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Context:
+def where(
+    node: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
+    *,
+    run_id: int = 1,
+    node_id: int = 5,
+) -> Context:
+    """What Flower tells a node of itself and of a run."""
     return Context(
-        run_id=run,
-        node_id=1000 + node,
-        node_config={"partition-id": node, "num-partitions": nodes},
+        run_id=run_id,
+        node_id=node_id,
+        node_config=node or {},
         state=RecordDict(),
-        run_config={"data": str(data)},
+        run_config=run or {},
     )
+
+
+def prepare(
+    app: ClientApp, data: wire.DataRequest = DATA, context: Context | None = None
+) -> Message:
+    """A node's reply to the roll call."""
+    context = context or where()
+    return app(Message(wire.pack_prepare(data), context.node_id, wire.PREPARE), context)
+
+
+def put(app: ClientApp, question: wire.Ask, context: Context | None = None) -> Message:
+    """A node's reply to a question."""
+    context = context or where()
+    record = wire.broadcast_record(question.broadcast, precision="float32")
+    kind = wire.message_type(question.query)
+    return app(Message(wire.pack_ask(question, record), context.node_id, kind), context)
+
+
+def context(data: Path, node: int = 0, nodes: int = 4, run: int = RUN) -> Context:
+    dealt = {"partition-id": node, "num-partitions": nodes}
+    return where(dealt, {"data": str(data)}, run_id=run, node_id=1000 + node)
 
 
 def read_answer(reply: Message) -> wire.Answer:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 
+from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
-from flower_privsyn.testing import LoopbackGrid
+from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.questions import asked_round
 
 WORDS = (
@@ -68,17 +70,33 @@ def silent(
     return lose
 
 
-def training_nodes(
-    users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any
-) -> LoopbackGrid:
-    """A grid of nodes that train on their users' text."""
+def dealt(users: Users, num_nodes: int = 2) -> Callable[[Context], Users]:
+    """A recipe that deals users to so many nodes."""
 
     def load(context: Context) -> Users:
         return users.partition(
             partition_id=int(context.node_config["partition-id"]), num_partitions=num_nodes
         )
 
-    return LoopbackGrid((app or create_training_app)(load), num_nodes=num_nodes, **kwargs)
+    return load
+
+
+def embedding_nodes(
+    users: Users, folder: Path, *, num_nodes: int = 2, **kwargs: Any
+) -> LoopbackGrid:
+    """A grid of nodes that embed their users' text, with a cache in a folder."""
+    app = create_client_app(
+        dealt(users, num_nodes), embedder=hash_embedder, cache_directory=folder / "cache"
+    )
+    return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
+
+
+def training_nodes(
+    users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any
+) -> LoopbackGrid:
+    """A grid of nodes that train on their users' text."""
+    app = (app or create_training_app)(dealt(users, num_nodes))
+    return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
 
 
 def asked(grid: LoopbackGrid) -> list[Message]:

@@ -68,6 +68,7 @@ from flower_privsyn.testing import (
     flower_identity,
     hash_embedder,
 )
+from tests.support.federation import WORDS
 from tests.support.topics import write_topics
 from tests.support.words import WordGenerator, train_words
 
@@ -87,11 +88,6 @@ RETIRED = frozenset(
 
 #: What a metric line says of sizes.
 SIZES = frozenset({"bytes_down", "bytes_up", "ledger"})
-
-WORDS = (
-    "court judge ruling appeal budget deficit tax senate river forest mountain valley engine "
-    "turbine rocket orbit protein enzyme gene cell market price trade export school teacher"
-).split()
 
 
 def machine() -> str:
@@ -322,9 +318,9 @@ def dp_ftrl(folder: Path, **changes: Any) -> DPFTRL:
     return DPFTRL(config, random=InsecureRandom(11))
 
 
-def aug_pe(folder: Path) -> AugPE:
+def aug_pe(folder: Path, **changes: Any) -> AugPE:
     """Aug-PE of two classes, with text that is asked for by a prompt."""
-    values = {"num_candidates": 12, "num_variations": 2, "classes": "law; river"}
+    values = {"num_candidates": 12, "num_variations": 2, "classes": "law; river", **changes}
     return AugPE(
         AugPEConfig(**_common(folder, public_text=str(_public(folder)), **values)),
         embedder=HashEmbedder(),
@@ -333,10 +329,10 @@ def aug_pe(folder: Path) -> AugPE:
     )
 
 
-def fred(folder: Path) -> FreD:
+def fred(folder: Path, **changes: Any) -> FreD:
     """Moments in the paper's two rounds, and a file that is ranked by them."""
     public = str(_public(folder))
-    values = {"moment_dimensions": 4, "public_text": public, "candidates": public}
+    values = {"moment_dimensions": 4, "public_text": public, "candidates": public, **changes}
     return FreD(
         FreDConfig(**_common(folder, **values)), embedder=HashEmbedder(), random=InsecureRandom(13)
     )
@@ -399,7 +395,7 @@ def ctcl(folder: Path, **changes: Any) -> CTCL:
         "max_new_tokens": 8,
         "synthetic_samples": 12,
     }
-    config = CTCLConfig(**_common(folder, **values, **changes))
+    config = CTCLConfig(**_common(folder, **{**values, **changes}))
     return CTCL(config, embedder=HashEmbedder(), random=InsecureRandom(17))
 
 

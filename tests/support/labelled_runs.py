@@ -40,12 +40,7 @@ def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the `run`, its labelled `users.jsonl`, and the `public.jsonl` it began from."""
     from flower_privsyn.client_apps import create_client_app
     from flower_privsyn.strategies import AugPE, AugPEConfig
-    from flower_privsyn.testing import (
-        LoopbackGrid,
-        ShuffleWords,
-        flower_identity,
-        hash_embedder,
-    )
+    from flower_privsyn.testing import LoopbackGrid, ShuffleWords, flower_identity, hash_embedder
 
     folder = tmp_path_factory.mktemp("classes")
     private, public = texts_of(120, 8), texts_of(90, 9, wrong=0.5)

@@ -189,6 +189,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("llama"), model, tokenizer)
 
 
+@pytest.fixture
+def few_weights(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have golden runs train a model of 600 tokens: what a test promises hangs on no model."""
+    from tests.support import golden_runs
+
+    golden_runs.train(llama, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch

@@ -25,6 +25,14 @@ def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def node_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What nodes keep between messages; no power is cut here, so nothing waits for the disk."""
+    monkeypatch.setenv("PRIVSYN_NODE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    return tmp_path / "state"
+
+
+@pytest.fixture
 def asked() -> Callable[..., Charge]:
     """One answer; keyword arguments replace its values."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 from flower_privsyn.messages import wire
 from flower_privsyn.queries import NearestNeighborHistogram, Query
@@ -40,6 +41,18 @@ def killed_at(number: int) -> Callable[..., None]:
         if round_number == number:
             raise Killed
         finish(run, round_number, *given)
+
+    return die
+
+
+def dying_in(*numbers: int) -> Callable[[Message, Message], list[Message]]:
+    """What a process meets that dies while a round is asked; none for any round."""
+
+    def die(request: Message, reply: Message) -> list[Message]:
+        number = asked_round(request)
+        if number in numbers or not (numbers or number is None):
+            raise Killed
+        return [reply]
 
     return die
 

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.models.pretrained import (
-    decoder_start_token,
-    load_pretrained,
-)
+from flower_privsyn.models.pretrained import decoder_start_token, load_pretrained
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 

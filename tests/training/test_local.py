@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.errors import ConfigError, ModelError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.bias import Bigrams, LogitBias
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
@@ -129,19 +129,6 @@ class TestUpdate:
         assert any(one.grad is not None for one in weights)
         assert np.array_equal(model.update(mine, **STEP), alone)  # type: ignore[arg-type]
         assert all(one.grad is None for one in weights)
-
-    def test_updates_of_all_users_can_be_written_to_one_array(
-        self, llama: Path, texts: list[str]
-    ) -> None:
-        model = local(llama)
-        moved = np.full(model.dimension, np.nan, dtype=np.float32)
-        for first in (0, 3):
-            samples = model.encode(texts[first : first + 3])
-            expected = model.update(samples, **STEP)
-            assert model.update(samples, **STEP, into=moved) is moved
-            assert expected is not None
-            assert np.array_equal(moved, expected)
-        assert model.update([], **STEP, into=moved) is None
 
     def test_buffers_and_random_numbers_begin_anew_with_every_user(
         self, llama: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
@@ -334,10 +321,6 @@ class TestWhatIsTrained:
     def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):
             local(llama, trainable="layers.7.*")
-
-    def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError):
-            local(tmp_path / "nowhere")
 
 
 class TestFingerprint:

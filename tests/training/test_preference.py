@@ -155,20 +155,6 @@ def test_other_architectures_learn_too(gpt2: Path, tmp_path: Path):
     assert (gain[:, 0] - gain[:, 1]).mean() > 0.5
 
 
-def test_supervised_training_raises_the_chosen_responses(tiny: Path, learned: Any):
-    held_out = pairs_of_topics(12, first=600)
-    gain = scores(tiny, learned["sft"][0], held_out) - scores(tiny, None, held_out)
-    assert (gain[:, 0] > 1.0).all()
-    assert gain[:, 0].mean() > gain[:, 1].mean()
-
-
-@pytest.mark.slow  # where the processor multiplies bfloat16 slowly
-def test_bfloat16_trains_too(tiny: Path, tmp_path: Path):
-    low = train(tiny, pairs_of_topics(8), tmp_path / "low", settings=quick(precision="bfloat16"))
-    assert low.losses[0] == pytest.approx(math.log(2), abs=1e-6)
-    assert low.losses[-1] < low.losses[0]
-
-
 class TestPairs:
     def test_no_pairs_give_the_adapter_back(self, tiny: Path, first: Path, tmp_path: Path):
         report = train(tiny, [], tmp_path / "a", adapter=first)
@@ -324,15 +310,12 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("changes", "ends"),  # in the first epoch, in the second
+    "changes",
     [
-        ({"loss": "sft", "learning_rate_schedule": "cosine"}, [5]),
-        pytest.param(
-            {"training_micro_batch_size": 2, "warmup_steps": 2}, [2, 5], marks=pytest.mark.slow
-        ),
-        ({"reference": "previous", "loss": "ipo"}, [5]),
+        {"loss": "sft", "learning_rate_schedule": "cosine"},
+        {"reference": "previous", "loss": "ipo"},
     ],
-    ids=["sft", "pieces", "previous"],
+    ids=["sft", "previous"],
 )
 def test_a_training_that_was_ended_ends_at_the_same_weights(
     tiny: Path,
@@ -340,21 +323,19 @@ def test_a_training_that_was_ended_ends_at_the_same_weights(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
-    ends: list[int],
 ):
     monkeypatch.setattr(preference, "CHECKPOINT_SECONDS", 0.0)
     pairs, output = pairs_of_topics(10), tmp_path / "a"
     how: dict[str, Any] = {"adapter": first, "settings": quick(**changes)}
     whole = train(tiny, pairs, tmp_path / "whole", **how)
-    for end in ends:
 
-        def kill(done: int, total: int, end: int = end) -> None:
-            if done == end:
-                raise Killed
+    def kill(done: int, total: int) -> None:
+        if done == 5:  # in the second epoch
+            raise Killed
 
-        with pytest.raises(Killed):
-            train(tiny, pairs, output, progress=kill, **how)
-        assert not output.exists()
+    with pytest.raises(Killed):
+        train(tiny, pairs, output, progress=kill, **how)
+    assert not output.exists()
     steps: list[int] = []
     report = train(tiny, pairs, output, progress=lambda done, total: steps.append(done), **how)
     assert steps == [5, 6]

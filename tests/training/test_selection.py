@@ -94,17 +94,6 @@ class TestScores:
                     total += (after - alone) * trust[b]
             assert scores[row] == pytest.approx(total / len(tokens), abs=1e-12)
 
-    def test_nothing_gains_by_following_what_users_do_not_write(self) -> None:
-        ratios = np.zeros(V)
-        ratios[:2] = -4.0  # never written by users, and the pair of them neither
-        ratios[2:4] = 1.0
-        keys = np.array([0 * V + 1, 2 * V + 3])
-        pairs = np.array([-2.0, 1.5])  # of what is rare less is known
-        scorer = LogRatioScorer(tokens=ratios, bigram_keys=keys, bigrams=pairs)
-        absent, present = scorer(TokenRows.of([[0, 1], [2, 3]]))
-        assert absent == pytest.approx((-4.0 - 2.0) / 2)
-        assert present == pytest.approx((1.0 + 0.5) / 2)
-
     def test_weights_grow_with_rarity(self) -> None:
         counts = np.array([100, 10, 1, 0])
         shares = (counts + 0.5) / (counts + 0.5).sum()
@@ -146,13 +135,6 @@ class TestSelect:
                 assert np.array_equal(tokens, self.corpus[row])
         if name == "overlap":
             assert selection.overlapping > 0
-
-    def test_equal_rows_go_by_their_place(self) -> None:
-        flat = LogRatioScorer(tokens=np.zeros(V))
-        for size in (1, 13, 400):
-            selection = select(chunks(self.corpus, size), flat, count=7)
-            usable = [row for row, tokens in enumerate(self.corpus) if len(tokens)]
-            assert selection.indices.tolist() == usable[:7]
 
     def test_copies_are_left_out(self) -> None:
         row = np.arange(20)
