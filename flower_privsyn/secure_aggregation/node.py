@@ -17,8 +17,8 @@ Formal guarantee:
     server learns nothing but one sum over at least t nodes, of which at least t - c are honest and
     answered the same question with the same roster, or nothing at all. That holds while c is not
     exceeded among the keys that owners allow, under the assumptions of the primitives
-    (`flower_privsyn.secure_aggregation` has the argument). Not promised: that the sum is right where
-    a colluding node is in it, or that a round finishes.
+    (`flower_privsyn.secure_aggregation` has the argument). Not promised: that the sum is right
+    where a colluding node is in it, or that a round finishes.
 """
 
 from __future__ import annotations
