@@ -53,17 +53,17 @@ def test_every_public_name_has_a_page(source: reference.Source) -> None:
 
 
 def test_links_lead_to_pages_of_the_site() -> None:
-    rest = "[c](speed.md) [d](https://x.org) `[e](f)`\n```\n[g](h)\n```\n[i](#j)"
-    assert repository.for_site(f"[a](../README.md#b) {rest}", "docs/speed.md", ROOT) == (
+    rest = "[c](evidence.md) [d](https://x.org) `[e](f)`\n```\n[g](h)\n```\n[i](#j)"
+    assert repository.for_site(f"[a](../README.md#b) {rest}", "docs/evidence.md", ROOT) == (
         f"[a](index.md#b) {rest}"
     )
     assert repository.for_site("[a](docs/README.md) [b](baselines/popri)", "README.md", ROOT) == (
         "[a](all_pages.md) [b](repository/baselines/popri/README.md)"
     )
-    assert repository.for_site("[a](../../docs/speed.md)", "baselines/fred/README.md", ROOT) == (
-        "[a](../../../speed.md)"
+    assert repository.for_site("[a](../../docs/evidence.md)", "baselines/fred/README.md", ROOT) == (
+        "[a](../../../evidence.md)"
     )
-    assert repository.linked("[a](../baselines/popri) [b](speed.md)", "docs/x.md", ROOT) == {
+    assert repository.linked("[a](../baselines/popri) [b](evidence.md)", "docs/x.md", ROOT) == {
         "baselines/popri/README.md"
     }
 
