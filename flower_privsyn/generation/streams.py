@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+#: Tokens that a nucleus is first looked for in.
+_NUCLEUS: Final = 1024
 
 
 def derive_seed(seed: int, *parts: str | int) -> int:
@@ -86,12 +89,13 @@ def sample_tokens(
     probabilities = torch.softmax(scaled, dim=-1, dtype=torch.float32)  # (b, v)
     order = None
     if top_p < 1:
-        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    cumulative = probabilities.cumsum(dim=-1)  # (b, v)
+        reached = top_p * probabilities.sum(dim=-1, keepdim=True)
+        probabilities, order = _most_likely(probabilities, reached)
+    cumulative = probabilities.cumsum(dim=-1)  # (b, v), or as many as were needed
     total = cumulative[:, -1:]
     if top_p < 1:
         # The smallest prefix that reaches top_p, the token that crosses it included.
-        last = (cumulative < top_p * total).sum(dim=-1, keepdim=True)
+        last = (cumulative < reached).sum(dim=-1, keepdim=True)
         total = cumulative.gather(-1, last.clamp_(max=cumulative.shape[-1] - 1))
     target = uniforms.to(total)[:, None] * total
     # Rounding must not lift the target to the total: nothing lies to the right of it.
@@ -101,6 +105,24 @@ def sample_tokens(
     if order is not None:
         drawn = order.gather(-1, drawn)
     return drawn.squeeze(-1)
+
+
+def _most_likely(
+    probabilities: torch.Tensor, reached: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest probabilities of each row, descending, and whose they are: (b, k) each.
+
+    So many that they reach a sum; sorting a whole vocabulary takes longer than a small model does.
+
+    Args:
+        probabilities: (b, v).
+        reached: (b, 1) sums that are reached.
+    """
+    found, order = probabilities.topk(min(_NUCLEUS, probabilities.shape[-1]), dim=-1)
+    if bool((found.sum(dim=-1, keepdim=True) >= reached).all()):
+        return found, order
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    return ordered, order
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:

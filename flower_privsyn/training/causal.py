@@ -330,6 +330,8 @@ class _Training:
         micro = self._settings.micro_batch_size or self._settings.batch_size
         predicted = sum(len(rows[index]) - 1 for index in chosen)
         loss = 0.0
+        if micro < len(chosen):  # of like lengths, so that they are hardly padded
+            chosen = sorted(chosen, key=lambda index: -len(rows[index]))
         for first in range(0, len(chosen), micro):
             part = chosen[first : first + micro]
             read = [rows[index] for index in part]
