@@ -1,11 +1,11 @@
 """Which versions of Flower and the model libraries fit the ranges of pyproject.toml.
 
-    python -m scripts.versions > docs/versions.md
+    python -m scripts.versions
 
-asks the package index, by pip, which versions it has of every library below, and lets uv (which
-comes with Flower) resolve what the package and an extra ask for with the oldest and the newest that
-the range allows, and with the newest of all. Nothing is installed; what resolves has not been
-tested by that.
+writes the last section of docs/quickstart.md. It asks the package index, by pip, which versions it
+has of every library below, and lets uv (which comes with Flower) resolve what the package and an
+extra ask for with the oldest and the newest that the range allows, and with the newest of all.
+Nothing is installed; what resolves has not been tested by that.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 
+PAGE = ROOT / "docs" / "quickstart.md"
+
+#: Of the section, which is the last of its page.
+HEADING = "\n## Versions\n"
+
 #: Libraries of the table, each with the extra that brings it; "" for the package itself.
 LIBRARIES = {"flwr": "", "transformers": "server", "trl": "training", "peft": "training"}
 
@@ -34,23 +39,18 @@ PYTHONS = ("3.11", "3.12", "3.13")
 #: Other versions that tests were run with, on Python 3.11, and how it ended.
 TRIED = {
     "flwr 1.42.0, transformers 5.24.0, datasets 5.2.0 (`.ci/versions newest`)": (
-        "passes the tests; flwr-datasets, of `dev` alone, asks for datasets 4"
+        "pass the tests; flwr-datasets, of `dev` alone, asks for datasets 4"
     ),
-    "datasets 4.7.0 with the other three as tested, their oldest (`.ci/versions oldest`)": (
-        "passes the tests"
-    ),
+    "datasets 4.7.0 with the oldest of the other three (`.ci/versions oldest`)": "pass the tests",
     "transformers 5.0.0": "passes tests/models, tests/embedding and tests/generation",
-    "transformers 5.0.0 to 5.22.0, preference training": (
-        "fails tests/training/test_preference.py: a killed training of two adapters goes on from "
-        "other weights, so `training` asks for 5.23"
+    "transformers below 5.23": (
+        "preference training of two adapters that was killed goes on from other weights, so "
+        "`training` asks for 5.23"
     ),
-    "transformers 4.53.3 with sentence-transformers 5.7.0, on a node": (
-        "passes tests/embedding, tests/client_apps, tests/models/test_lstm.py, "
-        "tests/models/test_pretrained.py and tests/training/test_local.py, there but for the six "
-        "tests that compare with a model of the server's, a biased one. What a server writes "
-        "with, and biased models, need 5"
+    "transformers 4.53.3 with sentence-transformers 5.7.0": (
+        "pass the tests of a node. What a server writes with, and biased models, need 5"
     ),
-    "trl 1.15.0": "fails tests/training/test_preference.py: outside of the range",
+    "trl 1.15.0": "fails the tests of preference training",
 }
 
 
@@ -165,29 +165,28 @@ def rows() -> list[Row]:
     return made
 
 
-def page(made: list[Row]) -> str:
-    """docs/versions.md."""
+def section(made: list[Row]) -> str:
+    """The section of the page, without its heading."""
     table = [
         "| library | range | tested | oldest inside | newest inside | newest of all |",
         "|---|---|---|---|---|---|",
         *(f"| {' | '.join(row.cells())} |" for row in made),
     ]
     tried = [f"- {version}: {ended}." for version, ended in TRIED.items()]
-    return f"""# Versions
-
-`python -m scripts.versions > docs/versions.md` wrote this page. *Tested* is the version that the
-tests run with (constraints.txt). In brackets the versions of Python for which there are wheels of
-all that the package or its extra asks for with this version: nothing was installed, nothing run.
-The tested one and the newest inside the range were asked for {", ".join(PYTHONS)}, the others for
-{PYTHONS[0]} alone.
+    return f"""
+`python -m scripts.versions` writes this section. *Tested* is what the tests run with
+(constraints.txt). In brackets are the versions of Python for which there are wheels of everything,
+of {", ".join(PYTHONS)} for the tested and the newest inside, of {PYTHONS[0]} for the others.
+Nothing was installed for that, and nothing run.
 
 {chr(10).join(table)}
 
-Tests were run with these as well:
+Other versions that the tests were run with:
 
 {chr(10).join(tried)}
 """
 
 
 if __name__ == "__main__":
-    print(page(rows()), end="")
+    above = PAGE.read_text("utf-8").partition(HEADING)[0]
+    PAGE.write_text(above + HEADING + section(rows()), "utf-8")

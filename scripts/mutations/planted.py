@@ -94,7 +94,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             ),
         ),
     ),
-    "Two epsilons": (
+    "Noise exactly as accounted for": (
         Mutation(
             name="fixed-size sampling accounted as Poisson",
             guards="epsilon_release is that of how users are drawn",
@@ -131,8 +131,6 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
                 "tests/privacy/test_accounting.py::test_replace_one_doubles_the_sensitivity_by_both_accountants",
             ),
         ),
-    ),
-    "Noise exactly as accounted for": (
         Mutation(
             name="noise divided by the number of users",
             guards="noise of the whole sensitivity",
