@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "flower_privsyn" / "examples" / "notebooks"
 TIMEOUT = 900
 
+#: What is kept of what a cell shows.
+_SHOWN = ("text/plain", "image/png")
+
 
 def execute(notebook: Path, folder: Path) -> nbformat.NotebookNode:
     """A notebook with what it prints.
@@ -64,11 +67,12 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 
 def _plain(outputs: list[nbformat.NotebookNode], folder: Path) -> list[nbformat.NotebookNode]:
-    """Outputs as text alone, without the log, colours, progress that was overwritten, and paths."""
+    """Outputs as text and pictures, without the log, colours, overwritten progress, and paths."""
     kept, streamed = [], ""
     for output in outputs:
         if "data" in output:
-            kept.append(nbformat.v4.new_output("display_data", {"text/plain": _text(output)}))
+            shown = {kind: output.data[kind] for kind in _SHOWN if kind in output.data}
+            kept.append(nbformat.v4.new_output("display_data", shown))
         elif output.name == "stdout":
             streamed += output.text
     streamed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", streamed).replace("\r\n", "\n")

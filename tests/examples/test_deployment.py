@@ -187,7 +187,7 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
     for name in OWNERS:
         account = account_of(folder, name)
         first, second = account.charges
-        assert (first.round_number, second.round_number) == (1, 2)
+        assert (first.spec.round, second.spec.round) == (1, 2)
         # Flower fails the run that its SuperLink left, and starts another.
         assert ended[first.run].startswith("finished:failed")
         assert ended[second.run] == "finished:completed"
