@@ -31,7 +31,7 @@ COMMANDS: Final = {
     ),
     "advise": "say which method was best at a measured size like yours",
     "expand": "make more of what a finished run released, at no privacy cost",
-    "report": "write a page about a run or a comparison, to be opened in a browser",
+    "report": "write the page of a run, to be opened in a browser",
     "budget": "noise for a privacy budget, or the other way round",
     "node": "say what this node allows, and see what its users have spent",
 }

@@ -155,7 +155,6 @@ def _show(comparison: Comparison, document: dict[str, Any]) -> int:
     for title, headings, rows in tables(document):
         show_table(rows, headings, title=title)
     print(caption(document))
-    print(f"Report: {comparison.page_file}")
     print(f"Table: {comparison.folder / 'comparison.md'}")
     print(f"All figures: {comparison.document_file}")
     asked = {cell.to_dict()["folder"] for cell in comparison.plan.cells()}

@@ -36,19 +36,12 @@ def evaluate(
         ),
     ] = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
-    encoder: Annotated[
-        str | None,
-        option(
-            "MODEL",
-            "model to fine-tune as a classifier of labelled synthetic text, such as roberta-base",
-        ),
-    ] = None,
     output: Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")] = None,
     seed: Seed = 0,
     columns: Columns = "",
     as_json: Json = False,
 ) -> int:
-    """A model before and after, distances to held-out private text, copies, classifiers.
+    """A model before and after, distances to held-out private text, copies, a classifier.
 
     DIR is the run directory. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
@@ -73,7 +66,6 @@ def evaluate(
             downstream=downstream,
             training=training,
             work=folder,
-            encoder=encoder,
             seed=seed,
             progress=Progress(follow),
         )
@@ -140,8 +132,8 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
         ]
         if record.texts.private_copies is not None:
             found.append(("copies of the users' text", _copies(record.texts.private_copies)))
-    for classification in record.classification:
-        found += _classified(classification)
+    if record.classification is not None:
+        found += _classified(record.classification)
     return found
 
 

@@ -1,4 +1,4 @@
-"""`privsyn report`: a page about a run or a comparison."""
+"""`privsyn report`: the page of a run."""
 
 from __future__ import annotations
 
@@ -18,25 +18,15 @@ def report(
 ) -> int:
     """One HTML file without any reference to another.
 
-    DIR is the run directory, or the folder of a comparison. Of a run, what it spent, what its
-    rounds cost and how its text moved, from released values alone; of a folder that
-    `privsyn compare` wrote, its page once more.
+    DIR is the run directory. What the run spent, what its rounds cost and how its text moved, from
+    released values alone.
     """
-    from flower_privsyn.report import read_document, write_comparison_page, write_run_page
+    from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
 
     folder = expanded(run_dir).absolute()
     page = folder / "report.html" if output is None else _page(output)
-    if (folder / "compare.json").is_file():
-        within = next((place for place in page.parents if (place / "config.json").is_file()), None)
-        if within is not None:
-            raise ConfigError(
-                f"The output {page} lies in the run directory {within}, whose readers are "
-                "promised the run's epsilon; a comparison on private text must lie elsewhere."
-            )
-        write_comparison_page(read_document(folder / "compare.json"), page)
-    else:
-        write_run_page(RunDirectory.open(folder), page)
+    write_run_page(RunDirectory.open(folder), page)
     print(page)
     return 0
 

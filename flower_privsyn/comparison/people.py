@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
@@ -50,7 +49,7 @@ class People:
     """Who takes part and who is held out.
 
     Attributes:
-        source: what the data is called in the report.
+        source: the data, as it was named.
         private: users that take part.
         held_out: users that never do; all figures are about them.
         opened: whether the held-out users are sealed ones.
@@ -129,7 +128,7 @@ class People:
         if not len(others):
             raise DataError("all users of --held-out are sealed: --sealed-users opens them")
         return cls(
-            source=Path(data).name,
+            source=data,
             private=replace(private.select(_first(private, users or len(private))), dates=None),
             held_out=replace(others, dates=None),
             opened=bool(sealed_users),

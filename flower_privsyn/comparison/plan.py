@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
 from flower_privsyn.dry_run import Report, check_plan, check_setup
-from flower_privsyn.dry_run.people import BUNDLED, check_public_text, fingerprints, people_of
+from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.files import located, read_toml
@@ -35,9 +35,6 @@ from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"
-
-#: What the figures of every cell are made with: of the extra `evaluation`.
-_MEASURED_WITH: Final = ("sklearn", "jinja2", "matplotlib")
 
 #: What asks nobody, and is in every table: the model as it is, public text at random, and the same
 #: taught by a larger public model.
@@ -255,10 +252,9 @@ class Plan:
                 )
         report, setups = Report(), list[tuple[str, Callable[..., None]]]()
         with report.refusals("figures"):
-            if missing := [name for name in _MEASURED_WITH if find_spec(name) is None]:
+            if find_spec("sklearn") is None:
                 raise MissingExtraError(
-                    f"figures are made with {' and '.join(missing)}: "
-                    "pip install 'flower-privsyn[evaluation]'"
+                    "figures are made with sklearn: pip install 'flower-privsyn[evaluation]'"
                 )
         for cell in cells:
             # Where the smallest budget is enough against the noise, every larger one is.
@@ -289,10 +285,10 @@ class Plan:
                     people = people_of(
                         [self.people.private],
                         chunking=Chunking.of(settings.to_dict()),
-                        written=self._written,
                     )
                     method = strategy(settings).method
-                    plan = check_plan(method, settings, people, report=found)
+                    data = self.people.source
+                    plan = check_plan(method, settings, people, report=found, data=data)
                     if plan is not None:
                         set_up = partial(check_setup, method, settings, plan, people)
                         setups.append((name, set_up))
@@ -305,7 +301,8 @@ class Plan:
         """Check what asks nobody: the text it reads, and who writes or teaches."""
         from flower_privsyn.training.distillation import check_same_tokens
 
-        check_public_text(str(values.get("public-text", BUNDLED)), self._written, data="")
+        public = str(values.get("public-text", BUNDLED))
+        check_public_text(public, data=self.people.source)
         generator = str(values.get("generator", ""))
         if name == "expand-private" and "://" in generator:
             raise ConfigError(
@@ -320,10 +317,6 @@ class Plan:
             check_same_tokens(
                 located(self.downstream), located(str(values["teacher"])), setting="teacher"
             )
-
-    @cached_property
-    def _written(self) -> frozenset[int]:
-        return fingerprints([self.people.private, self.people.held_out])
 
 
 def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:

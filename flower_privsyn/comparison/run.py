@@ -60,7 +60,6 @@ from flower_privsyn.host.launch import Follower, resume_run, run_app
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import Progress
-from flower_privsyn.report import write_comparison_page
 from flower_privsyn.report.comparison import called, markdown
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
@@ -123,11 +122,6 @@ class Comparison:
     def document_file(self) -> Path:
         """`compare.json`."""
         return self.folder / "compare.json"
-
-    @property
-    def page_file(self) -> Path:
-        """`report.html`."""
-        return self.folder / "report.html"
 
     def _cell_folder(self, cell: Cell) -> Path:
         return self.folder / "cells" / cell.name
@@ -347,7 +341,7 @@ class Comparison:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
             f"Python {platform.python_version()}",
             "data": {
-                "name": people.source,
+                "name": Path(people.source).name,
                 "private_users": len(people.private),
                 "held_out_users": len(people.held_out),
             },
@@ -363,7 +357,6 @@ class Comparison:
         write_json(self.document_file, document)
         with replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
-        write_comparison_page(document, self.page_file)
         return document
 
 

@@ -1,23 +1,14 @@
-"""The users of a run, read as the nodes will read them, and public text that holds what they wrote.
-
-What is chosen of public text is published as it is, and no ledger knows of what users wrote in it.
-It is looked for where their text is at hand: on the machine of a simulation, before it begins. What
-was changed by a letter, or put together otherwise than by lines, is not found.
-"""
+"""The users of a run, read as the nodes will read them; their own file is no public text."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import secrets
 import sys
 import time
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -54,18 +45,6 @@ _READING_SECONDS: Final = 5.0
 #: The public text that comes with the package, which is nobody's.
 BUNDLED: Final = "bundled"
 
-#: Letters of a text or of a line of it, blanks aside, from which on two are not equal by chance.
-_LEAST_LETTERS: Final = 24
-
-#: So many users may quote what is public, as a letter that is passed on.
-_FEW: Final = 3
-
-#: Share of the users' texts, and of the public ones, from which on they are no quotations.
-_MOST_SHARED: Final = 0.01
-
-#: Documents of public text that are looked at.
-_MOST_DOCUMENTS: Final = 1_000_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class People:
@@ -77,15 +56,12 @@ class People:
         writing: of those who take part, who have any text.
         documents: of those who take part.
         all_read: whether these are the users of every node.
-        written: what tells everybody's longer texts apart (`fingerprints`), held out or not;
-            nothing where the run's configuration names no public text that they could be in.
     """
 
     users: int
     held_out: int
     writing: int
     documents: int
-    written: frozenset[int]
     all_read: bool = True
 
 
@@ -108,7 +84,6 @@ def read_people(
         PrivsynError: `data` is empty or unreadable, nobody has any text, or the app's own code
             fails.
     """
-    told = values.get("public-text", BUNDLED) != BUNDLED
     if app.client in _READY_CLIENTS:
         parts, all_read = [_everybody(values, chunking.classes)], True
     else:
@@ -126,8 +101,7 @@ def read_people(
                 f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for "
                 "more noise"
             )
-    written = fingerprints(parts) if told else frozenset[int]()
-    return people_of(parts, chunking=chunking, written=written, all_read=all_read)
+    return people_of(parts, chunking=chunking, all_read=all_read)
 
 
 def _everybody(values: Mapping[str, ConfigValue], classes: tuple[str, ...]) -> Users:
@@ -182,15 +156,12 @@ def _by_node(
     return parts
 
 
-def people_of(
-    parts: Sequence[Users], *, chunking: Chunking, written: frozenset[int], all_read: bool = True
-) -> People:
+def people_of(parts: Sequence[Users], *, chunking: Chunking, all_read: bool = True) -> People:
     """Who a run will ask, of the users that were read.
 
     Args:
         parts: users, of a node each or of all of them.
         chunking: who is asked and what of their text counts.
-        written: see `People`.
         all_read: whether these are the users of every node.
 
     Raises:
@@ -213,7 +184,6 @@ def people_of(
         held_out=sum(map(len, parts)) - users,
         writing=sum(len(np.unique(part.owners)) for part in asked),
         documents=documents,
-        written=written,
         all_read=all_read,
     )
 
@@ -243,54 +213,26 @@ def _imported(app: App) -> Iterator[ClientApp]:
 # ---- public text that is theirs ----------------------------------------------------------------
 
 
-def fingerprints(parts: Iterable[Users]) -> frozenset[int]:
-    """What tells the longer texts of users apart, and the lines of them, within this process.
-
-    Args:
-        parts: users, held out or not.
-    """
-    return frozenset(
-        found for users in parts for text in users.texts for found in _fingerprints(text)
-    )
-
-
-def check_public_text(source: str, written: frozenset[int], *, data: str) -> str | None:
-    """Refuse public text that is the users' own; of a data set of the hub nothing is read.
+def check_public_text(source: str, *, data: str) -> None:
+    """Refuse public text that is the users' own file.
 
     Args:
         source: the setting `public-text`.
-        written: by users: `fingerprints`.
         data: what the users are read from.
 
-    Returns:
-        A sentence where some users wrote what is in it; None where nobody did.
-
     Raises:
-        ConfigError: it is the users' file, or more than three texts are in both and these are more
-            than a hundredth of the one or of the other.
-        DataError: it cannot be read.
+        ConfigError: it is.
+        DataError: it cannot be found.
     """
     if source == BUNDLED:
-        return None
+        return
     corpus = PublicCorpus.find(source, setting="public-text")
-    end = (
-        "what is chosen of it is published as it is, and models learn it, at no cost in any "
-        "ledger; name text that is public, without theirs"
-    )
     if source == data or _same_file(corpus.path, data):
-        raise ConfigError(f'public-text = "{source}" is the text of the users (data): {end}')
-    if corpus.path is None or not written:
-        return None
-    shared, documents = _shared(source, json.dumps(corpus.identity()), written)
-    if not shared:
-        return None
-    said = (
-        f'public-text = "{source}" holds {shared:,} of the users\' {len(written):,} longer texts '
-        f"and lines, in {documents:,} of its own: {end}"
-    )
-    if shared > _FEW and shared > _MOST_SHARED * min(len(written), documents):
-        raise ConfigError(said)
-    return said
+        raise ConfigError(
+            f'public-text = "{source}" is the text of the users (data): what is chosen of it is '
+            "published as it is, and models learn it, at no cost in any ledger; name text that is "
+            "public, without theirs"
+        )
 
 
 def _same_file(path: Path | None, data: str) -> bool:
@@ -298,29 +240,3 @@ def _same_file(path: Path | None, data: str) -> bool:
         return path is not None and bool(data) and path.samefile(expanded(located(data)))
     except OSError:
         return False
-
-
-@lru_cache(maxsize=2)
-def _shared(source: str, identity: str, written: frozenset[int]) -> tuple[int, int]:  # noqa: ARG001
-    """How many of the users' texts are in a corpus, and of how many of its own.
-
-    Counted once while its files stay as they are (`identity`): many methods of one comparison name
-    the same corpus.
-    """
-    every = PublicCorpus.find(source, setting="public-text").documents()
-    shared, longer = set[int](), 0
-    for document in itertools.islice(every, _MOST_DOCUMENTS):
-        for found in _fingerprints(document):
-            longer += 1
-            if found in written:
-                shared.add(found)
-    return len(shared), longer
-
-
-def _fingerprints(text: str) -> Iterator[int]:
-    """Of a text, and of its lines where it has several, whatever their blanks and capitals."""
-    lines = text.splitlines()
-    for part in (text, *(lines if len(lines) > 1 else ())):
-        letters = "".join(unicodedata.normalize("NFKC", part).casefold().split())
-        if len(letters) >= _LEAST_LETTERS:
-            yield hash(letters)

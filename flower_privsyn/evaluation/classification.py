@@ -1,32 +1,24 @@
 """What labels are worth: a classifier trained on labelled synthetic text, tested on private text.
 
-Papers:
-    Xie et al., "Differentially Private Synthetic Data via Foundation Model APIs 2: Text" (Aug-PE,
-    ICML 2024), whose measure is the accuracy of RoBERTa-base so trained.
+By an encoder, as in the Aug-PE paper: `baselines/aug-pe/classify.py`.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data import Chunking, Samples
-from flower_privsyn.embedding import Embedder
-from flower_privsyn.errors import ConfigError, DataError, MissingExtraError, ModelError
+from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.language_model import Interval, resampled
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.files import located, read_json_lines
-from flower_privsyn.models.library import quiet_transformers, shorten
-from flower_privsyn.models.pretrained import context_of, model_folder
+from flower_privsyn.files import read_json_lines
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
@@ -38,14 +30,6 @@ Classifier = Callable[[Sequence[str], IntArray, Sequence[str]], IntArray]
 
 #: Fewest texts of a class with which the strength of the penalty is chosen by cross-validation.
 _FOLDS: Final = 5
-
-#: How an encoder is fine-tuned: Xie et al., authors' code for RoBERTa-base; AdamW, falling to 0.
-_ENCODER: Final[Mapping[str, Any]] = {
-    "num_train_epochs": 5,
-    "learning_rate": 3e-5,
-    "per_device_train_batch_size": 32,
-}
-_MAX_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,61 +79,41 @@ def classify_run(
     held_out: Samples,
     *,
     private: Samples | None,
-    embedder: Embedder,
-    encoder: str | Path | None,
-    seed: int,
+    classifier: Classifier,
+    name: str,
     progress: Progress,
-) -> tuple[Classification, ...]:
-    """Train classifiers on a run's labelled text and test them on held-out text.
+) -> Classification | None:
+    """Train a classifier on a run's labelled text and test it on held-out text.
 
     Args:
         run: the run.
         held_out: samples of users who took no part, cut as the run cuts.
         private: the same of users who took part, for the ceiling; None to leave that out.
-        embedder: for logistic regression.
-        encoder: model to fine-tune as well; None for none.
-        seed: of the fine-tuning.
-        progress: where steps are shown.
+        classifier: what learns and answers.
+        name: what it is called.
+        progress: where the step is shown.
 
     Returns:
-        A record for each classifier; none for a run without classes.
+        What it is worth; None of a run whose text has no classes.
 
     Raises:
-        ConfigError: An encoder is named, and the run's text has no classes.
-        DataError: Nothing is labelled on a side.
+        DataError: No held-out text is labelled.
     """
     classes = Chunking.of(run.config).classes
     synthetic = _of_rows(read_json_lines(run.synthetic_jsonl), classes)
-    if not classes or synthetic is None:
-        if encoder is not None:
-            raise ConfigError(f"the run in {run.path} has no classes to train a classifier on")
-        return ()
-    learners: dict[str, Classifier] = {
-        f"logistic regression on {run.config['embedding-model']}": logistic_regression(
-            embedder.embed
+    if synthetic is None:
+        return None
+    with progress.stage(f"Classify by {name}", total=None):
+        return classify(
+            classifier,
+            name=name,
+            classes=classes,
+            synthetic=synthetic,
+            held_out=held_out,
+            # What the run began with, which no private text went into.
+            public=_of_rows(round_texts(run).get(1, []), classes),
+            private=private,
         )
-    }
-    if encoder is not None:
-        learners[f"{encoder}, fine-tuned"] = fine_tuned_encoder(
-            located(str(encoder)), num_classes=len(classes), seed=seed
-        )
-    # What the run began with, which no private text went into.
-    public = _of_rows(round_texts(run).get(1, []), classes)
-    found = []
-    for name, classifier in learners.items():
-        with progress.stage(f"Classify by {name}", total=None):
-            found.append(
-                classify(
-                    classifier,
-                    name=name,
-                    classes=classes,
-                    synthetic=synthetic,
-                    held_out=held_out,
-                    public=public,
-                    private=private,
-                )
-            )
-    return tuple(found)
 
 
 def _of_rows(rows: Any, classes: Sequence[str]) -> Samples | None:
@@ -266,78 +230,5 @@ def logistic_regression(embed: Callable[[Sequence[str]], npt.NDArray[Any]]) -> C
         fitted.fit(embed(texts), classes)
         found: IntArray = np.asarray(fitted.predict(embed(asked)), dtype=np.int64)
         return found
-
-    return learn
-
-
-def fine_tuned_encoder(
-    model: str | Path, *, num_classes: int, seed: int = 0, **training: Any
-) -> Classifier:
-    """A classifier that fine-tunes an encoder anew for whatever it is to learn from.
-
-    Args:
-        model: a bundled short name, a folder or a hub name of a model that Transformers can put a
-            head of classes on.
-        num_classes: how many.
-        seed: of the head and the order of texts.
-        training: in place of the paper's values, in the words of `transformers.TrainingArguments`.
-
-    Raises:
-        ModelError: The model cannot be found, or no head of classes fits it.
-        MissingExtraError: Transformers or accelerate is not installed.
-    """
-    try:
-        transformers: Any = import_module("transformers")
-        import_module("accelerate")
-    except ImportError as error:
-        raise MissingExtraError(
-            "fine-tuning an encoder needs Transformers and accelerate: "
-            "pip install 'flower-privsyn[evaluation]'"
-        ) from error
-    folder = model_folder(model)
-    offline: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-
-    def learn(texts: Sequence[str], classes: IntArray, asked: Sequence[str]) -> IntArray:
-        transformers.set_seed(seed)
-        try:
-            with quiet_transformers():
-                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **offline)
-                network = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    folder, num_labels=num_classes, weights_only=True, **offline
-                ).float()
-        except Exception as error:
-            raise ModelError(
-                f"model {str(model)!r} cannot be loaded as a classifier of texts: {shorten(error)}"
-            ) from error
-        if network.config.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-            network.config.pad_token_id = tokenizer.pad_token_id
-        # Some models keep two positions for padding.
-        longest = max(4, min(_MAX_TOKENS, (context_of(network) or _MAX_TOKENS + 2) - 2))
-
-        def rows(given: Sequence[str], labels: IntArray) -> list[dict[str, Any]]:
-            told = tokenizer(list(given), truncation=True, max_length=longest)["input_ids"]
-            return [
-                {"input_ids": ids, "label": label}
-                for ids, label in zip(told, labels.tolist(), strict=True)
-            ]
-
-        with tempfile.TemporaryDirectory() as scratch, quiet_transformers():
-            trainer = transformers.Trainer(
-                network,
-                transformers.TrainingArguments(
-                    scratch,
-                    seed=seed,
-                    report_to="none",
-                    save_strategy="no",
-                    disable_tqdm=True,
-                    **{**_ENCODER, **training},
-                ),
-                train_dataset=rows(texts, classes),
-                processing_class=tokenizer,
-            )
-            trainer.train()
-            logits = trainer.predict(rows(asked, np.zeros(len(asked), dtype=np.int64))).predictions
-        return np.asarray(logits.argmax(axis=-1), dtype=np.int64)
 
     return learn

@@ -21,7 +21,11 @@ from flower_privsyn.data.chunking import class_names
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.evaluation.classification import Classification, classify_run
+from flower_privsyn.evaluation.classification import (
+    Classification,
+    classify_run,
+    logistic_regression,
+)
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
 from flower_privsyn.evaluation.distribution import (
     FrechetDistance,
@@ -108,8 +112,7 @@ class RunEvaluation(NotPrivate):
         held_out_texts: their samples.
         learned: a model before and after; None for a run that made neither model nor text.
         texts: None for a run without synthetic text.
-        classification: what the labels of its text are worth, by a classifier each; none for a run
-            without classes.
+        classification: what the labels of its text are worth; None for a run without classes.
     """
 
     run: str
@@ -117,7 +120,7 @@ class RunEvaluation(NotPrivate):
     held_out_texts: int
     learned: Learned | None
     texts: TextComparison | None
-    classification: tuple[Classification, ...]
+    classification: Classification | None
 
 
 def evaluate_run(
@@ -128,7 +131,6 @@ def evaluate_run(
     private: Users | None = None,
     downstream: str | Path | None = None,
     training: CausalTraining | None = None,
-    encoder: str | Path | None = None,
     embedder: Embedder | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -143,8 +145,6 @@ def evaluate_run(
         downstream: causal language model to fine-tune on the synthetic text; None for the model
             that the run made, or a small bundled one where it made none.
         training: how it is fine-tuned.
-        encoder: model to fine-tune as a classifier, beside logistic regression, where texts have
-            classes; None to leave that out.
         embedder: in place of the run's embedding model.
         seed: of the draws, the fine-tuning and the bootstrap.
         progress: where steps are shown.
@@ -186,9 +186,8 @@ def evaluate_run(
             run,
             samples,
             private=others,
-            embedder=embedder,
-            encoder=encoder,
-            seed=seed,
+            classifier=logistic_regression(embedder.embed),
+            name=f"logistic regression on {run.config['embedding-model']}",
             progress=shown,
         ),
     )

@@ -1,4 +1,4 @@
-"""Pages to look at: one run, and a comparison of methods. Files without any reference to another.
+"""The page of a run to look at, a file without any reference to another.
 
 Every text that a template shows is escaped, and what a page cannot hold is replaced in the whole of
 it. Synthetic texts are written by a model and may hold any markup. The page forbids scripts and
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import replacing
 from flower_privsyn.report import numbers
-from flower_privsyn.report.comparison import filled as of_comparison
-from flower_privsyn.report.comparison import read_document
 from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
@@ -29,7 +27,7 @@ from flower_privsyn.run.run_format import hide_dates
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["read_document", "require_libraries", "write_comparison_page", "write_run_page"]
+__all__ = ["require_libraries", "write_run_page"]
 
 
 def write_run_page(
@@ -58,31 +56,10 @@ def write_run_page(
     return target
 
 
-def write_comparison_page(document: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a comparison.
-
-    Args:
-        document: what `privsyn compare` keeps in `compare.json`, finished or not. Cells that have
-            not finished are listed with their reason.
-        path: where to; replaced as a whole.
-
-    Raises:
-        MissingExtraError: Jinja2 or matplotlib is not installed.
-        RunDirectoryError: the page cannot be written.
-    """
-    _write(comparison_page(document), path)
-
-
 def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
     require_libraries()
     return _rendered("run.html.j2", of_run(RunSummary.of(run), quality))
-
-
-def comparison_page(document: Mapping[str, Any]) -> str:
-    """The page of a comparison as text; see `write_comparison_page`."""
-    require_libraries()
-    return _rendered("comparison.html.j2", of_comparison(document))
 
 
 def require_libraries() -> None:

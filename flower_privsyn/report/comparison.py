@@ -1,27 +1,19 @@
-"""A comparison as a table, in Markdown and in a terminal, and as a page, from `compare.json`.
+"""A comparison as tables, in Markdown and in a terminal, from `compare.json`.
 
-The figures of quality are computed from held-out private text without noise, so each of the three
-carries the stamp of such figures: the page in its title, at its top, and at every chart and table
-of them.
+The figures of quality are computed from held-out private text without noise, so both carry the
+stamp of such figures.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import DataError
-from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import Points, chart
 from flower_privsyn.report.numbers import (
     bytes_text,
     counted,
     epsilon_text,
     number,
-    time_text,
     whole,
 )
 
@@ -192,116 +184,8 @@ def _row(texts: Sequence[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-# ---------------------------------------------------------------------- the page
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """Read a `compare.json`.
-
-    Raises:
-        DataError: it cannot be read, or holds something else.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a comparison: {error}") from error
-    if not isinstance(document, dict) or not {"cells", "summary"} <= document.keys():
-        raise DataError(f"{path} holds no comparison")
-    return document
-
-
-def filled(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What `comparison.html.j2` shows, by the names that it has for it.
-
-    Args:
-        document: what `privsyn compare` keeps in `compare.json`, finished or not.
-    """
-    stamp = str(document.get("stamp") or "")
-    # The stamp is ours to give: a document that lost it is stamped all the same.
-    stamp = stamp if STAMP in stamp else "; ".join(filter(None, (STAMP, stamp)))
-    cells = document["cells"]
-    finished = [cell for cell in cells if cell["status"] == "finished"]
-    methods = len({cell["method"] for cell in cells})
-    return {
-        "stamp": stamp,
-        "digest": None,
-        "heading": f"{counted(methods, 'method')} on {document['data']['name']}",
-        "subtitle": [
-            f"{len(finished)} of {counted(len(cells), 'cell')} finished",
-            f"begun {time_text(document['created'])}",
-        ],
-        "caption": caption(document),
-        "tables": tables(document),
-        "missing": [
-            (called(cell), cell["status"], str(cell.get("error") or "-"))
-            for cell in cells
-            if cell["status"] != "finished"
-        ],
-        "by_epsilon": _by_epsilon(document, stamp),
-        "samples_": _samples(finished),
-        "commands": document["commands"],
-        "facts_": [*document["versions"].items(), ("machine", document["machine"])],
-    }
-
-
 def _lines(document: Mapping[str, Any], columns: Sequence[Column]) -> list[tuple[str, ...]]:
     return [
         (row["title"] + _note(row), *(text(row) for _, text in columns))
         for row in document["summary"]
     ]
-
-
-def _by_epsilon(document: Mapping[str, Any], stamp: str) -> Any:
-    """Accuracy against epsilon, by method; None where no private cell has any."""
-
-    def accuracy(row: Mapping[str, Any]) -> tuple[float, float | None]:
-        """In percent, with its standard error over seeds."""
-        figure = row["next_token_accuracy"]
-        error = figure["standard_error"]
-        return 100 * figure["mean"], None if error is None else 100 * error
-
-    series: dict[str, Points] = {}
-    levels = {}
-    for row in document["summary"]:
-        title = row["title"]
-        if not row.get("next_token_accuracy"):
-            continue
-        if row["epsilon"]:
-            series[title] = [*series.get(title, ()), (float(row["epsilon"]), *accuracy(row))]
-        else:  # what asks nobody, and the private text itself, have no place on the axis
-            levels[title] = accuracy(row)
-    if not series:
-        return None
-    return chart(
-        f"Accuracy against epsilon ({stamp})",
-        series,
-        x="ε of what is released",
-        y="next-token accuracy, %",
-        levels=levels,
-        log=epsilon_text,
-    )
-
-
-def _samples(finished: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Texts of the first seed that finished, by budget: the private ones first, largest before."""
-    groups: dict[float, dict[str, dict[str, Any]]] = {}
-    for cell in finished:
-        budget = math.inf if cell["epsilon"] is None else cell["epsilon"]
-        group = groups.setdefault(budget, {})
-        if cell.get("samples") and cell["method"] not in group:
-            note = f"seed {cell['seed']}"
-            group[cell["method"]] = {
-                "title": cell["title"],
-                "note": note,
-                "texts": cell["samples"],
-            }
-    names = {
-        0.0: "No private text used (ε = 0)",
-        math.inf: "Not private (ε = ∞): texts may repeat what a user wrote",
-    }
-    order = sorted(groups, key=lambda e: (e == 0 or math.isinf(e), math.isinf(e), -e))
-    return {
-        names.get(budget, f"ε = {epsilon_text(budget)}"): list(groups[budget].values())
-        for budget in order
-        if groups[budget]
-    }

@@ -7,20 +7,19 @@ import io
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-Points = Sequence[tuple[float, float, float | None]]
-"""Places on both axes, and half the length of an error bar; None for no bar."""
+Points = Sequence[tuple[float, float]]
+"""Places on both axes."""
 
 #: In inches of 72 pixels: a phone is 5.4 wide, and a wide screen shows it half as large again.
 _WIDTH, _HEIGHT, _LEGEND_LINE = 5.2, 3.3, 0.22
 
 _MARKS: Final = "osD^vXP*"
-_DASHES: Final = ("--", ":", "-.", (0, (8, 3)), (0, (1, 4)))
 
 SETTINGS: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text that can be selected and searched
@@ -42,9 +41,8 @@ def chart(
     *,
     x: str,
     y: str,
-    levels: Mapping[str, tuple[float, float | None]] | None = None,
+    levels: Mapping[str, float] | None = None,
     steps: bool = False,
-    log: Callable[[float], str] | None = None,
 ) -> Markup:
     """A chart as an image inside the page, without any reference to another file.
 
@@ -53,14 +51,13 @@ def chart(
         series: points by name, from left to right.
         x: of the horizontal axis, with its unit.
         y: of the vertical axis.
-        levels: figures without a place on the horizontal axis, with half the height of a band.
+        levels: figures without a place on the horizontal axis.
         steps: whether the points are steps that begin at 0.
-        log: of a logarithmic horizontal axis: how its ticks are written; None for a linear one.
     """
     import matplotlib
     from markupsafe import Markup
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator
 
     names = len(series) + len(levels or {})
     high = _HEIGHT + _LEGEND_LINE * math.ceil(names / 2)
@@ -73,26 +70,14 @@ def chart(
         axes.set(xlabel=x, ylabel=y)
         axes.grid(axis="y", alpha=0.3)
         for (name, points), mark in zip(series.items(), itertools.cycle(_MARKS), strict=False):
-            xs, ys, errors = zip(*points, strict=True)
+            xs, ys = zip(*points, strict=True)
             if steps:
                 axes.step([0, *xs], [0, *ys], where="post", label=name)
             else:
-                bars = [error or 0.0 for error in errors]
-                axes.errorbar(xs, ys, yerr=bars, marker=mark, capsize=3, label=name)
-        dashes = itertools.cycle(_DASHES)
-        for (name, (level, error)), dash in zip((levels or {}).items(), dashes, strict=False):
-            axes.axhline(level, color="0.4", linestyle=dash, label=name)
-            if error:
-                axes.axhspan(level - error, level + error, color="0.4", alpha=0.1)
-        if log:
-            places = [point[0] for points in series.values() for point in points]
-            axes.set_xscale("log")
-            subs = (1, 2, 5) if max(places) < 100 * min(places) else (1,)
-            axes.xaxis.set_major_locator(LogLocator(subs=subs))
-            axes.xaxis.set_major_formatter(lambda value, _: log(value))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        elif all(float(point[0]).is_integer() for points in series.values() for point in points):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                axes.plot(xs, ys, marker=mark, label=name)
+        for name, level in (levels or {}).items():
+            axes.axhline(level, color="0.4", linestyle="--", label=name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower left", ncols=2)
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -165,13 +165,13 @@ def _spending(summary: RunSummary) -> Any:
         {name: points for name, points in series.items() if points},
         x="Round",
         y="ε, all rounds until then",
-        levels={} if budget is None else {"budget": (budget, None)},
+        levels={} if budget is None else {"budget": budget},
         steps=True,
     )
 
 
 def _points(lines: Iterable[Mapping[str, Any]], key: str) -> Points:
-    return [(line["round"], line[key], None) for line in lines if line.get(key) is not None]
+    return [(line["round"], line[key]) for line in lines if line.get(key) is not None]
 
 
 # ---------------------------------------------------------------------- rounds
@@ -218,7 +218,7 @@ def _distances(summary: RunSummary) -> Any:
         return None
     return chart(
         "Squared distance to the released mean and covariance",
-        {"distance": [(n, value, None) for n, value in points]},
+        {"distance": points},
         x="Round",
         y="squared distance (Fréchet)",
     )

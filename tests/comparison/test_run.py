@@ -50,10 +50,6 @@ class Compared:
     def table(self) -> str:
         return (self.folder / "comparison.md").read_text()
 
-    @property
-    def page(self) -> str:
-        return (self.folder / "report.html").read_text()
-
 
 def run_here(_: App, path: Path, values: Mapping[str, Any], *, follow: Any) -> Outcome:
     """A run by the app's two parts, in this process: neither loads the models another time."""
@@ -133,11 +129,10 @@ class TestComparison:
         found = cells(compared.folder)
         status = {name: cell["status"] for name, cell in found.items()}
         assert status == {**dict.fromkeys(status, "finished"), "expand-only": "failed"}
-        for written in (compared.shown, compared.table, compared.page):
+        for written in (compared.shown, compared.table):
             assert STAMP in written
         assert "gone.txt" in found["expand-only"]["error"]
-        for written in (compared.table, compared.page):
-            assert "gone.txt" in written
+        assert "gone.txt" in compared.table
 
     def test_a_cell_says_what_its_run_spent_and_sent(self, compared: Compared) -> None:
         done = cells(compared.folder)["pre-text"]
@@ -186,7 +181,6 @@ class TestComparison:
         assert local["user"] >= local["sample"]
         price = f"{local['sample']:,.0f}, {local['user']:,.0f}"
         assert f"| DP-Prompt | - | {price} | " in compared.table
-        assert price in compared.page
 
     def test_held_out_users_are_in_no_file_a_node_reads(self, compared: Compared) -> None:
         private, held_out = (

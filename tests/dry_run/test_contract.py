@@ -26,7 +26,6 @@ def checked(strategy: Any) -> Report:
         held_out=0,
         writing=EVERYBODY - 1,
         documents=EVERYBODY,
-        written=frozenset(),
     )
     report = Report()
     plan = check_plan(strategy.method, strategy.config, people, report=report)

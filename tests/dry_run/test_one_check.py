@@ -120,7 +120,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         ({"public-text": "first:5:labelled.jsonl"}, "public-text"),
         ({"public-text": "users.jsonl"}, "public-text"),
         ({"public-text": "users.jsonl", "data": "{folder}/users.jsonl"}, "public-text"),
-        ({"public-text": "undated.jsonl"}, "public-text"),
         ({"tracker": "nowhere"}, "tracker"),
         # what the server loads, which a run says itself when it sets its method up
         ({"public-text": "same.jsonl"}, "num-candidates"),

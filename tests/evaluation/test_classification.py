@@ -12,11 +12,9 @@ import pytest
 
 from flower_privsyn.cli.evaluate import rows
 from flower_privsyn.data import load_users
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.classification import (
     classify,
     classify_run,
-    fine_tuned_encoder,
     logistic_regression,
     share,
 )
@@ -64,21 +62,6 @@ def test_the_interval_is_that_of_users_and_not_of_texts() -> None:
     assert found.high - found.low == pytest.approx(width, rel=0.1)
 
 
-class TestEncoder:
-    def test_the_bundled_encoder_learns_a_class(self) -> None:
-        learn = fine_tuned_encoder(
-            "privsyn-mlm",
-            num_classes=3,
-            num_train_epochs=3,
-            learning_rate=1e-3,
-            per_device_train_batch_size=16,
-        )
-        training, asked = texts_of(96, 6), texts_of(60, 7)
-        assert training.labels is not None
-        found = learn(training.texts, training.labels, asked.texts)
-        assert (found == asked.labels).mean() > 0.8
-
-
 class TestRun:
     """A run with classes, measured by `privsyn evaluate`."""
 
@@ -97,7 +80,8 @@ class TestRun:
             training=CausalTraining(max_steps=1, train_on_eos=False),
             embedder=HashEmbedder(),
         )
-        (record,) = found.classification
+        record = found.classification
+        assert record is not None
         assert record.classes == NAMES
         assert record.public is not None
         assert record.private is not None
@@ -125,7 +109,6 @@ class TestRun:
         )
         embedder = HashEmbedder()
         samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
-        asked = {"private": None, "embedder": embedder, "seed": 0, "progress": Progress()}
-        assert classify_run(run, samples, encoder=None, **asked) == ()
-        with pytest.raises(ConfigError, match="has no classes to train a classifier on"):
-            classify_run(run, samples, encoder="privsyn-mlm", **asked)
+        learn = logistic_regression(embedder.embed)
+        asked = {"private": None, "classifier": learn, "name": "", "progress": Progress()}
+        assert classify_run(run, samples, **asked) is None

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.report import write_comparison_page
-from tests.support.comparisons import comparison
+from flower_privsyn.report import write_run_page
+from flower_privsyn.run import RunDirectory
+from tests.support import golden_runs
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
@@ -65,12 +66,10 @@ def measured(folder: Path, *names: str) -> list[dict[str, Any]]:
 
 
 def test_nothing_runs_off_the_screen_and_pictures_can_be_read(tmp_path: Path) -> None:
-    write_comparison_page(comparison(), tmp_path / "two.html")
-    methods = ["popri", "pre-text", *[f"method number {n}" for n in range(8)]]
-    crowded = comparison(methods=methods, epsilons=(0.5, 1.0, 2.0, 7.58))
-    write_comparison_page(crowded, tmp_path / "crowded.html")
-    results = measured(tmp_path, "two.html", "crowded.html")
-    assert [result["width"] for result in results] == [390, 1200, 390, 1200]
+    golden_runs.run("popri fred", tmp_path)
+    write_run_page(RunDirectory.open(tmp_path / "run"), tmp_path / "run.html")
+    results = measured(tmp_path, "run.html")
+    assert [result["width"] for result in results] == [390, 1200]
     for result in results:
         assert result["found"] == [], result["name"]
         assert result["pictures"] == 1

@@ -11,11 +11,10 @@ def test_a_picture_names_what_is_in_it_and_is_the_same_again() -> None:
     def drawn() -> str:
         return chart(
             "It <rises>",
-            {f"method {n}": [(1.0, 0.2 + n, 0.1), (100.0, 0.8, None)] for n in range(12)},
-            x="ε",
+            {f"method {n}": [(1, 0.2 + n), (100, 0.8)] for n in range(12)},
+            x="Round",
             y="share",
-            levels={"a floor, $x^2$<b>": (0.1, 0.05)},
-            log=epsilon_text,
+            levels={"a floor, $x^2$<b>": 0.1},
         )
 
     assert drawn() == drawn()
