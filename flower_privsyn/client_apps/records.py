@@ -7,6 +7,7 @@ and text are made from the node's own file by every process that needs them.
 from __future__ import annotations
 
 import logging
+import mmap
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,9 @@ class FixedRecords:
         row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
         for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
             yield self.cohort.between(users.start, users.stop).select(chosen[users])
-            self.on_disk.forget()
+            # Until another process needs them, pages count as memory of this one.
+            if self.on_disk.pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+                self.on_disk.pages.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:

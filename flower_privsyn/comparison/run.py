@@ -2,7 +2,7 @@
 
 On disk:
 
-    compare.json  comparison.md  report.html        rewritten after every cell
+    compare.json  comparison.md                     rewritten after every cell
     data/private.jsonl  data/held_out.jsonl         the users, as they were split
     cells/<method>-eps-<epsilon>-seed-<seed>/run    the run directory, of methods that ask users
                                             cell.json   what was measured

@@ -66,15 +66,6 @@ class StoredRecords:
     labels: NDArray[np.int64] | None = None
     pages: mmap.mmap | None = None
 
-    def forget(self) -> None:
-        """Let go of the pages that were looked at: they are read again when they are asked for.
-
-        Until another process needs them they would count as memory of this one. Nothing where the
-        system knows no such call.
-        """
-        if self.pages is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self.pages.madvise(mmap.MADV_DONTNEED)
-
 
 def content_key(
     fingerprint: str, settings: Sequence[object], user_ids: Sequence[str], owners: Any, texts: Any

@@ -21,7 +21,7 @@ from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy import ReleaseSpec, Sampling
 from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
-from flower_privsyn.run.method import ReleasedSum
+from flower_privsyn.run.question import ReleasedSum
 from flower_privsyn.secure_aggregation import (
     KeyCard,
     Roster,

@@ -29,8 +29,9 @@ from flower_privsyn.run.changes import (
     record_writer,
     refuse_another_writer,
 )
-from flower_privsyn.run.method import Method, RecordSource, RunContext
+from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.plan import announcement, check_noise, plan_of, refuse_unfit_noise
+from flower_privsyn.run.question import RecordSource
 from flower_privsyn.run.rounds import (
     Releases,
     all_asked,

@@ -47,16 +47,8 @@ from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_r
 from flower_privsyn.run.aggregation import Aggregation, AskedRound, Central, Secure, answered_by
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
-from flower_privsyn.run.method import (
-    Method,
-    Question,
-    RecordSource,
-    ReleasedSum,
-    RunContext,
-    State,
-    need,
-    source_of,
-)
+from flower_privsyn.run.method import Method, RunContext
+from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need, source_of
 from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker

@@ -6,15 +6,8 @@ from flower_privsyn.catalogue import (
     entries,
     strategy_of,
 )
-from flower_privsyn.run.method import (
-    Diagnostic,
-    Method,
-    Question,
-    RecordSource,
-    ReleasedSum,
-    RunContext,
-    State,
-)
+from flower_privsyn.run.method import Method, RunContext
+from flower_privsyn.run.question import Diagnostic, Question, RecordSource, ReleasedSum, State
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._moments import MomentSketch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flower_privsyn.run.method import State, need
+from flower_privsyn.run.question import State, need
 from flower_privsyn.strategies._training import FederatedTraining
 
 if TYPE_CHECKING:

@@ -16,15 +16,8 @@ import numpy as np
 from flower_privsyn.files import located
 from flower_privsyn.queries import Query
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.method import (
-    Method,
-    Question,
-    RecordSource,
-    ReleasedSum,
-    RunContext,
-    State,
-    need,
-)
+from flower_privsyn.run.method import Method, RunContext
+from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._population import IntArray, Population
 from flower_privsyn.strategies._variation import (

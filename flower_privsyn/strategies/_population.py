@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from flower_privsyn.files import replacing
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.method import State
+from flower_privsyn.run.question import State
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder

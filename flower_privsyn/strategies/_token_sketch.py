@@ -16,12 +16,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import JointSketch as JointSketchQuery
-from flower_privsyn.run.method import (
-    Question,
-    RecordSource,
-    RunContext,
-    SumOfUsers,
-)
+from flower_privsyn.run.method import RunContext
+from flower_privsyn.run.question import Question, RecordSource, SumOfUsers
 from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
 

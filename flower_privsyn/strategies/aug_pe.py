@@ -31,7 +31,7 @@ from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import located
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.method import Question, ReleasedSum, State, need
+from flower_privsyn.run.question import Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution
 from flower_privsyn.strategies._population import (

@@ -43,14 +43,13 @@ from flower_privsyn.privacy import (
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.run import RESEARCH_STAMP
-from flower_privsyn.run.method import (
+from flower_privsyn.run.method import Method, RunContext
+from flower_privsyn.run.question import (
     Diagnostic,
     Level,
-    Method,
     Question,
     RecordSource,
     ReleasedSum,
-    RunContext,
     State,
     need,
 )

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, final
 import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
-from flower_privsyn.run.method import ReleasedSum, State, need
+from flower_privsyn.run.question import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution
 from flower_privsyn.strategies._population import (

@@ -27,8 +27,8 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import Cohort
 from flower_privsyn.run import RunDirectory, rounds
-from flower_privsyn.run.method import need
 from flower_privsyn.run.plan import plan_of
+from flower_privsyn.run.question import need
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,

@@ -13,7 +13,7 @@ import pytest
 
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.report import write_run_page
-from flower_privsyn.run.method import need
+from flower_privsyn.run.question import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
 from flower_privsyn.testing import HashEmbedder
