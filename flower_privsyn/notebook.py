@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -12,15 +11,13 @@ from flwr.app import Context
 
 from flower_privsyn.client_apps.training import create_training_app
 from flower_privsyn.data import Chunking, Users, load_users
-from flower_privsyn.dry_run.people import BUNDLED, check_public_text, fingerprints, people_of
+from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.report.summary import RunSummary, open_run
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import JointSketch
-
-logger = logging.getLogger("flwr.privsyn")
 
 
 class OwnGrid(InProcessGrid):
@@ -126,7 +123,5 @@ def _check_users(users: Users, settings: PrivateSumConfig, source: str) -> None:
     users.check_documents(dated=bool(settings.min_date), classes=settings.class_names)
     chunking = Chunking.of(settings.to_dict())
     public = str(settings.to_dict().get("public-text", BUNDLED))
-    written = fingerprints([users]) if public != BUNDLED else frozenset[int]()
-    people_of([users], chunking=chunking, written=written)
-    if said := check_public_text(public, written, data=source):
-        logger.warning("%s", said)
+    people_of([users], chunking=chunking)
+    check_public_text(public, data=source)

@@ -157,9 +157,6 @@ class TestNothingIsSpent:
     def test_for_public_text_that_is_theirs(
         self, refused: Fit, small: dict[str, Any], public: Path
     ) -> None:
-        lines = [json.loads(line)["text"] for line in public.read_text("utf-8").splitlines()]
-        theirs = [(f"user-{number % 30}", text) for number, text in enumerate(lines)]
-        assert "public-text" in refused(theirs, kind=ConfigError, **small)
         assert "public-text" in refused(
             os.fspath(public), kind=ConfigError, **small, client_column="text"
         )
