@@ -2,7 +2,7 @@
 
     python scripts/route.py pre-text
     python scripts/route.py popri | dp-ftrl | joint-sketch
-    python scripts/route.py pre-text --page > docs/follow_a_round.md
+    python scripts/route.py pre-text --page
 
 runs three rounds on the loopback grid, two nodes and 16 users in this process, and traces the
 second: every file of the package in which a function runs, with the first function there. A change
@@ -32,6 +32,11 @@ from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.testing import hash_embedder
 
 ROOT = Path(flower_privsyn.__file__).parent
+
+PAGE = Path(__file__).parents[1] / "docs" / "add_a_method.md"
+
+#: Of the section, which is the last of its page.
+HEADING = "\n## Follow a round\n"
 
 #: The fakes that stand in for models here.
 FAKES = str(ROOT / "testing.py")
@@ -123,19 +128,17 @@ def reason(file: str) -> str:
     return " ".join(said.split("\n\n")[0].split())
 
 
-def page(name: str, route: Route) -> str:
-    """The page *Follow a round*."""
+def section(name: str, route: Route) -> str:
+    """The section *Follow a round*, without its heading."""
     stops = "\n".join(
         f"{place}. [{file}](../flower_privsyn/{file}), `{function}`. {reason(file)}"
         for place, (file, function) in enumerate(route.first.items(), start=1)
     )
-    return f"""# Follow a round
-
-A reader's way through the core: the files that the second of three rounds of `{name}` visits, in
-the order in which it comes to them first, with the function that runs there first and what the
-file is for. Server and nodes are in one process here; the nodes' half begins where `client_apps`
-does. Made by `python scripts/route.py {name} --page`; `popri`, `dp-ftrl` and `joint-sketch` in its
-place give their routes.
+    return f"""
+The files that the second of three rounds of `{name}` visits, in the order in which it comes to
+them, with the function that runs there first. Server and nodes are in one process here; the nodes'
+half begins where `client_apps` does. `python scripts/route.py {name} --page` writes this section;
+`popri`, `dp-ftrl` and `joint-sketch` in its place, without `--page`, print theirs.
 
 {stops}
 """
@@ -145,12 +148,13 @@ def main() -> None:
     """Print the route of one method."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("method", choices=METHODS)
-    parser.add_argument("--page", action="store_true", help="as a page of the documentation")
+    parser.add_argument("--page", action="store_true", help="write its section of docs")
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     route = follow(given.method)
     if given.page:
-        print(page(given.method, route), end="")
+        above = PAGE.read_text("utf-8").partition(HEADING)[0]
+        PAGE.write_text(above + HEADING + section(given.method, route), "utf-8")
         return
     for file, function in route.first.items():
         print(f"{route.visits[file]:>5}  {file:<48} {function}")
