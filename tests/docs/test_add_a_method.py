@@ -30,7 +30,7 @@ def test_the_code_runs_from_outside_the_package(
     histogram = np.array(state["summary"]["histogram"])
     assert state["status"] == "finished"
     # Two releases that were averaged; the clip norm is four, and nobody has more than one text.
-    std = 4 * module.__dict__["strategy"].plan.phases[0].noise_multiplier / np.sqrt(2)
+    std = 4 * module.__dict__["run"].charged[0]["noise_multiplier"] / np.sqrt(2)
     assert np.abs(histogram - wanted).max() < 5 * std
     entry = module.__dict__["CATALOGUE_ENTRY"]
     assert entry.strategy is module.__dict__["PrivateLengths"]
