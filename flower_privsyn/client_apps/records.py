@@ -34,12 +34,8 @@ from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import Cohort
-from flower_privsyn.queries.query import (
-    TEXT_DIMENSION,
-    TEXT_FINGERPRINT,
-    public_cohorts,
-    public_embedding,
-)
+from flower_privsyn.queries.arrays import TEXT_DIMENSION, TEXT_FINGERPRINT
+from flower_privsyn.queries.query import public_cohorts, public_embedding
 
 logger = logging.getLogger("flower_privsyn.client")
 

@@ -1,5 +1,6 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
+from flower_privsyn.queries.arrays import Broadcast, Reads
 from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
 from flower_privsyn.queries.model_delta import ConditionalDelta, ModelDelta
 from flower_privsyn.queries.moments import Moments
@@ -8,7 +9,7 @@ from flower_privsyn.queries.nearest_neighbor import (
     NearestNeighborHistogram,
     nearest_candidates,
 )
-from flower_privsyn.queries.query import Broadcast, Cohort, Query, Reads
+from flower_privsyn.queries.query import Cohort, Query
 from flower_privsyn.queries.similarity import MeanSimilarity, expand_scores
 
 #: Every question a client app answers. A new method adds its query here and nowhere else.

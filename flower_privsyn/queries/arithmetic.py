@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.privacy import squared_norms
-from flower_privsyn.queries.query import Cohort, Float32Array, Float64Array, IntArray
+from flower_privsyn.queries.arrays import Float32Array, Float64Array, IntArray
+from flower_privsyn.queries.query import Cohort
 
 #: Bits kept of a row's length on the left, and of the longest column's on the right. By
 #: Cauchy-Schwarz no partial sum of a product exceeds the product of the lengths, 2^53.

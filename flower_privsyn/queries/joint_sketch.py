@@ -22,17 +22,8 @@ import numpy.typing as npt
 from annotated_types import Ge, Le, Lt
 
 from flower_privsyn.privacy.mechanisms import GRID
-from flower_privsyn.queries.query import (
-    Broadcast,
-    Cohort,
-    Float64Array,
-    Form,
-    IntArray,
-    Query,
-    Reads,
-    check_arrays,
-    once_per_array,
-)
+from flower_privsyn.queries.arrays import Broadcast, Float64Array, Form, IntArray, Reads
+from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_array
 
 #: Arrays of tokens, in a list or in an array of objects.
 _Records = Sequence[npt.NDArray[Any]] | npt.NDArray[np.object_]

@@ -24,15 +24,8 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeInt, OrZero, PositiveInt
 from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 from flower_privsyn.privacy import clip_rows, squared_norms
-from flower_privsyn.queries.query import (
-    Broadcast,
-    Cohort,
-    Float64Array,
-    Form,
-    Query,
-    Reads,
-    check_arrays,
-)
+from flower_privsyn.queries.arrays import Broadcast, Float64Array, Form, Reads
+from flower_privsyn.queries.query import Cohort, Query, check_arrays
 
 _SMALLEST_CLIP = 1e-12
 _LARGEST = 1e12

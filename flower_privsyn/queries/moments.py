@@ -21,16 +21,8 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import squared_norms
 from flower_privsyn.queries.arithmetic import RightFactor, exact_product, user_means
-from flower_privsyn.queries.query import (
-    Broadcast,
-    Cohort,
-    Float64Array,
-    Form,
-    IntArray,
-    Query,
-    check_arrays,
-    once_per_array,
-)
+from flower_privsyn.queries.arrays import Broadcast, Float64Array, Form, IntArray
+from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_array
 
 #: Numbers of transformed records that are held at a time: 32 MiB of float64.
 _BLOCK_NUMBERS: Final = 2**22

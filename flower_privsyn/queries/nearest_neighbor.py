@@ -16,17 +16,8 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.queries.query import (
-    Broadcast,
-    Cohort,
-    Float32Array,
-    Float64Array,
-    Form,
-    IntArray,
-    Query,
-    check_arrays,
-    once_per_array,
-)
+from flower_privsyn.queries.arrays import Broadcast, Float32Array, Float64Array, Form, IntArray
+from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_array
 
 #: Elements of one block of the similarity matrix: 8 MiB of float32.
 _BLOCK_ELEMENTS = 2**21

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Final, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,14 @@ import numpy.typing as npt
 from flower_privsyn.checks import Settings
 from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping, squared_norms
 from flower_privsyn.privacy.mechanisms import COLUMNS, GRID, clip_factors
+from flower_privsyn.queries.arrays import (
+    Broadcast,
+    Float32Array,
+    Float64Array,
+    Form,
+    IntArray,
+    Reads,
+)
 
 T = TypeVar("T")
 
@@ -57,27 +65,6 @@ def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
 def all_finite(array: npt.NDArray[Any]) -> bool:
     """Whether every number is finite."""
     return bool(np.isfinite(array).all())
-
-
-Float32Array = npt.NDArray[np.float32]
-Float64Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
-#: What a record of a user can be.
-Reads = Literal["embeddings", "tokens", "text"]
-
-#: What stands for a model's fingerprint where records are text.
-TEXT_FINGERPRINT: Final = "text"
-#: What stands for the numbers in a record there.
-TEXT_DIMENSION: Final = 1
-
-#: What the server sends to all users in a round: named arrays, public. Most queries are about
-#: "candidates", (m, d) float32.
-Broadcast = Mapping[str, npt.NDArray[Any]]
-
-#: What an array must be: its shape, None for any length of at least 1, and its numbers, by types or
-#: NumPy's letters of kinds.
-Form: TypeAlias = tuple[tuple[int | None, ...], tuple[str, ...]]
 
 
 def check_arrays(

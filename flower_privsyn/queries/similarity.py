@@ -37,15 +37,8 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.privacy import squared_norms
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries.arithmetic import RightFactor, exact_product, unit_rows, user_means
-from flower_privsyn.queries.query import (
-    Broadcast,
-    Cohort,
-    Float64Array,
-    Form,
-    Query,
-    check_arrays,
-    once_per_array,
-)
+from flower_privsyn.queries.arrays import Broadcast, Float64Array, Form
+from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_array
 
 Centre = Literal["prompt", "all", "none"]
 Scale = Literal["clip", "unit"]

@@ -13,7 +13,7 @@ from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import PoissonSampling, Sampling
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM
 from flower_privsyn.queries import Broadcast, Query
-from flower_privsyn.queries.query import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
+from flower_privsyn.queries.arrays import TEXT_DIMENSION, TEXT_FINGERPRINT, Reads
 
 
 class SumOfUsers(NamedTuple):

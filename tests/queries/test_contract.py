@@ -38,8 +38,8 @@ from flower_privsyn.queries import (
     frequent_bigrams,
 )
 from flower_privsyn.queries.arithmetic import RightFactor, exact_product
+from flower_privsyn.queries.arrays import Broadcast
 from flower_privsyn.queries.model_delta import pack_conditions
-from flower_privsyn.queries.query import Broadcast
 from flower_privsyn.testing import random_cohort
 from tests.support.audit import assert_audit_comes_near
 from tests.support.ladder import ladder
