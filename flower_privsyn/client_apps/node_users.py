@@ -131,9 +131,6 @@ def _list_of_run(folder: Path, run_id: int) -> Path:
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
 DRAWN_RUN_IDS: Final = 2**32
 
-#: Documents that a process of a simulation keeps while it prepares its nodes: 512 MiB.
-_READ_BYTES: Final = 2**29
-
 _strict: Final = contextvars.ContextVar("strict", default=False)
 
 
@@ -239,12 +236,10 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 class _AssignedUsers:
-    """What the users of a simulation are assigned to nodes from, read as seldom as memory allows.
+    """What the users of a simulation are assigned to nodes from, read as seldom as possible.
 
     A process prepares several nodes one after the other, and reading the file takes longer than
-    all else once the records are on the disk. What was read last is kept until a question comes:
-    everybody's documents, or those of so many nodes as `_READ_BYTES` hold, from the one that was
-    asked for on.
+    all else once the records are on the disk. What was read last is kept until a question comes.
     """
 
     def __init__(self) -> None:
@@ -262,31 +257,17 @@ class _AssignedUsers:
             run: The run's.
             labels: Whether classes are read too.
         """
-        configurations = (own, run)
         node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
-        if run_id < DRAWN_RUN_IDS:
-            gathered = gather_configured(
-                *configurations, labels=labels, first=node, nodes=nodes, most_bytes=0
-            )
-            return gathered.users(node)
         names = [
-            next(filter(None, (str(c.get(key, "")) for c in configurations)), "")
+            next(filter(None, (str(one.get(key, "")) for one in (own, run))), "")
             for key in ("data", *_DEFAULTS)
         ]
-        here = os.environ.get(WORKING_DIRECTORY, "")
-        key = (run_id, here, labels, nodes, *names)
+        key = (run_id, os.environ.get(WORKING_DIRECTORY, ""), labels, *names)
         with self._lock:
-            if self._last is None or self._last[0] != key or not self._last[1].holds(node):
+            if run_id < DRAWN_RUN_IDS or self._last is None or self._last[0] != key:
                 self._last = None  # never two of them in memory
-                gathered = gather_configured(
-                    *configurations,
-                    labels=labels,
-                    first=node,
-                    nodes=nodes,
-                    most_bytes=_READ_BYTES,
-                )
-                self._last = (key, gathered)
-            return self._last[1].users(node)
+                self._last = key, gather_configured(own, run, labels=labels)
+            return self._last[1].users(node, nodes)
 
     def forget(self) -> None:
         """Give up the memory."""

@@ -86,7 +86,7 @@ def load_configured(
 
 
 def gather_configured(
-    *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False, **dealt: Any
+    *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False
 ) -> Gathered:
     """Read the users that a configuration names, to be dealt to nodes.
 
@@ -96,7 +96,6 @@ def gather_configured(
         configurations: As in `load_configured`.
         strict: As in `load_users`.
         labels: As in `load_configured`.
-        dealt: `nodes`, `first` and `most_bytes` of `Gathered`.
 
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
@@ -112,7 +111,7 @@ def gather_configured(
         strict=strict,
         label=setting("label-column", "label") if labels else "",
     )
-    return _gathered(_configured(setting("data", "")), columns, **dealt)
+    return _gathered(_configured(setting("data", "")), columns)
 
 
 def _users(gathered: Gathered, *, strict: bool) -> Users:
@@ -141,10 +140,10 @@ def _configured(source: str) -> str:
         raise ConfigError(f"data = {error}") from None
 
 
-def _gathered(source: Any, columns: Columns, **dealt: Any) -> Gathered:
+def _gathered(source: Any, columns: Columns) -> Gathered:
     """All rows of a source."""
     where = _name_of(source)
-    gathered = Gathered(where, **dealt)
+    gathered = Gathered(where)
     try:
         if isinstance(source, str | os.PathLike):
             parts = _from_location(where, columns)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -31,12 +32,6 @@ _UNLABELLED: Final = (
     "classes needs a label per document, and that column is missing or of another type: "
     "label-column names one of strings or whole numbers."
 )
-
-#: What is left of the nodes that are kept when their rows are more than memory is given to.
-_LEFT: Final = 0.75
-
-#: What a document takes beside its characters: its object, and what says whose and of when it is.
-_DOCUMENT_BYTES: Final = 180
 
 
 def seed_key(seed: int) -> bytes:
@@ -372,49 +367,16 @@ def _fields(row: Sequence[object], number: int) -> Sequence[object]:
 class Gathered:
     """What was read, part after part, grouped by user in order of first appearance.
 
-    A simulation deals one file to many nodes, and each of its processes reads it. All of the text
-    in each of them is what a population of a million has no memory for; so a process keeps the rows
-    of some nodes alone, and reads again for the others.
-
-    User i belongs to node `i % nodes`, whole, as by `Users.partition`. Of everybody the ids are
-    kept; documents those of the nodes from `first` on, cyclically, and of ever fewer of them while
-    they take more than `most_bytes`: at least those of `first`.
-
     Args:
         where: The rows are from, for sentences.
-        nodes: To how many users are dealt.
-        first: Whose users are wanted, in 0..nodes - 1.
-        most_bytes: Of documents, about; None for all of them.
-
-    Raises:
-        ConfigError: `first` or `nodes` is out of range.
     """
 
-    def __init__(
-        self,
-        where: str,
-        *,
-        nodes: int = 1,
-        first: int = 0,
-        most_bytes: int | None = None,
-    ) -> None:
-        check_whole("num-partitions", nodes, ge=1)
-        check_whole("partition-id", first, ge=0, le=nodes - 1)
+    def __init__(self, where: str) -> None:
         self.where = where
         self._codes: dict[str, int] = {}
-        self._nodes = nodes
-        self._first = first
-        self._most = most_bytes
-        self._width = nodes
         self._documents: list[tuple[int, str, date | None, str | None]] = []
         self._unusable: list[int] = []
         self._dated = self._labelled = False
-        #: Of the documents that are kept, about.
-        self.nbytes = 0
-
-    def holds(self, node: int) -> bool:
-        """Whether a node's documents are kept."""
-        return (node - self._first) % self._nodes < self._width
 
     def add(self, rows: Rows) -> None:
         """Take in the rows of a file, or some of them; those of a file come in order."""
@@ -426,29 +388,37 @@ class Gathered:
             owner = self._codes.setdefault(user, len(self._codes))
             if text is None:
                 self._unusable.append(owner)
-            elif self.holds(owner % self._nodes) and text.strip():
+            elif text.strip():
                 self._documents.append((owner, text, day, label))
-                self.nbytes += len(text) + _DOCUMENT_BYTES
-        while self._most is not None and self._width > 1 and self.nbytes > self._most:
-            self._width = max(1, int(_LEFT * self._width))
-            self._documents = [one for one in self._documents if self.holds(one[0] % self._nodes)]
-            self.nbytes = sum(len(one[1]) + _DOCUMENT_BYTES for one in self._documents)
 
-    def users(self, node: int = 0) -> Users:
-        """The users of a node whose documents are kept; unusable ones of theirs are counted."""
-        ids = list(self._codes)[node :: self._nodes]
-        unusable = [owner for owner in self._unusable if owner % self._nodes == node]
-        if unusable:
-            skipping.note({ids[o // self._nodes] for o in unusable}, records=len(unusable))
-        own = [one for one in self._documents if one[0] % self._nodes == node]
-        own.sort(key=lambda one: one[0])  # stable: of a user in the order of the source
+    @cached_property
+    def _everybody(self) -> Users:
+        own = sorted(self._documents, key=lambda one: one[0])  # of a user in the source's order
+        self._documents.clear()
         return Users(
-            user_ids=tuple(ids),
+            user_ids=tuple(self._codes),
             texts=[text for _, text, _, _ in own],
-            owners=np.array([owner // self._nodes for owner, *_ in own], dtype=np.int64),
+            owners=np.array([owner for owner, *_ in own], dtype=np.int64),
             dates=[day for _, _, day, _ in own] if self._dated else None,
             labels=[label for *_, label in own] if self._labelled else None,
         )
+
+    def users(self, node: int = 0, nodes: int = 1) -> Users:
+        """The users of one node, once all rows are in; what is unusable of theirs is counted.
+
+        Args:
+            node: Whose users, as by `Users.partition`.
+            nodes: To how many users are dealt.
+
+        Raises:
+            ConfigError: Either is out of range.
+        """
+        everybody = self._everybody
+        own = everybody.partition(partition_id=node, num_partitions=nodes)
+        unusable = [owner for owner in self._unusable if owner % nodes == node]
+        if unusable:
+            skipping.note({everybody.user_ids[o] for o in unusable}, records=len(unusable))
+        return own
 
 
 def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:
