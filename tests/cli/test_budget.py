@@ -58,30 +58,3 @@ def test_what_no_accountant_can_give_is_null(capsys: pytest.CaptureFixture[str])
     report = json.loads(_budget(capsys, *given)[1])
     assert report["epsilon_release"]["rdp"] is None
     assert report["epsilon_known_cohorts"]["rdp"] > report["epsilon_release"]["pld"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["--epsilon", "1", "--sample-size", "3", "--users", "9", "--relation", "add-remove"],
-            'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
-            'got "add-remove".',
-        ),
-        ([], "Give either --epsilon or --noise-multiplier"),
-        (["--epsilon", "1", "--noise-multiplier", "1"], "Give either --epsilon or --noise-m"),
-        (
-            ["--epsilon", "1", "--sampling-rate", "0.1", "--sample-size", "3"],
-            "Give either --sampling-rate or --sample-size, not both.",
-        ),
-        (["--epsilon", "1", "--sample-size", "3"], "--sample-size needs --population"),
-        (["--epsilon", "1", "--sampling-rate", "1.5"], "--sampling-rate must be a number"),
-    ],
-)
-def test_budget_refuses_contradictions(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = _budget(capsys, "--delta", "1e-6", "--rounds", "3", *arguments)
-    assert status == 2
-    assert sentence in err
-    assert err.count("\n") == 1

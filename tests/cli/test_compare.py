@@ -37,10 +37,3 @@ def test_an_option_takes_several_values_at_once(
     assert asked["methods"] == ["popri", "dp-ftrl"]
     assert asked["settings"] == ["x=1", "dp-ftrl.y=2"]
     assert (asked["seeds"], asked["held_out"], asked["configs"]) == (5, None, ["cpu"])
-
-
-def test_a_student_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    """With 0 it would be trained by passes over the text, which nobody asked for."""
-    assert main(["compare", "--data", "a.jsonl", "--epsilon", "1", "--steps", "0"]) == 2
-    said = "privsyn: --steps must be a whole number of at least 1, got 0\n"
-    assert capsys.readouterr().err == said

@@ -99,26 +99,6 @@ def test_what_cannot_be_read_is_named_with_status_2(
         assert "Missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "Missing command."),
-        (["node"], "Missing command."),
-        (["reun"], "No such command 'reun'. (Did you mean one of: 'resume', 'run'?)"),
-        (["run", "a", "b"], "Got unexpected extra argument (b)"),
-        (["budget", "--rounds", "x"], "Invalid value for '--rounds': 'x' is not a valid integer."),
-        (["compare", "--data", "a", "--epsilon", "1", "b"], "'b' is not a valid float."),
-    ],
-)
-def test_what_is_typed_wrongly_is_named(
-    words: Words, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("privsyn: ")
-    assert sentence in last
-
-
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("command", WORKS)
 def test_it_works_in_words_and_as_json(

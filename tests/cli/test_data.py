@@ -9,26 +9,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.evaluation.result import STAMP
-from tests.support.data_cases import BAD, SECRET, DataCase, lines
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in BAD if case.name in ("half a quote", "no home")], ids=str
-)
-def test_bad_data_are_named(
-    case: DataCase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    case.make(tmp_path)
-    assert main(["data", case.data]) == 2
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert len(shown.err.splitlines()) == 1
-    assert case.says in shown.err
-    assert SECRET not in shown.err
+from tests.support.data_cases import SECRET, lines
 
 
 def test_what_is_shown(

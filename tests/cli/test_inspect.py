@@ -34,14 +34,6 @@ def test_inspect_reads_everything_from_the_files(
     }
 
 
-def test_inspect_for_people(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(run.path)]) == 0
-    shown = capsys.readouterr().out
-    assert "epsilon_release       = 2.5" in shown
-    assert "epsilon_known_cohorts = 5" in shown
-    assert "[b]text 0[/b]" in shown
-
-
 def test_inspect_tells_an_interrupted_run_from_a_running_one(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:

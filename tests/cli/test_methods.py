@@ -58,8 +58,3 @@ def test_a_narrow_table_loses_no_letter(
     printed = capsys.readouterr().out
     assert set(entries()) <= set(printed.replace("│", " ").split())
     assert "…" not in printed
-
-
-def test_an_unknown_method(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "po-pri"]) == 2
-    assert 'the method must be one of "private-evolution"' in capsys.readouterr().err

@@ -49,32 +49,16 @@ def test_every_app_among_the_examples_can_be_written() -> None:
     assert apps | {"deployment", "every-method"} == set(NEXT_STEPS)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["quikstart", "new"],
-            "EXAMPLE must be one of quickstart, own-data, existing-federation, "
-            "flower-datasets, deployment, every-method, got quikstart",
-        ),
-        (["quickstart", "full"], "DIR must be a folder that is new or empty, got full"),
-        (["quickstart", "file"], "DIR must be a folder that is new or empty, got file"),
-        (["quickstart", "file/below"], "file/below cannot be written: Not a directory"),
-    ],
-)
-def test_what_cannot_be_written_is_one_sentence(
-    words: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("where", ["full", "file", "file/below"])
+def test_what_cannot_be_written_is_left_alone(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "file").touch()
-    assert main(["new", *words]) == 2
-    assert capsys.readouterr().err == f"privsyn: {sentence}\n"
+    assert main(["new", "quickstart", where]) == 2
+    assert where in capsys.readouterr().err
     assert files(tmp_path) == {"full/mine": b"", "file": b""}
 
 

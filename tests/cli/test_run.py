@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +11,6 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import launch
-from flower_privsyn.messages.wire import CLIENT_ERROR_TEXT, ClientErrorCode
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from flower_privsyn.run import RunDirectory
 from tests.support.flower_app import write_app
@@ -38,23 +35,6 @@ def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path}"
 
 
-def test_the_end_of_a_run_with_a_generator_names_the_command_for_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunDirectory.create(tmp_path / "a run", config={"generator": "x"}, strategy="POPri")
-    run.write_synthetic(
-        [{"text": "one\ntext " + "a" * 900, "round": 1, "parent": [], "source": "x"}]
-    )
-    run.mark_running()
-    run.mark_finished()
-    run.unlock()
-    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
-    *_, text, following = capsys.readouterr().out.splitlines()
-    assert text.startswith("  1. one text aaa")
-    assert len(text) < 420
-    assert following.startswith(f"Next: privsyn expand '{run.path}' --samples 2000")
-
-
 @pytest.mark.parametrize(("trust", "told"), [(0.11, True), (0.9, False)])
 def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], trust: float, told: bool
@@ -77,35 +57,6 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path} (what was released)"
     assert main(["inspect", str(run.path)]) == 0
     assert "public texts that were chosen" in capsys.readouterr().out
-
-
-def test_the_end_of_a_ranking_names_its_sets_the_nearest_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunDirectory.create(tmp_path / "a", config={}, strategy="FreD")
-    run.mark_running()
-    figures = {"texts": 60, "mean_part": 0.1}
-    ranking = [
-        {"name": "near.jsonl", "fred": 0.12345, "error": 0.011, "nearest": 0.97, **figures},
-        {"name": "far.jsonl", "fred": 0.5, "error": 0.02, "nearest": 0.03, **figures},
-    ]
-    run.mark_finished({"ranking": ranking})
-    run.unlock()
-    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"near.*0\.1235 .*0\.011 .*0\.97.*\n.*far.* 0\.5 .*0\.02 .*0\.03", shown)
-    assert main(["inspect", str(run.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ranking"] == ranking
-    assert main(["inspect", str(run.path)]) == 0
-    assert re.search(r"far\.jsonl.* 0\.5 .*0\.02", capsys.readouterr().out)
-
-
-def test_a_node_s_reasons_are_in_the_log_that_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = f"0 users are ready (2 x {CLIENT_ERROR_TEXT[ClientErrorCode.DATA_UNAVAILABLE]})"
-    assert show_outcome(launch.Outcome(path=tmp_path / "r", error=error)) == 2
-    assert f"The nodes' log is {tmp_path / 'r.owner' / 'flower.log'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

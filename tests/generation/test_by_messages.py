@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.testing import EchoGenerator
@@ -86,10 +84,3 @@ def test_what_ends_a_text_is_looked_for_behind_headings() -> None:
     assert found == [["a new text"]]
     assert chat.sampling is not None
     assert chat.sampling.stop == ()
-
-
-def test_adapters_are_refused() -> None:
-    with pytest.raises(GenerationError, match="no adapter is trained for: somewhere cannot write"):
-        ByMessages(Chat(), instruction="").generate(
-            ["a\n"], sampling=SAMPLING, adapter=Path("somewhere")
-        )

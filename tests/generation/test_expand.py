@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flower_privsyn.errors import GenerationError
-from flower_privsyn.generation import Expand, SamplingParameters, load_generator, load_prompt
+from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.expand import DROP_REASONS
 
 
@@ -132,19 +131,6 @@ def test_fewer_seeds_than_examples(seeds: list[str]):
     distinct = len({text.strip() for text in seeds if text})
     assert {len(parents) for parents in result.parents} == {distinct}
     assert generator.prompts[0].count("Original Text Sample") == distinct + 1
-
-
-def test_with_the_bundled_model():
-    seeds = [
-        "The river rises in the hills and flows south through the old town to the sea.",
-        "She opened the letter, read it twice, and put it back on the kitchen table.",
-        "Most of the houses in this street were built before the war and are made of brick.",
-        "He was born in London, where he studied law before he turned to writing.",
-    ]
-    result = Expand(load_generator("privsyn-tiny")).run(seeds, num_samples=8, seed=0)
-    assert len(result.texts) == 8
-    assert np.mean([len(text.split()) for text in result.texts]) > 5
-    assert not any("Original Text Sample" in text for text in result.texts)
 
 
 class TestCarefulTexts:

@@ -94,12 +94,6 @@ def test_a_stop_string_is_found_wherever_its_tokens_part(llama: Path, stop: str)
         assert running == [stop not in text]
 
 
-def test_the_size_of_a_batch_changes_no_text(llama: Path, generator: TransformersGenerator):
-    expected = generator.generate(PROMPTS, num_samples=3, sampling=SAMPLED)
-    other = TransformersGenerator(llama, dtype="float32", batch_size=5)
-    assert other.generate(PROMPTS, num_samples=3, sampling=SAMPLED) == expected
-
-
 def test_the_first_token_has_the_models_distribution(llama: Path, generator: TransformersGenerator):
     """Chi-square of 4,000 first tokens against the softmax of the model's logits."""
     tokenizer, model = generator._tokenizer, generator._model

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.superlink.grid import InMemoryGrid
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError, GenerationError
 from flower_privsyn.files import full_disk, is_disk_full
@@ -32,7 +31,6 @@ from flower_privsyn.strategies import (
     RunContext,
     State,
 )
-from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import make_users, rounds_asked, silent
 from tests.support.launched import launched
 from tests.support.ledgers import begin
@@ -116,30 +114,6 @@ class TestResultWithoutNodes:
         strategy.start(gone)
         assert gone.requests == []
         assert strategy.run.status == "finished"
-
-    def test_while_rounds_are_left_nodes_are_needed(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        strategy = killed_in(Probe(config()), 2)
-        with pytest.raises(Killed):
-            strategy.start(federation())
-        with pytest.raises(FederationError, match="num-nodes"):
-            Probe(config(resume=True)).start(federation(num_nodes=1))
-
-
-class TestEndingEarly:
-    """Where nodes do not come back, a run ends with what was released."""
-
-    @pytest.mark.parametrize("num_rounds", [1, 3, 5])
-    def test_no_other_number_of_rounds(
-        self, federation: Builder, config: Builder, num_rounds: int
-    ) -> None:
-        with pytest.raises(Killed):
-            killed_in(Probe(config(num_rounds=4)), 2).start(federation())
-        grid = federation()
-        with pytest.raises(ConfigError, match=f"num-rounds = {num_rounds} differs from the 4"):
-            Probe(config(num_rounds=num_rounds, resume=True)).start(grid)
-        assert grid.requests == []
 
 
 class Reading(ProbeMethod):
@@ -227,21 +201,6 @@ class TestNodesThatAreGoneForGood:
         launched(RunDirectory(tmp_path / "run"))
         with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
             Probe(config(num_nodes=1, resume=True)).start(left())
-
-    def test_nor_in_a_simulation_that_flower_itself_has_started(
-        self, federation: Builder, left: Builder, config: Builder
-    ) -> None:
-        class Simulated(LoopbackGrid, InMemoryGrid):
-            """The nodes of a test behind the grid that Flower's simulation gives a ServerApp."""
-
-        self.pay(federation, Probe(config()))
-        grid = left()
-        grid.__class__ = Simulated
-        with pytest.raises(ConfigError, match="num-nodes = 1 differs from the 2"):
-            Probe(config(num_nodes=1, resume=True)).start(grid)
-        with pytest.raises(FederationError, match=r"2 were planned \(num-nodes\); nothing more"):
-            Probe(config(resume=True)).start(grid)
-        assert rounds_asked(grid) == []
 
     def test_not_where_every_node_adds_its_share_of_the_noise(
         self,

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import PrivacyLedger
-from flower_privsyn.strategies import PrivateSumConfig
 from tests.support.federation import silent_users
 from tests.support.probe import Probe
 
@@ -37,10 +35,3 @@ def test_the_noise_is_k_times_that_of_one_node(
         for message in grid.requests
     } == {3}
     assert not any(wire.unexpected_records(reply) for reply in grid.replies)
-
-
-def test_what_has_no_bound_is_refused() -> None:
-    drawn = {"epsilon": 1.0, "sampling": "fixed-size", "sample_size": 3}
-    with pytest.raises(ConfigError, match="max-nodes-per-user"):
-        PrivateSumConfig(**drawn, max_nodes_per_user=2)
-    PrivateSumConfig(**drawn)

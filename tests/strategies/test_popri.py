@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run.question import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import WORDS, make_users
-from tests.support.run_files import lines, releases
+from tests.support.run_files import releases
 from tests.support.small_runs import small_run
 from tests.support.words import WordGenerator, train_words
 
@@ -125,44 +123,3 @@ class TestGenerationServer:
         assert set(first) == {"base"}
         assert len(set(second)) == 1
         assert second[0] != "base"
-
-
-class TestWithRealModels:
-    """The bundled language model and real training; the embeddings stay a fake."""
-
-    def settings(self, config: Builder, **changes: Any) -> POPriConfig:
-        values = {
-            "num_rounds": 2,
-            "num_prompts": 3,
-            "responses_per_prompt": 3,
-            "rejected_rank": 3,
-            "training_epochs": 1,
-            "training_batch_size": 2,
-            "max_new_tokens": 16,
-            "synthetic_samples": 4,
-            "public_text": "bundled",
-            "max_tokens": 24,
-        }
-        built: POPriConfig = config(**{**values, **changes})
-        return built
-
-    def test_two_rounds(self, federation: Builder, config: Builder, tmp_path: Path) -> None:
-        generator = TransformersGenerator("privsyn-tiny")
-        settings = self.settings(config, generator="privsyn-tiny")
-        strategy = POPri(settings, embedder=HashEmbedder(), generator=generator)
-        strategy.start(federation())
-        run = tmp_path / "run"
-        folders = [run / "rounds" / number / "adapter" for number in ("0001", "0002")]
-        first, second = ((f / "adapter_model.safetensors").read_bytes() for f in folders)
-        assert first != second
-        assert not list(run.rglob("*.partial"))
-        record = json.loads((run / "rounds" / "0002" / "training.json").read_text())
-        assert (record["pairs"], record["steps"]) == (3, 2)
-        assert record["loss"] == pytest.approx(0.693, abs=0.2)
-        assert len(lines(run / "synthetic.jsonl")) == 4
-        adapted = generator.generate(
-            [table(run, 1)[0]["prompt_text"]],
-            sampling=SamplingParameters(seed=1, max_new_tokens=8),
-            adapter=folders[1],
-        )
-        assert adapted[0][0]

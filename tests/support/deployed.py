@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import signal
 import ssl
@@ -14,34 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from tests.support.simulation import SCRIPTS, free_port
 
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A key for 127.0.0.1 and its certificate, signed by itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.UTC)
-    there = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(there, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    secret, public = folder / "key.pem", folder / "certificate.pem"
-    secret.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    public.write_bytes(signed.public_bytes(pem))
-    return secret, public
+CERTIFICATES = Path(__file__).parents[2] / "examples" / "deployment" / "certificates.sh"
 
 
 @contextmanager
@@ -61,7 +34,9 @@ def deployment(
         node: further options of every SuperNode.
     """
     folder.mkdir()
-    secret, public = certificate(folder)
+    keys = folder / "keys"
+    subprocess.run(["sh", str(CERTIFICATES), str(keys), "127.0.0.1"], check=True)
+    public = keys / "ca.crt"
     # The runs here add little noise, which an owner has to allow.
     (folder / "policy.toml").write_text("max-epsilon = inf\n")
     environment = {
@@ -97,7 +72,7 @@ def deployment(
         launch(
             "superlink", "flower-superlink", "--host", "127.0.0.1",
             "--port", str(port), "--database", str(folder / "state.db"),
-            "--ssl-certfile", str(public), "--ssl-keyfile", str(secret),
+            "--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"),
             "--ssl-ca-certfile", str(public), **(superlink or {}),
         )  # fmt: skip
         for _ in range(600):
