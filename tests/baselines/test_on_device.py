@@ -7,16 +7,10 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from flower_privsyn.data import Users
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.strategies import DPFTRL, DPFTRLConfig
-from tests.support.federation import training_nodes
-from tests.support.run_files import releases
 
 SCRIPT = Path(__file__).parents[2] / "baselines" / "public-mid-training" / "on_device.py"
 
@@ -70,39 +64,15 @@ def test_the_transformer_has_the_printed_widths_and_a_seed_its_weights(
     assert network.lm_head.weight is not network.transformer.wte.weight
 
 
-def test_dp_ftrl_trains_what_the_script_wrote(
+def test_every_text_can_be_written_in_the_tokens_of_public_text(
     tmp_path: Path, texts: list[str], written: Written
 ) -> None:
     public = tmp_path / "public.jsonl"
     public.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = tmp_path / "model"
     assert "304 tokens" in written("lstm", model, "--vocabulary", "300", "--text", str(public))
-    begun, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
+    _, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
     text = "Something else: \u4f60\u597d, <3\n"
     row = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(row) == text  # every text can be written
     assert tokenizer.unk_token_id not in row
-    people = Users.from_rows([(f"user-{place}", text) for place, text in enumerate(texts[:8])])
-    values: dict[str, Any] = {
-        "model": str(model),
-        "max_tokens": 20,
-        "num_rounds": 2,
-        "num_nodes": 2,
-        "min_separation": 2,
-        "noise_multiplier": 0.0,
-        "run_dir": str(tmp_path / "run"),
-        "node_timeout": 0.2,
-        "accept_noise": True,
-    }
-    strategy = DPFTRL(DPFTRLConfig(**values))
-    strategy.start(training_nodes(people))
-    assert len(releases(strategy.run.path)) == 2
-    trained, _ = load_pretrained(
-        strategy.run.path / "models" / "final", kind="causal", dtype="float32", device="cpu"
-    )
-    moved = [
-        float((a - b).abs().max())
-        for a, b in zip(trained.parameters(), begun.parameters(), strict=True)
-    ]
-    assert max(moved) > 0
-    assert np.isfinite(moved).all()

@@ -15,8 +15,6 @@ from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
 from flower_privsyn.run import RunDirectory
 from tests.support.flower_app import write_app
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
@@ -86,22 +84,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("privsyn: ")
     assert sentence in last
-
-
-def test_what_a_run_leaves_out_of_its_data_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = ('"client_id": "a", "text": "x"', '"client_id": "b", "text": 5')
-    (tmp_path / "users.jsonl").write_text("".join(f"{{{row}}}\n" for row in rows))
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.json").write_text("{}")
-    app = str(EXAMPLES / "own-data")
-    assert main(["run", app, "--run-dir", "taken", "--set", "data=users.jsonl"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    counted = "1 records of 1 users are left out as unusable: see `privsyn data`"
-    assert said[0] == f"privsyn: warning: {counted} (counted in private text, for its owner)"
-    assert any("already holds a run" in line for line in said)
 
 
 def test_where_a_run_goes_when_nobody_says(

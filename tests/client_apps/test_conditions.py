@@ -18,7 +18,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import from_grid
 from flower_privsyn.queries import ConditionalDelta, ModelDelta, NearestNeighborHistogram
-from flower_privsyn.queries.model_delta import conditioned_fingerprint, pack_conditions
+from flower_privsyn.queries.model_delta import pack_conditions
 from flower_privsyn.testing import HashEmbedder, hash_embedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.answering import prepare, put, read_answer, where
@@ -151,15 +151,6 @@ def test_questions_with_and_without_conditions_are_not_each_other_s(
     votes = NearestNeighborHistogram(max_samples=5)
     assert answer(app, data, {"candidates": broadcast(model)["centres"]}, votes) == "BAD_REQUEST"
     assert isinstance(answer(app, replace(data, conditioned=False), only, plain), np.ndarray)
-
-
-def test_the_roster_names_both_models(
-    data: wire.DataRequest, model: LocalModel, tmp_path: Path
-) -> None:
-    app = app_of([("a", "the river waits")], tmp_path)
-    entry = wire.unpack_roster(prepare(app, data))
-    expected = conditioned_fingerprint(model.fingerprint, HashEmbedder().fingerprint)
-    assert (entry.embedder, entry.dimension) == (expected, model.dimension)
 
 
 def test_the_owner_allows_both_models(data: wire.DataRequest, llama: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app, records, users_of_node
 from flower_privsyn.data import Users
-from flower_privsyn.embedding import RecordStore
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, PoissonSampling, Sampling
 from flower_privsyn.testing import HashEmbedder, flower_identity, hash_embedder
@@ -246,12 +245,3 @@ class TestWithoutAStore:
         assert "own memory" in caplog.text
         good = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "good")
         np.testing.assert_array_equal(total, answer(good, context(population)).total)
-
-
-def test_the_store_survives_a_damaged_entry(population: Path, tmp_path: Path) -> None:
-    first, _ = in_another_process(tmp_path, [context(population)])
-    for path in (tmp_path / "records").glob("*.arrow"):
-        path.write_bytes(path.read_bytes()[:100])
-    again, _ = in_another_process(tmp_path, [context(population)])
-    assert again == first
-    assert RecordStore(tmp_path)

@@ -22,7 +22,6 @@ pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
 
 PROMPTS = ["The river", "A doctor waits under the old street, and", "Music", "My sister reads 3"]
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
-SAMPLED = SamplingParameters(seed=3, max_new_tokens=16)
 
 
 @pytest.fixture(scope="module")

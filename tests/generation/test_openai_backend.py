@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +108,6 @@ def test_the_only_model_is_found(server: Server, adapters: tuple[Path, Path]):
         with pytest.raises(GenerationError, match="0 models"):
             OpenAIGenerator(server.url)
         assert OpenAIGenerator(server.url, "tiny").generate(["a"], sampling=SAMPLING)
-
-
-@pytest.mark.parametrize("as_a_date", [False, True])
-def test_the_server_may_ask_for_patience(
-    server: Server,
-    generator: OpenAIGenerator,
-    monkeypatch: pytest.MonkeyPatch,
-    as_a_date: bool,
-):
-    waits: list[float] = []
-    monkeypatch.setattr("openai._base_client.time.sleep", waits.append)
-    later = formatdate(time.time() + 40, usegmt=True)
-    server.headers = {"Retry-After": later if as_a_date else "40"}
-    server.misbehave = lambda path, body, number: (503, {"error": "busy"}) if number < 2 else None
-    generator.generate(["a"], sampling=SAMPLING)
-    assert [30 < wait <= 41 for wait in waits] == [True, True]
 
 
 @pytest.mark.parametrize(

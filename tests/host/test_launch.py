@@ -258,16 +258,3 @@ def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> N
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_refusal_before_the_run_began_is_its_sentence(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    path = tmp_path / "run"
-    command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=refuse", cwd=tmp_path)
-    output, errors = command.communicate(timeout=240)
-    assert command.returncode == 2
-    assert errors.endswith("privsyn: The setting epsilon is -1.0; it must be > 0.\n")
-    assert output == ""
-    # No run was begun, and the sentence says all.
-    assert not path.exists()
-    assert not (tmp_path / "run.owner").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from flwr.clientapp import ClientApp
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.testing import LoopbackGrid
-from tests.support.federation import make_users
 from tests.support.probe import Probe
 from tests.support.run_files import lines
 
@@ -86,31 +84,6 @@ class TestRoom:
             answered += 1
         assert answered == 200
         assert most == grid.most_under_way == min(window, 200)
-
-    def test_a_strategy_asks_two_hundred_single_users_through_it(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        class Narrow(Probe):
-            messages_under_way = 16
-
-        histograms = []
-        for nodes in (1, 200):
-            strategy = Narrow(
-                config(
-                    noise_multiplier=0.0,
-                    num_rounds=2,
-                    num_nodes=nodes,
-                    run_dir=str(tmp_path / str(nodes)),
-                )
-            )
-            grid = federation(make_users(200), num_nodes=nodes)
-            strategy.start(grid)
-            assert grid.most_under_way == min(16, nodes)
-            assert len(grid.requests) == 3 * nodes
-            assert [line["answers"] for line in lines(strategy.run.metrics_file)] == [nodes] * 2
-            histograms.append([release.values for release in strategy.released])
-        assert np.array_equal(*histograms)
-        assert histograms[0][0].sum() == 600
 
 
 class TestSilence:

@@ -173,23 +173,6 @@ class TestRequests:
             wire.unpack_ask(message(content), NearestNeighborHistogram)
 
     @pytest.mark.parametrize(
-        "changes",
-        [
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 3, "roster_users": 3},
-            {"sampling": FixedSizeSampling(3, population=40), "sample_count": 0, "roster_users": 9},
-            {"sampling": TURNS.of_round(4)},
-            {"secure": TERMS},
-            {"correlation": BANDS, "sampling": FullParticipation(population=40)},
-        ],
-    )
-    def test_a_claim_that_can_be_true_arrives(self, changes: dict[str, Any]) -> None:
-        sent = ask(**changes)
-        content = wire.pack_ask(sent, wire.broadcast_record(sent.broadcast, precision="float32"))
-        got = wire.unpack_ask(message(content), NearestNeighborHistogram)
-        assert (got.release, got.sample_count) == (sent.release, sent.sample_count)
-        assert got.roster_users == sent.roster_users
-
-    @pytest.mark.parametrize(
         ("key", "value"),
         [
             ("protocol", 1),

@@ -8,8 +8,6 @@ import tracemalloc
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation as Neighbors
-from dp_accounting.pld import PLDAccountant as LibraryPLD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,18 +223,6 @@ def test_fixed_size_under_zero_out_covers_its_worst_instances() -> None:
     assert epsilon(releases, "rdp") == pytest.approx(4.757, abs=1e-3)
     assert max(bounds) <= epsilon(releases)
     assert max(bounds) > epsilon(plan(noise_multiplier, PoissonSampling(rate)))
-
-
-def test_fixed_size_is_the_library_event_for_full_truncation() -> None:
-    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-        dataset_size=10_000,
-        sampling_probability=1.0,
-        truncated_batch_size=1000,
-        noise_multiplier=5.0,
-    )
-    library = LibraryPLD(Neighbors.REPLACE_SPECIAL).compose(event, 20).get_epsilon(DELTA)
-    sampling = FixedSizeSampling(1000, population=10_000)
-    assert epsilon(plan(5.0, sampling)) == pytest.approx(library, rel=1e-6)
 
 
 def test_everybody_in_a_fixed_size_cohort_is_full_participation() -> None:

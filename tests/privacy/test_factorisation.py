@@ -278,11 +278,3 @@ def test_a_plain_total_is_one_node_per_binary_one(rounds: int) -> None:
 def test_one_participation_visits_every_level(rounds: int) -> None:
     plain = TreeAggregation(rounds=rounds)
     assert plain.sensitivity(rounds) ** 2 == pytest.approx(math.floor(math.log2(rounds)) + 1)
-
-
-def test_trees_of_one_round_are_independent_noise() -> None:
-    """DP-FTRL that restarts after every round, as at full participation, is DP-FedAvg."""
-    tree = TreeAggregation(rounds=7, restart_every=1)
-    assert (noise_matrix(tree) == np.eye(7)).all()
-    assert (strategy_matrix(tree) == np.eye(7)).all()
-    assert tree.sensitivity(1) ** 2 == pytest.approx(7)

@@ -37,7 +37,6 @@ from flower_privsyn.privacy import (
     calibrate_noise_multiplier,
 )
 from tests.support import ledgers
-from tests.support.run_files import times_in
 
 DELTA = 3e-6
 FULL = FullParticipation(1000)
@@ -461,21 +460,6 @@ def test_an_interrupted_round_is_charged_on_opening(tmp_path: Path) -> None:
     assert [line["interrupted"] for line in releases_of(path)] == [False, True, False]
 
 
-def test_an_interrupted_round_takes_one_of_the_rounds_of_the_budget(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    multiplier = calibrate_noise_multiplier(epsilon=1.0, delta=DELTA, rounds=3, sampling=FULL)
-    mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=1.0)
-    with create(path, epsilon_budget=1.0) as ledger:
-        run_round(ledger, 1, mechanism=mechanism)
-        begin(ledger, 2, mechanism=mechanism)
-    with PrivacyLedger.open(path) as ledger:
-        run_round(ledger, 2, mechanism=mechanism)
-        with pytest.raises(BudgetExceededError):
-            begin(ledger, 3, mechanism=mechanism)
-        assert ledger.epsilon_release is not None
-        assert ledger.epsilon_release <= 1.0
-
-
 def test_a_ledger_cut_at_any_byte_still_charges_every_round_that_was_started(
     tmp_path: Path,
 ) -> None:
@@ -506,19 +490,6 @@ def test_a_ledger_cut_at_any_byte_still_charges_every_round_that_was_started(
         assert kept[: len(complete)] == complete
         assert kept[-1]["round"] == 9
         PrivacyLedger.open(torn).close()
-
-
-def test_garbage_as_last_line_gives_way(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with create(path) as ledger:
-        run_round(ledger, 1)
-        begin(ledger, 2)
-    with path.open("ab") as file:
-        file.write(b"\0" * 40 + b"\n")
-    assert len(PrivacyLedger.read(path).releases) == 1
-    with PrivacyLedger.open(path) as ledger:
-        assert ledger.rounds_charged == (1, 2)
-    assert [line["event"] for line in lines_of(path)][-2:] == ["started", "release"]
 
 
 def test_damage_in_the_middle_is_named_by_line(tmp_path: Path) -> None:
@@ -680,21 +651,3 @@ def test_a_shorter_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert path.read_bytes() == before
         # Nothing else of the run states a line: that cannot be told.
         assert len(PrivacyLedger.read(path).releases) == (left - 1) // 2
-
-
-def test_no_line_holds_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with create(path, epsilon_budget=None) as ledger:
-        begin(ledger, 1)
-        ledger.charge(round=1, num_users=990)
-        begin(ledger, 2)
-        ledger.discard(round=2, num_users=3, reason="too few users")
-        begin(ledger, 3)
-    with path.open("a") as file:
-        file.write('{"torn')
-    with PrivacyLedger.open(path):
-        pass
-    assert {line["event"] for line in lines_of(path)} == {
-        *("opened", "started", "release", "discarded")
-    }
-    assert times_in(tmp_path) == {}

@@ -164,14 +164,6 @@ def test_both_epsilons_where_they_differ(empty: RunDirectory) -> None:
         run_page(empty)
 
 
-def test_whose_noise_it_is(empty: RunDirectory) -> None:
-    facts = {"noise": "nodes", "nodes": 6, "least_nodes": 5, "colluding_nodes": 2}
-    write_chain(empty.ledger_file, OPENED, {**RELEASE, "extra": facts})
-    page = check(write_run_page(empty).read_text())
-    assert "sums of at least 5 of them, 2 of which may collude with the server" in page.text
-    assert "trusted with raw sums" not in page.text
-
-
 def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
     none = {**RELEASE, "epsilon_release": None, "epsilon_known_cohorts": None}
     write_chain(empty.ledger_file, OPENED, none)
@@ -186,17 +178,6 @@ def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
         ["interrupted: charged, and its release lost", NOTHING, NOTHING],
         ["discarded: too few users, nothing released", "0", "2"],
     ]
-
-
-def test_norms_of_training_on_the_nodes(empty: RunDirectory) -> None:
-    for n in (1, 2):
-        record = {"average_update_norm": 0.5 / n, "average_noise_norm": 0.25, "clip_norm": None}
-        (empty.round_dir(n) / "server.json").write_text(json.dumps(record))
-        empty.finish_round(n, {"outcome": "released"})
-    page = check(run_page(empty))
-    (words,) = pictures(page)
-    assert "released update" in words
-    assert "noise in it" in words
 
 
 def test_research_is_stamped_everywhere(tmp_path: Path) -> None:

@@ -73,13 +73,6 @@ def test_create_takes_over_what_the_command_recorded(
     assert again.owner.own == {"launch": {}, "settings": {}}
 
 
-def test_create_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path, config={"round": 1}).unlock()
-    with pytest.raises(RunDirectoryError, match="already holds a run; choose .* that began it"):
-        RunDirectory.create(tmp_path, config={"round": 2})
-    assert RunDirectory.open(tmp_path).config == {"round": 1}
-
-
 def test_create_leaves_a_folder_alone_that_is_somebodys(tmp_path: Path) -> None:
     for name in ("users.jsonl", "state.json", "d", "e", "f"):
         (tmp_path / name).write_text("mine")

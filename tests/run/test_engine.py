@@ -199,18 +199,6 @@ class TestSampling:
         ]
         assert len(set(keys)) == len(keys) == 40 * 30
 
-    def test_single_user_nodes_are_asked_when_drawn_or_in_the_roll_call(
-        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("flower_privsyn.run.federation.ROLL_CALL", 1)
-        strategy = self.sampled(config, sampling_rate=0.3, num_rounds=20, num_nodes=20)
-        grid = federation(silent_users(20), num_nodes=20)
-        strategy.start(grid)
-        asked = [m for m in grid.requests if m.metadata.message_type != wire.PREPARE]
-        drawn = cohort_sizes(grid, 20).sum()
-        assert drawn < len(asked) <= drawn + 20
-        assert abs(drawn - 120) < 4 * math.sqrt(400 * 0.21)
-
     def test_the_size_of_a_poisson_cohort_stays_out_of_the_run_directory(
         self, federation: Builder, config: Builder
     ) -> None:
@@ -243,19 +231,6 @@ class TestSampling:
             line["sampling"].items()
             >= {"method": "fixed-size", "sample_size": 7, "population": 23}.items()
         )
-
-    def test_a_node_cannot_answer_for_more_users_than_it_was_asked_for(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        def everyone(request: Message, reply: Message) -> list[Message]:
-            if request.metadata.message_type != wire.PREPARE and reply.metadata.src_node_id == 1:
-                reply.content.config_records["privsyn.cohort"]["num_users"] = 12
-            return [reply]
-
-        # Twelve answers for a node that was asked for six of them are more than the ledger allows.
-        strategy = self.sampled(config, "fixed-size", sample_size=6, num_rounds=1)
-        strategy.start(federation(silent_users(24), tamper=everyone))
-        assert len(strategy.released) == 1
 
 
 class TestWhatLeavesAClient:

@@ -15,7 +15,6 @@ from flower_privsyn.catalogue import entries
 from flower_privsyn.client_apps.guard import NodeGuard
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.messages import wire
 from flower_privsyn.privacy import (
     BandedToeplitz,
     CyclicSampling,
@@ -23,8 +22,6 @@ from flower_privsyn.privacy import (
     Phase,
     Plan,
     PrivacyLedger,
-    Release,
-    release_epsilon,
 )
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.queries import NearestNeighborHistogram, Query
@@ -167,21 +164,6 @@ class TestThreePhases:
         with pytest.raises(ConfigError, match="epsilon 0.5 is spent by the releases"):
             phased(config, tmp_path, epsilon=0.5).start(grid)
         assert grid.requests == []
-
-    def test_nodes_are_told_what_they_cost(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
-        grid = federation()
-        strategy = phased(config, tmp_path)
-        strategy.start(grid)
-        _, told = wire.unpack_prepare(grid.requests[0])
-        to_come = {
-            Release(noise_multiplier=one.noise_multiplier, sampling=one.sampling): one.count
-            for one in told.to_come
-        }
-        assert len(to_come) == 3
-        assert release_epsilon(to_come, delta=DELTA) == pytest.approx(3.0, rel=1e-3)
-        assert told.noise_multiplier == min(one.noise_multiplier for one in told.to_come)
 
 
 class TestAnOwner:

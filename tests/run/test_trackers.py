@@ -106,20 +106,6 @@ def test_mlflow_goes_on_with_the_run_it_has(
     assert sorted(points) == ALL
 
 
-def test_weights_and_biases_is_told_in_the_owner_s_folder(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    add_line(run, {"round": 3, "released": True})
-    run.mark_finished()
-    follow("wandb").tell(run)
-    (file,) = run.owner.path.rglob("*.wandb")
-    assert b"epsilon_release" in file.read_bytes()
-    assert b"/secret" not in file.read_bytes()
-    assert not list(run.path.rglob("*wandb*"))
-
-
 def test_a_tracker_that_fails_costs_nothing_and_catches_up(
     run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:

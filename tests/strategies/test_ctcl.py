@@ -17,7 +17,6 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.progress import Progress
@@ -146,20 +145,6 @@ class TestAWholeRun:
         assert (strategy.run.path / "topics.json").stat().st_mode & 0o777 == 0o600
         assert described["conditions"] == topics.conditions()
         assert np.allclose(described["weights"], shares, atol=10 * GRID)
-
-    def test_an_encoder_decoder_is_adapted_and_writes(
-        self, config: Builder, people: Users, tmp_path: Path, bart: Path
-    ) -> None:
-        ours = config(model=str(bart), sampling="full", num_rounds=2, trainable="lora")
-        strategy, _ = start(ours, people, tmp_path)
-        asked_for = release(strategy.run.path, 2)
-        assert asked_for.shape == (LocalModel(ours.trained_model()).dimension,)
-        assert asked_for.any()
-        texts = list(read_json_lines(strategy.run.path / "synthetic.jsonl"))
-        wanted = quotas(release(strategy.run.path, 1), 24)
-        told = Counter(int(text["parent"][0].removeprefix("topic:")) for text in texts)
-        assert [told[topic] for topic in range(6)] == wanted.tolist()
-        assert holds_encoder_decoder(strategy.run.path / "models" / "final")
 
     def test_a_condition_is_given_and_never_predicted(self, llama: Path) -> None:
         model = LocalModel(TrainableModel(name=str(llama)))

@@ -13,19 +13,13 @@ import pytest
 from flwr.app import Message
 
 from flower_privsyn.data import Users
-from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
+from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import (
-    BandedToeplitz,
-    BufferedLinearToeplitz,
     CorrelatedNoise,
-    CyclicSampling,
-    Plan,
     PrivacyLedger,
-    TreeAggregation,
 )
-from flower_privsyn.queries import Cohort
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run.plan import plan_of
 from flower_privsyn.run.question import need
@@ -36,13 +30,12 @@ from flower_privsyn.strategies import (
     FederatedTrainingConfig,
     ReleasedSum,
 )
-from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
-from tests.support.federation import asked, make_users, silent_users, training_nodes
-from tests.support.probe import GROUPS, ROUNDS, Killed, Probe, dying_in, killed_at
+from tests.support.federation import asked, silent_users, training_nodes
+from tests.support.probe import ROUNDS, Killed, Probe, dying_in, killed_at
 from tests.support.questions import asked_round
-from tests.support.run_files import lines, release, releases
+from tests.support.run_files import lines, release
 from tests.support.small_runs import small_training
 
 Builder = Callable[..., Any]
@@ -121,28 +114,6 @@ class TestNoise:
     def test_a_method_may_not_replace_the_stream(self) -> None:
         with pytest.raises(TypeError, match="must not override _open_noise"):
             type("Careless", (Probe,), {"_open_noise": lambda self: None})
-
-
-class TestTurns:
-    def test_every_user_takes_part_in_the_rounds_of_their_group(
-        self, federation: Builder, votes: Builder
-    ) -> None:
-        users = make_users(30)
-        config = votes(noise_multiplier=0.0)
-        strategy = Probe(config)
-        grid = federation(users, num_nodes=4)
-        strategy.start(grid)
-        sampling = config.sampling_of(30)
-        assert isinstance(sampling, CyclicSampling)
-        groups = sampling.groups_of(users.user_ids)
-        for one in strategy.released:
-            members = users.select(groups == (one.round_number - 1) % GROUPS)
-            assert one.num_users == len(members.user_ids)
-            rows = HashEmbedder().embed(members.texts)
-            alone = Cohort(rows, members.owners, num_users=len(members.user_ids))
-            sent = strategy.method.candidates.astype(np.float16).astype(np.float32)
-            exact = strategy.method.queries[0].answer(alone, {"candidates": sent})
-            assert np.allclose(one.values, exact, atol=1e-6)
 
 
 class TestRestart:
@@ -349,31 +320,3 @@ class TestTraining:
         with pytest.raises(ConfigError, match="initial-model = .* is of another architecture"):
             DPFTRL(config(initial_model=str(gpt2))).start(grid)
         assert grid.requests == []
-
-
-def test_the_correlation_is_the_one_named(votes: Builder) -> None:
-    blt, banded, tree = (
-        votes(correlation=name, num_rounds=20, min_separation=5).factorisation(20, 5)
-        for name in CORRELATIONS
-    )
-    assert isinstance(blt, BufferedLinearToeplitz)
-    assert isinstance(banded, BandedToeplitz)
-    assert banded.bands == 5
-    assert isinstance(tree, TreeAggregation)
-    assert tree.restart_every == 5
-
-
-def test_a_larger_budget_than_planned_is_refused(
-    federation: Builder, votes: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ledger, not the settings, has the last word on what correlated rounds cost."""
-    strategy = Probe(votes(epsilon=2.0))
-    real = Plan.calibrated_multiplier
-    monkeypatch.setattr(
-        Plan, "calibrated_multiplier", lambda plan, epsilon: 0.9 * real(plan, epsilon)
-    )
-    grid = federation()
-    with pytest.raises(BudgetExceededError):
-        strategy.start(grid)
-    assert asked(grid) == []
-    assert not releases(tmp_path / "run")

@@ -15,7 +15,7 @@ from flwr.app import Message
 
 from flower_privsyn.cli import main
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.privacy import (
@@ -389,25 +389,6 @@ class TestTheCommand:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("candidates", "named"),
-        [
-            ("{empty}", "holds no text"),
-            ("{single}", "has 1 texts in these shares, and a distance needs at least 2"),
-            ("40% {single} + 50% {empty}", "must add up to 100%, got 90%"),
-        ],
-    )
-    def test_a_candidate_without_text_stops_before_anybody_is_asked(
-        self, config: Builder, tmp_path: Path, candidates: str, named: str
-    ) -> None:
-        places = {name: tmp_path / f"{name}.jsonl" for name in ("empty", "single")}
-        places["empty"].write_text('{"text": "  "}\n')
-        write(places["single"], ["one"])
-        grid = LoopbackGrid(lambda *_: None)
-        with pytest.raises(DataError, match=named):
-            ranking(config(candidates=candidates.format(**places))).start(grid)
-        assert not grid.requests
-
     def test_more_dimensions_than_the_users_allow(
         self, federation: Builder, config: Builder
     ) -> None:

@@ -30,7 +30,6 @@ from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
-from flower_privsyn.strategies.joint_sketch import biased_generator
 from flower_privsyn.testing import EchoGenerator, flower_identity
 from flower_privsyn.training.bias import save_biased, unlearnt
 from tests.support.federation import asked, embedding_nodes, make_users
@@ -275,20 +274,6 @@ class TestWriting:
         # The bias is put on what learnt, and that is who wrote.
         assert writer_in(run.path) == run.path / WRITER
         assert nats(run.path / WRITER, COURTS) < learnt < nats("privsyn-tiny", COURTS)
-
-    @pytest.mark.parametrize("generator", ["http://127.0.0.1:1/v1", "LLAMA", "BIASED"])
-    def test_another_generator_writes_as_it_is(
-        self, generator: str, llama: Path, tmp_path: Path
-    ) -> None:
-        if generator == "BIASED":
-            save_biased("privsyn-tiny", tmp_path / "biased", a_bias())
-        local = {"LLAMA": llama, "BIASED": tmp_path / "biased"}
-        name = str(local.get(generator, generator))
-        found = biased_generator(
-            name, tokens_of="privsyn-tiny", folder=tmp_path / "writer", lacking=pytest.fail
-        )
-        assert found is None
-        assert not (tmp_path / "writer").exists()
 
 
 class TestTeaching:

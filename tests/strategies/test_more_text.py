@@ -95,13 +95,6 @@ def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> No
     assert write(finished, 50).texts == 100  # there are more than that
 
 
-def test_another_seed_is_another_file_with_other_texts(finished: RunDirectory) -> None:
-    one, other = write(finished), write(finished, seed=2)
-    assert one.path != other.path
-    same = {row["text"] for row in lines(one.path)} & {row["text"] for row in lines(other.path)}
-    assert len(same) < 10
-
-
 def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_path: Path) -> None:
     output = tmp_path / "more.jsonl"
     write(finished, output=output)

@@ -233,10 +233,3 @@ class TestStep:
         expected = [min(1.0, borne * 0.05 / clip) for clip in clips]
         assert of_rounds(strategy, "learning_rate") == pytest.approx(expected)
         assert expected[0] == 1.0 > expected[-1]
-
-    def test_a_negative_number_of_a_run_configuration_leaves_it_to_the_noise(self) -> None:
-        known = {"noise-multiplier": 1.0, "num-users": 8, "num-nodes": 2}
-        left = DPFTRLConfig.from_run_config({**known, "server-learning-rate": -1.0})
-        assert left.server_learning_rate is None
-        with pytest.raises(ConfigError, match="server-learning-rate"):
-            DPFTRLConfig.from_run_config({**known, "server-learning-rate": 0.0})

@@ -42,13 +42,6 @@ class TestRankPairs:
             {"one-response": 1, "equal-text": 1},
         )
 
-    def test_a_text_written_twice_is_two_candidates(self) -> None:
-        # The authors' code looks a score up by its text, so the copy would take rank 1 as well.
-        chosen, rejected, _ = rank_pairs(
-            np.array([5.0, 4.0, 3.0]), np.zeros(3, np.int64), ["x", "y", "x"], rejected_rank=2
-        )
-        assert (chosen, rejected) == ([0], [1])
-
     @given(
         st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=30),
         st.integers(2, 6),

@@ -39,14 +39,12 @@ def ask(message: Message, context: Context) -> Message:
 
 _SERVER = """
 import os
-import sys
 import time
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.run import RunDirectory
 
 app = ServerApp()
@@ -56,10 +54,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     behaviour = config["behaviour"]
-    if behaviour == "exit":
-        sys.exit(7)
-    if behaviour == "refuse":
-        raise ConfigError("The setting epsilon is -1.0; it must be > 0.")
     run = RunDirectory.start(
         config["run-dir"], config=dict(config), resume=bool(config["resume"])
     )
