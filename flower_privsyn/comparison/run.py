@@ -46,15 +46,6 @@ from flower_privsyn.errors import (
     StoppedError,
 )
 from flower_privsyn.evaluation.language_model import Float64Array, resampled_accuracies
-from flower_privsyn.files import (
-    append_json_lines,
-    expanded,
-    located,
-    read_json,
-    read_json_lines,
-    replacing,
-    write_json,
-)
 from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import Follower, resume_run, run_app
 from flower_privsyn.locks import lock_file
@@ -96,7 +87,7 @@ class Comparison:
 
     def __init__(self, plan: Plan, folder: Path, *, command: str = "") -> None:
         self.plan = plan
-        self.folder = expanded(folder).absolute()
+        self.folder = files.expanded(folder).absolute()
         self.command = command
         try:
             # Beside the figures are times, and models that have learnt private text.
@@ -111,7 +102,7 @@ class Comparison:
             "training": dict(vars(plan.training)),
             "max_texts": MAX_TEXTS,
             "delta": plan.delta,
-            "downstream_files": weight_files(located(plan.downstream)),
+            "downstream_files": weight_files(files.located(plan.downstream)),
         }
         self._refuse_other()
         self._measures = Measures(plan)
@@ -193,8 +184,8 @@ class Comparison:
             file = folder / f"{name}.jsonl"
             # What a kill before the first cell left may be of other users.
             if not (self.document_file.exists() and file.exists()):
-                with replacing(file) as temporary:
-                    append_json_lines(temporary, _rows(users))
+                with files.replacing(file) as temporary:
+                    files.append_json_lines(temporary, _rows(users))
         return folder / "private.jsonl"
 
     def _refuse_changed(self, cell: Cell, data: Path) -> None:
@@ -229,7 +220,7 @@ class Comparison:
             "own_settings": self.plan.own_settings(cell),
         }
         # Before anything of it is done: whoever continues it must ask for the same.
-        write_json(folder / "cell.json", record)
+        files.write_json(folder / "cell.json", record)
         begun = time.monotonic()
         found, error = self._tried(cell, data, follower)
         # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
@@ -238,7 +229,7 @@ class Comparison:
         record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
         if before and not cell.method.asks_users and record.get("costs"):
             record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
-        write_json(folder / "cell.json", record)
+        files.write_json(folder / "cell.json", record)
         if error is not None:
             return f"failed: {error}"
         accuracy = record["quality"]["next_token_accuracy"]
@@ -292,13 +283,13 @@ class Comparison:
         if job.cell.method.trains_student:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "samples": []}
-        texts = [str(record["text"]) for record in read_json_lines(run.synthetic_jsonl)]
+        texts = [str(record["text"]) for record in files.read_json_lines(run.synthetic_jsonl)]
         return {**found, **self._measures.of_text(job, texts, found["costs"])}
 
     # ------------------------------------------------------------------ the document
 
     def _result(self, cell: Cell) -> dict[str, Any]:
-        return read_json(self._cell_folder(cell) / "cell.json")
+        return files.read_json(self._cell_folder(cell) / "cell.json")
 
     def _records(self, running: Cell | None) -> list[dict[str, Any]]:
         """What is known of every cell in the folder or the plan, in the order of a table.
@@ -307,7 +298,7 @@ class Comparison:
         """
         found = {cell.name: {**cell.to_dict(), "status": "pending"} for cell in self.plan.cells()}
         for file in (self.folder / "cells").glob("*/cell.json"):
-            found[file.parent.name] = read_json(file)
+            found[file.parent.name] = files.read_json(file)
         if running is not None:
             found[running.name] |= {"status": "running", "error": None}
         order = {name: place for place, name in enumerate(compared())}
@@ -322,7 +313,7 @@ class Comparison:
         return sorted(filter(None, found.values()), key=place)
 
     def _write(self, *, running: Cell | None) -> dict[str, Any]:
-        before, records = read_json(self.document_file), self._records(running)
+        before, records = files.read_json(self.document_file), self._records(running)
         counts = {
             record["folder"]: np.load(file)
             for record in records
@@ -354,8 +345,8 @@ class Comparison:
             ],
             "summary": summarise(records, counts),
         }
-        write_json(self.document_file, document)
-        with replacing(self.folder / "comparison.md") as temporary:
+        files.write_json(self.document_file, document)
+        with files.replacing(self.folder / "comparison.md") as temporary:
             temporary.write_text(markdown(document), encoding="utf-8")
         return document
 

@@ -53,19 +53,6 @@ from flower_privsyn.environment import (
     versions,
 )
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import (
-    append_json_lines,
-    expanded,
-    own_folder,
-    plain,
-    quoted,
-    read_json,
-    read_json_lines,
-    replacing,
-    state_folder,
-    user_path,
-    write_json,
-)
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
 from flower_privsyn.progress import RunProgress, Stage, warnings_to
@@ -233,7 +220,7 @@ class OwnerFolder:
     @property
     def stated(self) -> dict[str, Any]:
         """What `own.json` says, whoever wrote it, to compare with; empty where there is none."""
-        return read_json(self.own_file)
+        return files.read_json(self.own_file)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -252,9 +239,9 @@ class OwnerFolder:
         Raises:
             OSError: The folder cannot be written.
         """
-        kept = plain({**self.own, **parts})
+        kept = files.plain({**self.own, **parts})
         self.make()
-        write_json(self.own_file, {**kept, _SEAL: _seal_of(kept)}, for_the_owner=True)
+        files.write_json(self.own_file, {**kept, _SEAL: _seal_of(kept)}, for_the_owner=True)
 
     def make(self) -> None:
         """Make the folder, for its owner alone.
@@ -284,11 +271,11 @@ class OwnerFolder:
             with os.fdopen(descriptor, "ab") as file:
                 if file.tell() == 0:
                     lines = [{"stamp": TIMES_STAMP}, *lines]
-                file.write("".join(json.dumps(plain(line)) + "\n" for line in lines).encode())
+                file.write("".join(json.dumps(files.plain(line)) + "\n" for line in lines).encode())
 
     def times(self) -> list[dict[str, Any]]:
         """The lines of `times.jsonl` after the stamp; none where there is no such file."""
-        lines = list(read_json_lines(self.times_file))
+        lines = list(files.read_json_lines(self.times_file))
         return [line for line in lines if "stamp" not in line]
 
 
@@ -300,8 +287,8 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
     try:
         import fcntl
 
-        own_folder(state_folder())
-        descriptor = os.open(state_folder() / "owner-key", os.O_RDWR | os.O_CREAT, 0o600)
+        files.own_folder(files.state_folder())
+        descriptor = os.open(files.state_folder() / "owner-key", os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             key = file.read()
@@ -368,7 +355,7 @@ class RunDirectory:
             RunDirectoryError: The folder holds a run or other files, cannot be written or is
                 locked.
         """
-        run = cls(expanded(path).absolute())
+        run = cls(files.expanded(path).absolute())
         try:
             run.refuse_existing()
             run.path.mkdir(parents=True, exist_ok=True)
@@ -379,7 +366,7 @@ class RunDirectory:
                 document: dict[str, Any] = {
                     "format": FORMAT,
                     "strategy": strategy,
-                    "config": plain(without_places(config)),
+                    "config": files.plain(without_places(config)),
                     "versions": versions(),
                     "created": files.now(),
                 }
@@ -393,7 +380,7 @@ class RunDirectory:
                     run.owner.times_file.unlink(missing_ok=True)  # of an earlier run of this name
                     run.owner.remember(launch=launch, settings=config)
                 run._write_state({"status": "running", "error": None})
-                write_json(run.config_file, document)
+                files.write_json(run.config_file, document)
             except BaseException:
                 run.unlock()
                 raise
@@ -411,7 +398,7 @@ class RunDirectory:
             RunDirectoryError: The folder does not exist, holds no run or one of another format, or
                 holds links.
         """
-        run = cls(expanded(path).absolute())
+        run = cls(files.expanded(path).absolute())
         if not run.path.exists():
             raise RunDirectoryError(f"There is no run directory {run.path}.")
         if not run.config_file.is_file():
@@ -446,7 +433,7 @@ class RunDirectory:
             RunDirectoryError: As for `create` and `open`; or the run to resume has finished.
         """
         auto = resume == "auto"
-        if not (cls(expanded(path).absolute()).config_file.is_file() if auto else resume):
+        if not (cls(files.expanded(path).absolute()).config_file.is_file() if auto else resume):
             return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
         run.goes_on = True
@@ -475,7 +462,7 @@ class RunDirectory:
         if self.config_file.exists() and self.status == "finished":
             raise RunDirectoryError(
                 f"{self.path} already holds a run; choose another run directory. That one has "
-                f"finished: `privsyn inspect {quoted(self.path)}` shows it, and "
+                f"finished: `privsyn inspect {files.quoted(self.path)}` shows it, and "
                 'resume = "auto" gives its result.'
             )
         if self.config_file.exists():
@@ -548,8 +535,8 @@ class RunDirectory:
                 found.setdefault(digest, file)
 
         for file in [*(one.state for _, one in self.rounds), self.state_file]:
-            state(read_json(file), str(file.relative_to(self.path)))
-        for line in read_json_lines(self.metrics_file):
+            state(files.read_json(file), str(file.relative_to(self.path)))
+        for line in files.read_json_lines(self.metrics_file):
             state(line, self.metrics_file.name)
         with (
             contextlib.suppress(OSError),
@@ -588,11 +575,11 @@ class RunDirectory:
 
         Values that JSON cannot say (NaN, infinity) become null.
         """
-        append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
+        files.append_json_lines(self.metrics_file, [{**metrics, **self._stated()}])
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, without a torn last one."""
-        return list(read_json_lines(self.metrics_file))
+        return list(files.read_json_lines(self.metrics_file))
 
     def round_lines(self) -> list[dict[str, Any]]:
         """The last line of every round, in the order of the rounds.
@@ -616,11 +603,11 @@ class RunDirectory:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = [plain(record) for record in records]
-        with replacing(self.synthetic_jsonl) as temporary, temporary.open("wb") as file:
+        rows = [files.plain(record) for record in records]
+        with files.replacing(self.synthetic_jsonl) as temporary, temporary.open("wb") as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        with replacing(self.synthetic_parquet) as temporary:
+        with files.replacing(self.synthetic_parquet) as temporary:
             pq.write_table(pa.Table.from_pylist(rows), temporary)
         return len(rows)
 
@@ -642,7 +629,7 @@ class RunDirectory:
             state: What a resumed run needs beside the other files, as plain JSON values.
         """
         record = {**(state or {}), "round": number, "status": "finished", **self._stated()}
-        write_json(RoundFiles(self.round_dir(number)).state, record)
+        files.write_json(RoundFiles(self.round_dir(number)).state, record)
 
     def reopen_round(self, number: int) -> None:
         """Let a finished round be done again; its other files stay until they are replaced."""
@@ -650,7 +637,7 @@ class RunDirectory:
 
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
-        state = read_json(self.rounds.files(number).state)
+        state = files.read_json(self.rounds.files(number).state)
         return state if state.get("status") == "finished" else None
 
     def finished_rounds(self) -> list[int]:
@@ -738,7 +725,7 @@ class RunDirectory:
 
     def _write_state(self, state: Mapping[str, Any]) -> None:
         self.owner.record("state", status=state["status"])
-        write_json(self.state_file, {**state, **self._stated()})
+        files.write_json(self.state_file, {**state, **self._stated()})
 
     # ---------------------------------------------------------------- one process at a time
 
@@ -924,14 +911,14 @@ def named_run(run_dir: str, *, resume: bool | Literal["auto"]) -> Path:
             started.
     """
     if resume == "auto" and not (
-        expanded(run_dir).is_absolute() or os.environ.get(WORKING_DIRECTORY)
+        files.expanded(run_dir).is_absolute() or os.environ.get(WORKING_DIRECTORY)
     ):
         # With true a run is missing there; here it would be begun, and everybody asked again.
         raise ConfigError(
             f'resume = "auto" needs an absolute run-dir, got {run_dir!r}: from another folder it '
             "would find no run, begin a new one, and charge the same people again"
         )
-    return user_path(run_dir)
+    return files.user_path(run_dir)
 
 
 def default_run_directory(app_name: str) -> Path:
@@ -940,7 +927,7 @@ def default_run_directory(app_name: str) -> Path:
     Args:
         app_name: Name of the app; the folder is `<app>-<UTC time>`.
     """
-    return new_run_path(expanded(os.environ.get(RUNS_FOLDER) or "~/privsyn-runs"), app_name)
+    return new_run_path(files.expanded(os.environ.get(RUNS_FOLDER) or "~/privsyn-runs"), app_name)
 
 
 def new_run_path(root: Path, app_name: str) -> Path:
