@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.data.columns import is_unicode
+from flower_privsyn.data.sentences import is_whole, mostly_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 
@@ -198,7 +199,7 @@ def public_texts(
     *,
     tokenizer: Any,
     max_tokens: int = 64,
-    at_sentences: bool = False,
+    whole_sentences: bool = False,
     setting: str = "public-text",
     fewest: int = 0,
     wanted_by: str = "",
@@ -211,7 +212,8 @@ def public_texts(
             `flower_privsyn.data.public_corpus`. Longer texts are cut into pieces.
         tokenizer: the embedding model's.
         max_tokens: length of a piece, >= 1.
-        at_sentences: cut longer texts only where a sentence ends (`Chunking.pieces`).
+        whole_sentences: cut longer texts only where a sentence ends (`Chunking.pieces`), and of
+            prose leave out what is no whole sentence, unless fewer than `fewest` were left.
         setting: what named the file, for the sentence that says it cannot be read.
         fewest: texts that there must be.
         wanted_by: what needs so many, such as "num-candidates = 24".
@@ -224,14 +226,18 @@ def public_texts(
     documents = PublicCorpus.find(source, setting=setting).documents()
     chunking, found = Chunking(max_tokens=max_tokens), dict[str, None]()
     while part := list(itertools.islice(documents, _DOCUMENTS)):
-        pieces = chunking.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
+        pieces = chunking.pieces(part, tokenizer=tokenizer, at_sentences=whole_sentences)
         found |= dict.fromkeys(itertools.chain.from_iterable(pieces))
+    texts = list(found)
     if len(found) < fewest:
         raise ConfigError(
             f"{wanted_by} needs at least {fewest} different texts of at most {max_tokens} tokens, "
             f'and {setting} = "{source}" holds {len(found)}'
         )
-    return list(found)
+    if whole_sentences and mostly_whole(texts):
+        whole = list(filter(is_whole, texts))
+        texts = whole if len(whole) >= fewest else texts
+    return texts
 
 
 def public_documents(source: str | Path, *, setting: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 #: Quotation marks and brackets that close after a stop: ", ', and the curved and angled ones.
@@ -76,6 +77,14 @@ def is_whole(text: str) -> bool:
     stripped = text.strip()
     first = next((letter for letter in stripped if letter.isalnum()), "")
     return bool(first) and not first.islower() and whole_sentences(stripped) == stripped
+
+
+def mostly_whole(texts: Sequence[str]) -> bool:
+    """Whether at least half of some texts are made of whole sentences: they are prose.
+
+    Code, tables and text without punctuation are not, and nothing is to be cut of them.
+    """
+    return 2 * sum(map(is_whole, texts)) >= len(texts)
 
 
 def sentences_inside(piece: str, *, before: str = "") -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, whole_sentences
+from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, mostly_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -27,9 +27,6 @@ continuations were asked for by then."""
 #: Continuations that are asked for at most, for each text that is wanted.
 _MOST_ATTEMPTS: Final = 4
 
-#: Texts that say whether the server takes blanks away.
-_FEW: Final = 4
-
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
 
@@ -44,8 +41,8 @@ class ExpandResult:
             ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of a
             text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
             prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
-            that was asked for, ``"no-sentence"`` (it begins in the middle of one, ends none or is
-            a fragment) and ``"repetition"``.
+            the seeds are whole sentences, ``"no-sentence"`` (it begins in the middle of one, ends
+            none or has fewer than eight words) and ``"repetition"`` (of three words).
     """
 
     texts: tuple[str, ...]
@@ -59,7 +56,9 @@ class Expand:
     Every prompt holds ``num_examples`` different random seeds; the model's continuation up to the
     next marker line is the new text. Empty ones, exact duplicates, copies of an example and texts
     with a broken character are dropped and counted, and generation goes on until enough are kept
-    or the attempts are used up.
+    or the attempts are used up. Where most seeds are whole sentences a text is cut at the end of
+    its last one, and dropped where that leaves no sentence of eight words or more, or the same
+    three words twice.
 
     Attributes:
         generator: The language model, which is asked for as many texts at a time as it says
@@ -81,8 +80,6 @@ class Expand:
         *,
         prompt: Prompt | str | Path | None = "pre-text",
         sampling: SamplingParameters | None = None,
-        opening_words: int = 0,
-        whole_sentences: bool = False,
     ) -> None:
         """Choose how to expand.
 
@@ -92,11 +89,6 @@ class Expand:
                 generator that has learnt what to write: it begins anew every time.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
-            opening_words: Words of one more seed that the new text begins with, >= 0. A small
-                model begins in the middle of a sentence unless it is shown a beginning.
-            whole_sentences: Cut every text at the end of its last sentence, and drop what has
-                none, has fewer than eight words besides the opening ones, or says the same three
-                words twice.
 
         Raises:
             ConfigError: The prompt cannot be read.
@@ -106,8 +98,6 @@ class Expand:
             prompt = load_prompt(prompt)
         self._prompt = prompt
         self.num_examples = 0 if prompt is None else NUM_EXAMPLES
-        self._opening_words = opening_words
-        self._least_words = opening_words + LEAST_WORDS if whole_sentences else 0
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         stop = dict.fromkeys((*sampling.stop, *(() if prompt is None else (prompt.stop,))))
         self._sampling = replace(sampling, stop=tuple(stop))
@@ -161,15 +151,11 @@ class Expand:
             GenerationError: There is no seed with any text, or the generator failed.
         """
         flat = [flattened(text) for text in seeds]
-        wanted = self.num_examples + bool(self._opening_words)
-        pool = _not_empty(flat) if wanted else []
-        num_chosen = min(wanted, len({flat[index] for index in pool}))
+        pool = _not_empty(flat) if self.num_examples else []
+        num_chosen = min(self.num_examples, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
-        found = _Kept(
-            max(0, num_samples - kept),
-            least_words=self._least_words,
-            known=known,
-        )
+        missing = max(0, num_samples - kept)
+        found = _Kept(missing, whole=mostly_whole(flat), known=known)
         while found.missing and attempts < max_attempts:
             size = min(
                 at_once(self.generator),
@@ -179,12 +165,8 @@ class Expand:
             chosen = [
                 _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
             ]
-            openings = [self._opening(flat, group) for group in chosen]
             continuations = self.generator.generate(
-                [
-                    self._rendered([seeds[index] for index in group[: self.num_examples]]) + opening
-                    for group, opening in zip(chosen, openings, strict=True)
-                ],
+                [self._rendered([seeds[index] for index in group]) for group in chosen],
                 sampling=replace(
                     self._sampling, seed=streams.derive_seed(seed, "continuation", attempts)
                 ),
@@ -192,10 +174,9 @@ class Expand:
             )
             attempts += size
             first = len(found.texts)
-            joined = _joined(openings, [text for (text,) in continuations])
-            for group, whole in zip(chosen, joined, strict=True):
+            for group, (text,) in zip(chosen, continuations, strict=True):
                 examples = {flat[index] for index in group}
-                parsed = whole.strip() if self._prompt is None else self._prompt.parse(whole)
+                parsed = text.strip() if self._prompt is None else self._prompt.parse(text)
                 found.take(parsed, group, examples)
             if len(found.texts) > first and on_batch is not None:
                 on_batch(found.texts[first:], found.parents[first:], attempts)
@@ -207,12 +188,6 @@ class Expand:
 
     def _rendered(self, examples: Sequence[str]) -> str:
         return "" if self._prompt is None else self._prompt.render(examples)
-
-    def _opening(self, flat: Sequence[str], group: Sequence[int]) -> str:
-        """The words that the text after a prompt begins with: of the last text that was chosen."""
-        if not self._opening_words:
-            return ""
-        return " ".join(flat[group[-1]].split()[: self._opening_words])
 
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:
@@ -228,18 +203,18 @@ class _Kept:
 
     Args:
         wanted: how many texts are wanted.
-        least_words: a text is cut to whole sentences, and dropped below so many words of them, or
-            where it says the same three words twice; 0 keeps every text.
+        whole: whether a text is cut to whole sentences, and dropped below `LEAST_WORDS` words of
+            them, or where it says the same three words twice; else every text is kept.
         known: texts that are not to be kept again.
     """
 
-    def __init__(self, wanted: int, *, least_words: int, known: Sequence[str]) -> None:
+    def __init__(self, wanted: int, *, whole: bool, known: Sequence[str]) -> None:
         self._wanted = wanted
-        self._least_words = least_words
+        self._whole = whole
         self._known = set(map(flattened, known))
         self.texts: list[str] = []
         self.parents: list[tuple[int, ...]] = []
-        reasons = [*DROP_REASONS, *["no-sentence", "repetition"] * bool(least_words)]
+        reasons = [*DROP_REASONS, *["no-sentence", "repetition"] * whole]
         self.dropped: Counter[str] = Counter(dict.fromkeys(reasons, 0))
 
     @property
@@ -255,7 +230,7 @@ class _Kept:
             parents: places of the seeds in its prompt.
             examples: those seeds, normalised.
         """
-        cut = whole_sentences(text) if self._least_words else text
+        cut = whole_sentences(text) if self._whole else text
         if reason := self._reason(text, cut, examples):
             self.dropped[reason] += 1
             return
@@ -268,10 +243,10 @@ class _Kept:
         if not self.missing:
             return "surplus"
         reason = unusable(cut or text, examples=examples, known=self._known)
-        if reason or not self._least_words:
+        if reason or not self._whole:
             return reason
         words = cut.split()
-        if len(words) < self._least_words or not is_whole(cut):
+        if len(words) < LEAST_WORDS or not is_whole(cut):
             return "no-sentence"
         triples = list(zip(words, words[1:], words[2:], strict=False))
         return "repetition" if len(set(triples)) < len(triples) else ""
@@ -293,24 +268,6 @@ def unusable(text: str, *, known: Container[str], examples: Container[str] = ())
         "duplicate": flat in known,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _joined(openings: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Openings and what goes on with them; nothing where nothing does: their words are a seed's.
-
-    Some servers take the blank before a continuation away. It is put back where two letters meet
-    and the second is a capital, or where that happens in most of a batch.
-    """
-    meet = [
-        opening[-1:].isalnum() and text[:1].isalnum()
-        for opening, text in zip(openings, texts, strict=True)
-    ]
-    lost = len(meet) >= _FEW and sum(meet) > len(meet) / 2
-    found = []
-    for opening, text, glued in zip(openings, texts, meet, strict=True):
-        blank = " " if glued and (lost or text[0].isupper()) else ""
-        found.append(f"{opening}{blank}{text}" if text.strip() else "")
-    return found
 
 
 def _not_empty(flat: Sequence[str]) -> list[int]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+from annotated_types import Gt, Le
+
+from flower_privsyn.checks import PositiveFloat
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.backends import TextGenerator, WritingSettings
@@ -37,10 +40,16 @@ class GeneratorSettings(WritingSettings):
         ConfigError: a value is out of range, or the name may hold a key.
     """
 
-    generator: str = "privsyn-lm"
+    generator: str = "smollm2-135m"
     """Causal language model that writes: a name, a folder, "gguf:FILE" for llama.cpp, or
     "http://host:port/v1#model" for an OpenAI-compatible server like vLLM's.
     """
+    domain: str = "text"
+    """What the texts are, in public words, for whatever model is told: "speeches in parliament"."""
+    temperature: PositiveFloat = 0.7
+    """Sampling temperature of what is written and filled in; 1 in the papers, of larger models."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Nucleus of what is written and filled in; 1 in PrE-Text and POPri."""
     generator_parameters: str = ""
     """A JSON object that is sent to the server with every request, for what it knows beside the
     settings: '{"chat_template_kwargs": {"enable_thinking": false}}'; null leaves out what would be
@@ -108,25 +117,22 @@ class ExpandingSettings(GeneratorSettings):
         names = (*ExpandingSettings.declared, "prompt")
         return frozenset(name.replace("_", "-") for name in names)
 
-    def expansion_by(
-        self, prompt: str, generator: TextGenerator | None = None, **how: Any
-    ) -> Expand:
+    def expansion_by(self, prompt: str, generator: TextGenerator | None = None) -> Expand:
         """What goes on with lists of texts.
 
         Args:
             prompt: of the lists, a bundled name or a JSON file; "" for a generator that has learnt
                 what to write.
             generator: in place of the one that is named.
-            how: other keywords of `Expand`.
 
         Raises:
             PrivsynError: as `load_generator`, or the prompt cannot be read.
         """
-        lists = load_prompt(located(prompt)) if prompt else None
+        lists = load_prompt(located(prompt)).about(self.domain) if prompt else None
         model = generator or self.load_generator()
         if lists is not None and self.generator_interface == "chat":
             model = ByMessages(model, instruction=lists.instruction)
-        return Expand(model, prompt=lists, sampling=self.sampling_parameters(), **how)
+        return Expand(model, prompt=lists, sampling=self.sampling_parameters())
 
 
 def load_generator(name: str, **options: Any) -> TextGenerator:

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from flower_privsyn.data.sentences import is_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -98,13 +99,14 @@ class ByInstruction:
             labels: The class of each text; None where there are none.
 
         Returns:
-            As many texts; one for which the model wrote nothing comes back as it is.
+            As many texts, of whole sentences where the text is; one for which the model wrote
+            nothing, or no whole sentence, comes back as it is.
 
         Raises:
             GenerationError: The model failed.
         """
         found = self._ask(texts, labels=labels, seed=seed, progress=progress)
-        return [new or old for old, new in zip(texts, found, strict=True)]
+        return [_like(old, new) or old for old, new in zip(texts, found, strict=True)]
 
     def write(
         self,
@@ -125,10 +127,12 @@ class ByInstruction:
             labels: The class of each; None where there are none.
 
         Returns:
-            As many texts, with "" where the model wrote nothing.
+            As many texts, cut at the end of the last sentence of those that hold one, with ""
+            where the model wrote nothing.
         """
         # As long as a text of so many words; what stands in it is in no prompt.
-        return self._ask(["_ " * words] * number, labels=labels, seed=seed, progress=progress)
+        found = self._ask(["_ " * words] * number, labels=labels, seed=seed, progress=progress)
+        return [whole_sentences(text) or text for text in found]
 
     def rehearse(self, labels: Sequence[str] | None = None) -> None:
         """Have the model write once, before anything depends on it; nothing is kept.
@@ -252,6 +256,14 @@ class ByMessages:
             [_after(prompt, text, stop=sampling.stop) for text in row]
             for prompt, row in zip(prompts, answers, strict=True)
         ]
+
+
+def _like(text: str, answer: str) -> str:
+    """An answer, of a text of whole sentences those that it holds; "" where they are none."""
+    if not is_whole(text):
+        return answer
+    cut = whole_sentences(answer)
+    return cut if is_whole(cut) else ""
 
 
 def _plain(answer: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -26,9 +26,10 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-z]+)\}")
 
 #: To a chat model, of a prompt that says nothing itself.
 _INSTRUCTION = (
-    "The user shows a list of texts that breaks off where the next one is to stand. You write that "
-    "one text: of the kind of the others, and as different from each of them as they are from one "
-    "another. You answer with the text alone: no heading, no number, no remark, no quotes."
+    "The user shows a list that breaks off where the next entry is to stand. What it lists: "
+    "{domain}. You write that one entry: of the kind of the others, and as different from each of "
+    "them as they are from one another. You answer with the text alone: no heading, no number, no "
+    "remark, no quotes."
 )
 
 
@@ -69,7 +70,9 @@ class Prompt(_PromptFile):
     name: str
     """The short name of the prompt."""
     heading: str
-    """One line; ``{num_samples}`` is replaced by the number below."""
+    """One line; ``{num_samples}`` is replaced by the number below, ``{domain}`` by what the texts
+    are.
+    """
     marker: str
     """One line that holds ``{number}`` once, and some other text."""
     num_samples: Annotated[int, Ge(NUM_EXAMPLES + 1)]
@@ -98,6 +101,13 @@ class Prompt(_PromptFile):
                 "prompt setting marker must hold {number} exactly once beside other text, "
                 f"got {self.marker!r}"
             )
+
+    def about(self, domain: str) -> Prompt:
+        """The prompt with public words for what the texts are in place of ``{domain}``."""
+        heading, said = (
+            held.replace("{domain}", domain) for held in (self.heading, self.instruction)
+        )
+        return replace(self, heading=heading, instruction=said)
 
     def render(self, examples: Sequence[str]) -> str:
         """Write the prompt that asks for the sample after ``examples``.

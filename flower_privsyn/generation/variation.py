@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,12 +25,6 @@ from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
     import torch
-
-MaskUnit = Literal["token", "word"]
-"""What is masked as one."""
-
-#: How vocabularies write the blank before a word.
-_BLANKS = ("Ġ", "▁")
 
 _RESERVED = re.compile(r"\[unused\d+\]|madeupword\d+|<\|?(?:unused|reserved)[^>]*>")
 
@@ -90,9 +84,8 @@ class MaskFill:
         self,
         model: str | Path = "privsyn-mlm",
         *,
-        unit: MaskUnit = "token",
-        mask_fraction: float | None = None,
-        num_steps: int | None = None,
+        mask_fraction: float = 0.3,
+        num_steps: int = 2,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_tokens: int = 64,
@@ -105,12 +98,9 @@ class MaskFill:
         Args:
             model: A bundled short name, a folder, or a hub name of any masked language model
                 that Transformers knows.
-            unit: ``"token"``, as in the paper; or ``"word"``: only words that are one token, after
-                a blank, are masked and drawn, so that no word is torn and punctuation stays. The
-                share is then that of such words.
             mask_fraction: In (0, 1]: the share of a text's tokens masked in one step, rounded to
-                the nearest number of tokens, at least 1; None for 0.3, of words 0.15.
-            num_steps: How often tokens are masked and filled, >= 1; None for 2, of words 1.
+                the nearest number of tokens, at least 1.
+            num_steps: How often tokens are masked and filled, >= 1.
             temperature: >= 0; 0 always fills in the most likely token.
             top_p: In (0, 1].
             max_tokens: Longer texts are cut to this many tokens (special ones not counted), >= 1.
@@ -124,9 +114,8 @@ class MaskFill:
             MissingExtraError: PyTorch or Transformers is not installed.
         """
         self.name = f"mask-fill {model}"
-        share, steps = (0.3, 2) if unit == "token" else (0.15, 1)
-        self._mask_fraction = share if mask_fraction is None else mask_fraction
-        self._num_steps = steps if num_steps is None else num_steps
+        self._mask_fraction = mask_fraction
+        self._num_steps = num_steps
         self._temperature = temperature
         self._top_p = top_p
         self._batch_size = batch_size
@@ -136,7 +125,6 @@ class MaskFill:
         if self._tokenizer.mask_token_id is None:
             raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
         self._max_tokens = self._fit_to_model(max_tokens, str(model))
-        self._words = _Words.of(self._tokenizer) if unit == "word" else None
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
         self._places = threading.local()
@@ -224,15 +212,11 @@ class MaskFill:
                 for place, token in enumerate(tokens)
                 if not special[place] and token not in special_ids
             ]
-            if self._words is None:
-                units = _group_by_character([offsets[place] for place in content])
-            else:
-                units = self._words.places([tokens[place] for place in content])
             rows.append(
                 _Row(
                     tokens=np.array(tokens, dtype=np.int64),
                     content=np.array(content, dtype=np.int64),
-                    units=units,
+                    units=_group_by_character([offsets[place] for place in content]),
                     stream=streams.stream(seed),
                 )
             )
@@ -305,7 +289,7 @@ class MaskFill:
         """Collect the token numbers that are never drawn.
 
         Special and reserved tokens, pieces of characters, control characters, and rows of the
-        output matrix that stand for no token at all; of words as units, whatever is no word.
+        output matrix that stand for no token at all.
         """
         import torch
 
@@ -316,8 +300,6 @@ class MaskFill:
             number not in special and bool(text) and "\ufffd" not in text and not _is_unwanted(text)
             for number, text in enumerate(texts)
         ]
-        if self._words is not None:
-            allowed = (self._words.whole & allowed).tolist()
         if not any(allowed[:output_size]):
             raise ModelError(f"{self.name}: its tokenizer holds no token that may be drawn")
         mask = torch.ones(output_size, dtype=torch.bool)
@@ -371,56 +353,6 @@ class _Row:
         self.units = sorted(kept + [[place] for place in chosen])
         masked: np.ndarray = self.content[np.sort(np.array(chosen, dtype=np.int64))]
         return masked
-
-
-@dataclass(frozen=True)
-class _Words:
-    """Which tokens of a vocabulary are words, and which go on with the one before.
-
-    Attributes:
-        whole: (v,) letters after a blank.
-        joins: (v,) begins, without a blank, with what belongs to the word before.
-    """
-
-    whole: np.ndarray
-    joins: np.ndarray
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> _Words:
-        """Read a tokenizer's vocabulary.
-
-        Raises:
-            ModelError: Its tokens do not tell where a word begins.
-        """
-        names = [str(name) for name in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-        blank = next((sign for sign in _BLANKS if any(n.startswith(sign) for n in names)), "")
-        goes_on = any(name.startswith("##") for name in names)
-        if not blank and not goes_on:
-            raise ModelError("the tokens of the variation model do not tell where a word begins")
-        begins = [name.startswith(blank) if blank else not name.startswith("##") for name in names]
-        bare = [name.removeprefix(blank).removeprefix("##") for name in names]
-        return cls(
-            whole=np.array(
-                [
-                    first and piece.isascii() and piece.isalpha()
-                    for first, piece in zip(begins, bare, strict=True)
-                ]
-            ),
-            joins=np.array(
-                [not first and _continues(piece) for first, piece in zip(begins, bare, strict=True)]
-            ),
-        )
-
-    def places(self, tokens: Sequence[int]) -> list[list[int]]:
-        """The places of whole words among a text's tokens, each a unit of its own."""
-        numbers = np.asarray(tokens, dtype=np.int64)
-        followed = np.append(self.joins[numbers[1:]], False)
-        return [[place] for place in np.flatnonzero(self.whole[numbers] & ~followed).tolist()]
-
-
-def _continues(piece: str) -> bool:
-    # The last is the first byte of a curved apostrophe, as byte-level vocabularies write it.
-    return piece[:1].isalnum() or piece[:1] in {"'", "-", "_", "\u2019", "\u00e2"}
 
 
 def _group_by_character(offsets: Sequence[tuple[int, int]]) -> list[list[int]]:

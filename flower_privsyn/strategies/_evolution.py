@@ -8,27 +8,95 @@ population. What a method begins with, who survives and what is written in the e
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge
 
+from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.files import located
-from flower_privsyn.queries import Query
+from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.queries import NearestNeighborHistogram, Query
+from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run.directory import RoundFiles
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._population import IntArray, Population
-from flower_privsyn.strategies._variation import (
-    EvolutionConfig,
-    hold_to_public_text,
-    texts_before_quantile,
-)
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import TextGenerator, Variation
+    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
+    """Settings of a population of texts that users vote on, and that are varied."""
+
+    max_samples: PositiveInt = 8
+    """Samples of one user that vote, a random subset fixed per user and seed."""
+    lookahead: NonNegativeInt = 0
+    """Variations whose mean embedding stands for a candidate (K); 0 embeds the candidate itself, 4
+    in the code of PrE-Text's authors, whose masks are filled in no time.
+    """
+    clip: VoteClip = "count"
+    """Either "count", the papers' votes with sensitivity `max_samples`; or "l2", each user's votes
+    scaled to norm sqrt(max_samples), with less noise.
+    """
+    num_candidates: Annotated[int, Ge(2)] = 1024
+    """Texts in the population (N_syn); 1,024 at epsilon 1.29 and 2,048 at epsilon 7.58 in PrE-Text.
+    """
+    public_text: str = "bundled"
+    """Seeds: "bundled", or a JSONL file with `text` and no person's data; also a folder or a data
+    set by name (docs/own_data.md). Of prose whole sentences are taken.
+    """
+    variation: str = "style"
+    """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
+    "fill-blanks", or a JSON file (Aug-PE); or "mask-fill", by `variation_model` (PrE-Text).
+    """
+    variation_model: str = "privsyn-mlm"
+    """Masked language model that varies texts, for variation = "mask-fill"."""
+
+    @property
+    def asks_for_variations(self) -> bool:
+        """Whether the generator varies texts."""
+        return self.variation != "mask-fill"
+
+    def histogram(self) -> NearestNeighborHistogram:
+        """The query these settings ask."""
+        return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
+
+    def asked(
+        self,
+        generator: TextGenerator,
+        prompt: str,
+        purpose: Literal["variation", "beginning"],
+        **how: Any,
+    ) -> ByInstruction:
+        """The generator, asked for texts.
+
+        Args:
+            generator: what is asked.
+            prompt: a bundled name, or a JSON file.
+            purpose: of the prompt.
+            how: other keywords of `ByInstruction`.
+
+        Raises:
+            ConfigError: the prompt cannot be read, or is not for such models.
+        """
+        from flower_privsyn.generation import ByInstruction, load_instruction
+
+        return ByInstruction(
+            generator,
+            load_instruction(located(prompt), purpose=purpose),
+            domain=self.domain,
+            sampling=self.sampling_parameters(),
+            chat=self.generator_interface == "chat",
+            **how,
+        )
 
 
 class Evolution(Method):
@@ -54,7 +122,7 @@ class Evolution(Method):
         self.config = config
         self._query = config.histogram()
         self._embedder = embedder
-        self._given_variation = self._variation = self._careful = variation
+        self._given_variation = self._variation = variation
         self.given_writer = self._generator = generator
         self._seeds: list[str] = []
 
@@ -69,12 +137,12 @@ class Evolution(Method):
         """Load the models and the public text."""
         config, self.place = self.config, place
         # Nothing of an earlier start: llama.cpp, or a key, may be no more.
-        self._careful, self._generator = None, self.given_writer
+        self._generator = self.given_writer
         self._embedder = embedder_of(config, self._embedder)
         if self.asked_generator and self._generator is None:
             self._generator = config.load_generator()
         self._variation = self._given_variation or self._load_variation()
-        self._prepare_seeds()
+        self._seeds = self._read_seeds()
         if self.asked_generator:
             with self.progress.stage("Try the generator", total=None):
                 self._rehearse()
@@ -85,9 +153,10 @@ class Evolution(Method):
         from flower_privsyn.generation import MaskFill
 
         config = self.config
+        if config.asks_for_variations:
+            return config.asked(need(self._generator), config.variation, "variation")
         return MaskFill(
             located(config.variation_model),
-            unit="word" if config.whole_sentences else "token",
             temperature=config.temperature,
             top_p=config.top_p,
             max_tokens=config.max_tokens,
@@ -102,19 +171,9 @@ class Evolution(Method):
             config.public_text,
             tokenizer=need(self._embedder).tokenizer,
             max_tokens=config.max_tokens,
-            at_sentences=config.whole_sentences,
-            fewest=texts_before_quantile(self._seeds_needed, config.likelihood_quantile),
-            wanted_by=f"num-candidates = {config.num_candidates}",
-        )
-
-    def _prepare_seeds(self) -> None:
-        """Read the public text, and have everything stay as likely as it where that is asked."""
-        self._seeds, self._careful = hold_to_public_text(
-            self._read_seeds(),
-            need(self._variation),
-            self.config,
+            whole_sentences=True,
             fewest=self._seeds_needed,
-            progress=self.progress,
+            wanted_by=f"num-candidates = {config.num_candidates}",
         )
 
     @property
@@ -122,9 +181,12 @@ class Evolution(Method):
         """How many public texts the first population is drawn from at least."""
         return self.config.num_candidates
 
-    @abstractmethod
     def _rehearse(self) -> None:
         """Have the generator write once: it must not fail after a release."""
+        from flower_privsyn.generation import ByInstruction
+
+        if isinstance(self._variation, ByInstruction):
+            self._variation.rehearse(self.config.class_names or None)
 
     def init(self, scratch: Path) -> State:  # noqa: ARG002
         """The first population."""
@@ -175,7 +237,7 @@ class Evolution(Method):
         texts: list[str] = []
         with self.progress.stage(stage_name, copies * len(parents)) as stage:
             for copy in range(copies):
-                texts += need(self._careful).vary(
+                texts += need(self._variation).vary(
                     parents.texts,
                     seed=self._seed_of(number, 0, *([copy] if copy else [])),
                     progress=stage.update,

@@ -15,6 +15,7 @@ from annotated_types import Ge
 
 from flower_privsyn.checks import PositiveInt
 from flower_privsyn.data import Chunking, public_texts
+from flower_privsyn.data.sentences import mostly_whole, whole_sentences
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, Prompt, load_prompt, rehearse
@@ -42,7 +43,7 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
     """Prompts per round (K), each of three random public samples."""
     responses_per_prompt: Annotated[int, Ge(2)] = 10
     """Responses to each prompt (J), cut to `max_tokens` tokens of the embedding model, which is the
-    length of the users' own samples.
+    length of the users' own samples, and there at the end of a sentence.
     """
     rejected_rank: Annotated[int, Ge(2)] = 5
     """Rank of the rejected response, 1-based, at most `responses_per_prompt`; the chosen one has
@@ -101,11 +102,12 @@ class Responses:
         """
         if generator is None:
             generator = config.load_generator()
-        prompt = load_prompt(located(config.prompt))
+        prompt = load_prompt(located(config.prompt)).about(config.domain)
         samples = public_texts(
             config.public_text,
             tokenizer=tokenizer,
             max_tokens=config.max_tokens,
+            whole_sentences=True,
             fewest=NUM_EXAMPLES,
             wanted_by=f'prompt = "{config.prompt}"',
         )
@@ -227,12 +229,15 @@ class Responses:
         cut = Chunking(max_tokens=self.config.max_tokens).pieces(raw, tokenizer=self.tokenizer)
         pieces = iter(zip(raw, [own[0] if own else "" for own in cut], strict=True))
         end = "\n" + self.prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
+        # Of whole sentences, as what is shown.
+        whole_ones = mostly_whole(self.samples)
         ids, rows, dropped = self.ids, list[tuple[str, dict[str, Any], str]](), Counter[str]()
         for record in records:
             examples = {flattened(self.samples[index]) for index in record["examples"]}
             seen: set[str] = set()
             for _ in record["responses"]:
                 whole, text = next(pieces)
+                text = (whole_sentences(text) or text) if whole_ones else text
                 if reason := unusable(text, examples=examples, known=seen):
                     dropped[reason] += 1
                 else:

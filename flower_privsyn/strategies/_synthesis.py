@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, read_json_lines
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: By itself a small model begins in the middle of a sentence.
-_OPENING_WORDS: Final = 5
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExpansionSettings(ExpandingSettings):
@@ -35,10 +32,6 @@ class ExpansionSettings(ExpandingSettings):
 
     prompt: str = "pre-text"
     """The expansion prompt, a bundled name or a JSON file."""
-    whole_sentences: bool = False
-    """For small models: begin a text with five words of one that is shown, end it with a sentence,
-    and drop what has none or says the same three words twice.
-    """
 
     def expansion(self, generator: TextGenerator | None = None) -> Expand:
         """What writes so.
@@ -49,12 +42,7 @@ class ExpansionSettings(ExpandingSettings):
         Raises:
             PrivsynError: the generator or the prompt cannot be loaded.
         """
-        return self.expansion_by(
-            self.prompt,
-            generator,
-            opening_words=_OPENING_WORDS if self.whole_sentences else 0,
-            whole_sentences=self.whole_sentences,
-        )
+        return self.expansion_by(self.prompt, generator)
 
 
 def expand_resumably(

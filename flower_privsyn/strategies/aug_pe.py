@@ -29,11 +29,10 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.files import located
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.question import Question, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
@@ -41,10 +40,9 @@ from flower_privsyn.strategies._population import (
     survivor_records,
     survivors,
 )
-from flower_privsyn.strategies._variation import EvolutionConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import ByInstruction, Variation
+    from flower_privsyn.generation import ByInstruction, TextGenerator
 
 #: How often a model is asked for a first text before another of its class stands for it.
 _TRIES = 4
@@ -62,7 +60,6 @@ class AugPEConfig(EvolutionConfig):
 
     num_rounds: int = 10
     num_candidates: int = 14_000
-    lookahead: int = 0
     num_variations: Annotated[int, Ge(2)] = 7
     """Texts of a population for each text that it is made of (L), of which there are so many fewer:
     itself and L - 1 variations.
@@ -73,11 +70,8 @@ class AugPEConfig(EvolutionConfig):
     """
     variation: str = "style"
     """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
-    "fill-blanks", or a JSON file (Aug-PE), and for the first texts of each class; or "mask-fill",
-    by `variation_model` (PrE-Text): then the first ones of each class are drawn from `public_text`.
-    """
-    domain: str = "text"
-    """What the texts are, in public words, for prompts that ask for them: "reviews of restaurants".
+    "fill-blanks", or a JSON file, and for the first texts of each class; or "mask-fill", by
+    `variation_model` (PrE-Text): then the first ones of each class are drawn from `public_text`.
     """
     blank_fraction: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the words that "fill-blanks" leaves out of a text."""
@@ -86,7 +80,6 @@ class AugPEConfig(EvolutionConfig):
     which is varied.
     """
     max_new_tokens: int = 448
-    top_p: float = 0.9
     classes: str = ""
     """The classes that texts are of, with semicolons between them; public. Documents of another one
     do not count. Empty: texts have no classes.
@@ -118,6 +111,17 @@ class AugPEConfig(EvolutionConfig):
         """How many texts of a class survive a round; of all texts where there are no classes."""
         return self.num_candidates // (self.num_variations * max(1, len(self.class_names)))
 
+    def asked(
+        self,
+        generator: TextGenerator,
+        prompt: str,
+        purpose: Literal["variation", "beginning"],
+        **how: Any,
+    ) -> ByInstruction:
+        """The generator, asked for texts with the settings of prompts."""
+        own = {"blank_fraction": self.blank_fraction, "word_spread": self.word_spread}
+        return super().asked(generator, prompt, purpose, **own, **how)
+
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask: of which class each vote is, where there are classes."""
         query = LabelledHistogram if self.class_names else NearestNeighborHistogram
@@ -130,68 +134,29 @@ class EvolutionByClass(Evolution):
     config: AugPEConfig
 
     @property
-    def _writes(self) -> bool:
-        """Whether the generator writes the first texts."""
-        return self.config.variation != "mask-fill"
-
-    @property
     def asked_generator(self) -> str:
         """The generator, where it writes the first texts and varies them."""
-        return self.config.generator if self._writes else ""
-
-    @property
-    def _reads_public_text(self) -> bool:
-        return not self._writes or self.config.likelihood_quantile > 0
+        return self.config.generator if self.config.asks_for_variations else ""
 
     # ------------------------------------------------------------------ before the first round
 
-    def _load_variation(self) -> Variation:
-        if self.config.variation == "mask-fill":
-            return super()._load_variation()
-        return self._asked(self.config.variation, "variation")
-
-    def _asked(self, prompt: str, purpose: Literal["variation", "beginning"]) -> ByInstruction:
-        """The generator, asked as the settings have it.
-
-        Args:
-            prompt: a bundled name, or a JSON file.
-            purpose: of the prompt.
-
-        Raises:
-            ConfigError: the prompt cannot be read, or is not for such models.
-        """
-        from flower_privsyn.generation import ByInstruction, load_instruction
-
-        config = self.config
-        return ByInstruction(
-            need(self._generator),
-            load_instruction(located(prompt), purpose=purpose),
-            domain=config.domain,
-            blank_fraction=config.blank_fraction,
-            word_spread=config.word_spread,
-            sampling=config.sampling_parameters(),
-            chat=config.generator_interface == "chat",
-        )
-
-    def _prepare_seeds(self) -> None:
-        """Read the public text where it is needed."""
-        self._careful = self._variation
-        if self._reads_public_text:
-            super()._prepare_seeds()
+    def _read_seeds(self) -> list[str]:
+        """The public texts, where they are the first ones."""
+        return [] if self.config.asks_for_variations else super()._read_seeds()
 
     @property
     def _seeds_needed(self) -> int:
         """How many public texts the first texts of a class are drawn from at least."""
-        return 1 if self._writes else self.config.of_each_class
+        return self.config.of_each_class
 
     def _rehearse(self) -> None:
-        from flower_privsyn.generation import ByInstruction
+        super()._rehearse()
+        self._beginning().rehearse(self.config.class_names or None)
 
-        classes = self.config.class_names or None
-        if isinstance(self._variation, ByInstruction):
-            self._variation.rehearse(classes)
-        if self._writes:
-            self._asked(self.config.initial_prompt, "beginning").rehearse(classes)
+    def _beginning(self) -> ByInstruction:
+        """The generator, asked for first texts."""
+        config = self.config
+        return config.asked(need(self._generator), config.initial_prompt, "beginning")
 
     # ------------------------------------------------------------------ populations
 
@@ -199,7 +164,7 @@ class EvolutionByClass(Evolution):
         """Texts of every class, and L - 1 variations of each."""
         classes, each = self.config.class_names or ("",), self.config.of_each_class
         labels = [name for name in classes for _ in range(each)]
-        if self._writes:
+        if self.config.asks_for_variations:
             texts, source = self._written(labels), "generated"
         else:
             texts, source = [], "public"
@@ -241,7 +206,7 @@ class EvolutionByClass(Evolution):
 
     def _written(self, labels: list[str]) -> list[str]:
         """One text of each of these classes; where nothing new comes, another of the class."""
-        config, writer = self.config, self._asked(self.config.initial_prompt, "beginning")
+        config, writer = self.config, self._beginning()
         texts = [""] * len(labels)
         known: set[str] = set()
         with self.progress.stage("Write the first texts", len(labels)) as stage:

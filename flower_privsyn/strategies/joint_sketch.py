@@ -275,7 +275,7 @@ class AskedOnce(Method):
             PrivsynError: the prompt cannot be read, or the generator cannot be loaded.
         """
         config = self.config
-        return config.expansion_by(config.prompt, generator, whole_sentences=not config.prompt)
+        return config.expansion_by(config.prompt, generator)
 
     def _need_text(self) -> SketchedText:
         return need(self._text)

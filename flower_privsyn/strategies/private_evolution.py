@@ -32,7 +32,7 @@ import numpy as np
 from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
 from flower_privsyn.run.question import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._evolution import Evolution
+from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
@@ -41,7 +41,6 @@ from flower_privsyn.strategies._population import (
     survivors,
 )
 from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
-from flower_privsyn.strategies._variation import EvolutionConfig
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -77,11 +76,15 @@ class EvolutionByVotes(Evolution):
 
     @property
     def asked_generator(self) -> str:
-        """The generator, where anything is expanded."""
-        return self.config.generator if self.config.synthetic_samples else ""
+        """The generator, where it varies texts or expands them."""
+        config = self.config
+        varies = config.asks_for_variations and self._given_variation is None
+        return config.generator if varies or config.synthetic_samples else ""
 
     def _rehearse(self) -> None:
-        self.config.expansion(need(self._generator)).rehearse(self._seeds)
+        super()._rehearse()
+        if self.config.synthetic_samples:
+            self.config.expansion(need(self._generator)).rehearse(self._seeds)
 
     def _first(self) -> Population:
         """Algorithm 1, line 2: random public samples, drawn without replacement."""
@@ -160,7 +163,7 @@ class PrivateEvolution(PrivateSumStrategy):
     Args:
         config: the settings, where they are not given as keywords.
         embedder: in place of `config.embedding_model`; nodes must use the same.
-        variation: in place of mask-filling with `config.variation_model`.
+        variation: in place of `config.variation`; a name is the setting.
         generator: in place of `config.generator`; a name is the setting.
         random: source of noise and coins; only tests pass one.
         settings: by the names of the fields of `PrivateEvolutionConfig`.

@@ -31,7 +31,7 @@ def test_a_run_that_is_ready(
         monkeypatch.setenv(name, str(tmp_path / name))
     data = users_file(tmp_path)
     words = ["check", str(OWN_DATA), "--set", "data=users.jsonl", "--set", "epsilon=8"]
-    words += ["--set", "synthetic-samples=0", "--set", "likelihood-quantile=0"]
+    words += ["--set", "synthetic-samples=0", "--set", "variation=mask-fill"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ready"]
@@ -54,7 +54,7 @@ def test_a_run_that_is_ready(
 
 
 def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("epsilon=8", "num-nodes=3", "synthetic-samples=0", "likelihood-quantile=0")
+    settings = ("epsilon=8", "num-nodes=3", "synthetic-samples=0", "variation=mask-fill")
     words = ["check", str(OWN_DATA), *(word for one in settings for word in ("--set", one))]
     assert main([*words, "--deployment"]) == 2
     assert "num-users = 0: say for how many users" in capsys.readouterr().out

@@ -23,16 +23,12 @@ OPTIONS = {
     "min-date": "--min-date",
 }
 
-#: Without the model that says how likely texts are, which reads all public text.
-LIGHT = {"likelihood-quantile": "0"}
-
 SMALL = {
     "epsilon": "8",
     "num-rounds": "1",
     "num-candidates": "24",
     "num-variations": "3",
     "variation": "mask-fill",
-    **LIGHT,
 }
 
 Verdicts = Callable[[Mapping[str, str]], dict[str, tuple[int, str]]]
@@ -138,7 +134,13 @@ def test_check_and_compare(
 def test_who_is_held_out(capsys: pytest.CaptureFixture[str]) -> None:
     """`--evaluate` before a run, and `privsyn evaluate` after it."""
     app = str(EXAMPLES / "own-data")
-    given = {"held-out-fraction": "0", "num-candidates": "24", "epsilon": "20", **LIGHT}
+    given = {
+        "held-out-fraction": "0",
+        "num-candidates": "24",
+        "epsilon": "20",
+        "variation": "mask-fill",
+        "synthetic-samples": "0",
+    }
     words = [app, *set_to(given), "--set", "data=users.jsonl", "--evaluate", "users.jsonl"]
     # What the run would leave behind that measures nothing: neither texts nor a model.
     config = PrivateEvolutionConfig(epsilon=20.0, held_out_fraction=0.0)

@@ -133,42 +133,10 @@ def test_fewer_seeds_than_examples(seeds: list[str]):
     assert generator.prompts[0].count("Original Text Sample") == distinct + 1
 
 
-class TestCarefulTexts:
-    """A beginning to go on from, whole sentences, and no repetition."""
+class TestWholeSentences:
+    """Of seeds that are whole sentences, and of no others."""
 
     SEEDS = tuple(f"Here is the seed with the number {number}." for number in range(20))
-
-    def test_a_text_begins_with_words_of_one_more_seed(self) -> None:
-        end = "\nOriginal Text Sample 5"
-        generator = Scripted(
-            lambda _, number: f" goes on and on and ends as text number {number}.{end}"
-        )
-        expand = Expand(generator, opening_words=3, whole_sentences=True)
-        result = expand.run(self.SEEDS, num_samples=30, seed=1)
-        assert all(text.startswith("Here is the goes on and on and") for text in result.texts)
-        prompt = load_prompt("pre-text")
-        for rendered, parents in zip(generator.prompts, result.parents, strict=True):
-            assert len(set(parents)) == 4
-            examples = [self.SEEDS[index] for index in parents[:3]]
-            assert rendered == prompt.render(examples) + "Here is the"
-
-    @pytest.mark.parametrize(
-        ("begins", "expected"),
-        [(" goes", "Here is the goes"), ("goes", "Here is the goes"), (", so", "Here is the, so")],
-    )
-    def test_a_blank_that_a_server_took_away_is_put_back(self, begins: str, expected: str) -> None:
-        generator = Scripted(lambda _, number: f"{begins} on and on with the number {number}")
-        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=12, seed=1)
-        assert all(text.startswith(expected) for text in result.texts)
-
-    def test_a_word_that_goes_on_gets_no_blank(self) -> None:
-        begins = {"re": "Here is there", " is": "Here is the is", "Is": "Here is the Is"}
-        generator = Scripted(
-            lambda _, number: f"{[*begins, ' was'][number % 4]} the text number {number}"
-        )
-        result = Expand(generator, opening_words=3).run(self.SEEDS, num_samples=12, seed=1)
-        begun = {text.partition(" the text")[0] for text in result.texts}
-        assert begun == {*begins.values(), "Here is the was"}
 
     def test_only_whole_sentences_of_some_length_are_kept(self) -> None:
         texts = [
@@ -178,17 +146,17 @@ class TestCarefulTexts:
             "No end of a sentence in all of these many words",
         ]
         generator = Scripted(lambda _, number: texts[number % 4])
-        result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=1, seed=0)
+        result = Expand(generator).run(self.SEEDS, num_samples=1, seed=0)
         assert result.texts == ("All of these nine words make one whole sentence.",)
         again = Scripted(lambda _, number: texts[1 + number % 3])
-        result = Expand(again, whole_sentences=True).run(self.SEEDS, num_samples=3, seed=0)
+        result = Expand(again).run(self.SEEDS, num_samples=3, seed=0)
         assert result.texts == ()
         assert result.dropped["no-sentence"] == len(again.prompts) == 12
 
-    def test_repetition_is_dropped_where_that_is_asked_for(self) -> None:
+    def test_repetition_is_dropped(self) -> None:
         generator = Scripted(
             lambda _, number: f"All of the people and {number} of the people came."
         )
-        assert len(Expand(generator).run(self.SEEDS, num_samples=2, seed=0).texts) == 2
-        result = Expand(generator, whole_sentences=True).run(self.SEEDS, num_samples=2, seed=0)
+        assert len(Expand(generator).run(SEEDS, num_samples=2, seed=0).texts) == 2
+        result = Expand(generator).run(self.SEEDS, num_samples=2, seed=0)
         assert result.dropped["repetition"] == 8

@@ -58,10 +58,8 @@ def test_a_run_stops_before_anything_is_spent(
     marked: Path,
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(ConfigError, match="likelihood-model = .* has learnt private text"):
-        evolution(settings(likelihood_quantile=0.5, likelihood_model=str(marked))).start(
-            federation()
-        )
+    with pytest.raises(ConfigError, match="generator = .* has learnt private text"):
+        evolution(settings(generator=str(marked)), generator=None).start(federation())
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 

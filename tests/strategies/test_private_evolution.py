@@ -16,7 +16,6 @@ from flower_privsyn.errors import GenerationError, PrivsynError
 from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.strategies import PrivateEvolution, ReleasedSum
 from flower_privsyn.strategies._population import Population, resampled
-from flower_privsyn.strategies._variation import Likelihood
 from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
 from tests.support.run_files import lines, releases
@@ -87,48 +86,37 @@ class TestWholeRun:
         assert similarity(3, survivors=True) > similarity(1, survivors=False) + 0.1
 
 
-class TestCarefulText:
-    """Settings that PrE-Text does not have."""
+class TestWholeSentences:
+    """What stands in a population of prose: see `public_texts` and `ByInstruction`."""
 
-    SENTENCES = (
-        "The court heard the appeal in the spring.",
-        "A river runs through the valley to the sea.",
-        "Protein and enzyme act together in the cell.",
-        "Congress voted on the budget of the senate again.",
-    )
-
-    def test_candidates_are_whole_and_as_likely_as_public_text(
+    def test_candidates_are_whole_sentences(
         self, federation: Builder, settings: Builder, evolution: Builder, tmp_path: Path
     ) -> None:
+        class Rambling(EchoGenerator):
+            """Answers with a sentence and the beginning of another, or without any end."""
+
+            def generate(self, prompts: Any, **kwargs: Any) -> list[list[str]]:
+                ends = [" And then", " and so on"]
+                said = [f"The court of number {place} sat." for place in range(len(prompts))]
+                return [[text + ends[0] if n % 2 else ends[1]] for n, text in enumerate(said)]
+
         public = tmp_path / "sentences.jsonl"
-        texts = [f"{text[:-1]} number {n}." for n in range(20) for text in self.SENTENCES]
-        texts += [f"of of {n} the salad enzyme xq zzkw the the." for n in range(20)]
-        texts += ["in the middle of something."]
+        texts = [f"A river runs through valley number {n} to the sea." for n in range(40)]
+        texts += [f"in the middle of something {n}" for n in range(20)]
         public.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        config = settings(
-            public_text=str(public),
-            whole_sentences=True,
-            likelihood_quantile=0.3,
-            likelihood_model="privsyn-tiny",
-            num_rounds=2,
-            synthetic_samples=0,
-        )
-        strategy = evolution(config)
+        config = settings(public_text=str(public), num_rounds=3, synthetic_samples=0)
+        strategy = evolution(config, variation=None, generator=Rambling())
         strategy.start(federation())
         # Nothing is expanded: the survivors are the result.
         assert {row["source"] for row in lines(strategy.run.synthetic_jsonl)} == {"survivor"}
-        judge = Likelihood("privsyn-tiny")
-        populations = [
+        kept = [
             pq.read_table(strategy.run.path / "rounds" / f"{n:04d}" / "population.parquet")
             .column("text")
             .to_pylist()
-            for n in (1, 2)
+            for n in (1, 2, 3)
         ]
-        assert not any("salad" in text for text in populations[0])
-        least = judge.per_token([t for t in texts if "salad" not in t]).min()
-        for population in populations:
-            assert all(is_whole(text) for text in population)
-            assert judge.per_token(population).min() >= least - 0.05
+        assert all(is_whole(text) for texts in kept for text in texts)
+        assert any(text.startswith("The court") for text in kept[1])
 
 
 class TestExpansionThatFails:
@@ -195,8 +183,7 @@ class TestSurvivors:
 def test_the_papers_settings() -> None:
     ours = PrivateEvolution(epsilon=1.29).config
     assert (ours.num_rounds, ours.max_samples, ours.max_tokens, ours.delta) == (11, 8, 64, 3e-6)
-    assert (ours.whole_sentences, ours.max_new_tokens) == (False, 85)
-    assert (ours.num_candidates, ours.lookahead) == (1024, 4)
+    assert (ours.num_candidates, ours.max_new_tokens) == (1024, 85)
 
 
 class TestBeforeSpending:
@@ -207,7 +194,12 @@ class TestBeforeSpending:
             ({"num_nodes": 3}, {}, r"2 nodes are connected.*3 were planned"),
             ({}, {"embedder": HashEmbedder(dimension=64)}, "another model"),
             ({"num_candidates": 100}, {}, "num-candidates = 100 needs at least 100 different"),
-            ({"variation_model": "/nowhere/mlm"}, {"variation": None}, "/nowhere/mlm"),
+            (
+                {"variation": "mask-fill", "variation_model": "/nowhere/mlm"},
+                {"variation": None},
+                "/nowhere/mlm",
+            ),
+            ({"variation": "no-such-prompt"}, {"variation": None}, "no-such-prompt"),
             ({"embedding_model": "/nowhere/embedder"}, {"embedder": None}, "/nowhere/embedder"),
             ({"prompt": "no-such-prompt"}, {}, "no-such-prompt"),
         ],
