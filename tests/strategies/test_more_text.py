@@ -98,7 +98,7 @@ def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> No
 def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_path: Path) -> None:
     output = tmp_path / "more.jsonl"
     write(finished, output=output)
-    with pytest.raises(ConfigError, match=r"written with temperature = 1.0, not 0.5: give another"):
+    with pytest.raises(ConfigError, match=r"written with temperature = 0.7, not 0.5: give another"):
         write(finished, output=output, temperature=0.5)
     (tmp_path / "mine.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="was not written by `privsyn expand`"):
@@ -141,7 +141,7 @@ def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) 
     document = json.loads(finished.config_file.read_text())
     del document["writer"]
     finished.config_file.write_text(json.dumps(document))
-    assert MoreText.of(finished, {}).generator == "privsyn-lm"
+    assert MoreText.of(finished, {}).generator == "smollm2-135m"
     for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
         (finished.path / name).mkdir(parents=True)
         (finished.path / name / "config.json").write_text("{}")

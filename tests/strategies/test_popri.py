@@ -86,7 +86,7 @@ class TestJudgedByMoments:
 
 class TestSettings:
     def test_the_model_to_train(self, config: Builder) -> None:
-        assert config().model_to_train == "privsyn-lm"
+        assert config().model_to_train == "smollm2-135m"
         assert config(generator="/models/llama").model_to_train == "/models/llama"
         served = config(generator="http://h:1/v1#m", training_model="/models/llama")
         assert served.model_to_train == "/models/llama"
