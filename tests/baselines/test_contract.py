@@ -36,12 +36,14 @@ APPS: dict[str, tuple[type[PrivateSumStrategy], dict[str, Any] | None]] = {
     "baselines/dp-fl": (DPFedAvg, {"epsilon": 1.29, "num_users": 1250}),
     "baselines/fred": (FreD, {"epsilon": 1.0}),
     "baselines/hybrid": (Hybrid, {"epsilon": 1.0}),
-    # Figures of written text were measured with this writer.
     "baselines/joint-sketch": (
         JointSketch,
-        {"epsilon": 1.0, "held_out_fraction": 0.15, "generator": "privsyn-lm"},
+        {"epsilon": 1.0, "held_out_fraction": 0.15, "temperature": 1.0, "top_p": 1.0},
     ),
-    "baselines/popri": (POPri, {"epsilon": 1.0, "num_users": 72_000}),
+    "baselines/popri": (
+        POPri,
+        {"epsilon": 1.0, "num_users": 72_000, "temperature": 1.0, "top_p": 1.0},
+    ),
     "baselines/pre-text": (PrivateEvolution, None),
     "baselines/public-mid-training": (PublicMidTraining, {"epsilon": 1.0}),
     "examples/own-data": (PrivateEvolution, None),

@@ -32,7 +32,7 @@ def test_named_settings_are_accepted(name: str) -> None:
     config = popri_config(values)
     if name.startswith("cpu"):
         assert values["data"] == "sample"
-        assert config.generator == ("gemma-3-270m" if name == "cpu-gemma" else "privsyn-lm")
+        assert config.generator == ("gemma-3-270m" if name == "cpu-gemma" else "smollm2-135m")
         return
     data, participation, _, epsilon = name.removesuffix("-as-printed").split("-")
     users = {"biorxiv": 72000, "congress": 133000}[data]
