@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.expand import DROP_REASONS
