@@ -27,6 +27,7 @@ PAGES = [
         "docs/*.md",
         "docs/*/*.md",
         "examples/*/README.md",
+        "baselines/README.md",
         "baselines/*/README.md",
         "research/*.md",
         "research/*/README.md",
