@@ -22,16 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import flower_privsyn
+from flower_privsyn import files
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryError
-from flower_privsyn.files import (
-    default_cache_directory,
-    expanded,
-    full_disk,
-    is_disk_full,
-    quoted,
-    user_path,
-)
 from flower_privsyn.host.app import App, ConfigValue, check_setting, load_app, read_settings
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
@@ -93,7 +86,7 @@ def run_app(
         RunDirectoryError: The folder holds a run, or another process is starting one there.
         MissingExtraError: Ray is asked for and not installed.
     """
-    run_path = expanded(run_path).absolute()
+    run_path = files.expanded(run_path).absolute()
     RunDirectory(run_path).refuse_existing()
     launch = _asked(app, values) | ({"ray": True} if ray else {})
     return _launch(app, run_path, launch, resume=False, follow=follow)
@@ -124,15 +117,15 @@ def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -
     """
     set_to = str(values.get("run-dir", ""))
     named = Path(run_dir or set_to or "DIR")
-    path = user_path(named).absolute()
-    if run_dir and set_to and path.resolve() != user_path(set_to).resolve():
+    path = files.user_path(named).absolute()
+    if run_dir and set_to and path.resolve() != files.user_path(set_to).resolve():
         raise ConfigError(
             f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
         )
     if values.get("resume") not in (None, False, "auto"):
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
-            f"the same people again. To continue one: privsyn resume {quoted(named)}"
+            f"the same people again. To continue one: privsyn resume {files.quoted(named)}"
         )
     if run_dir or set_to:
         if path.resolve().is_relative_to(app.path.resolve()):
@@ -179,7 +172,7 @@ def resume_run(
         ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
             malformed or out of range.
     """
-    run_path = expanded(run_path).absolute()
+    run_path = files.expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings, app, values)
     return _launch(app, run_path, launch, resume=begun, follow=follow)
 
@@ -209,7 +202,8 @@ def _resumption(
             )
         raise RunDirectoryError(
             f"{owner.path} holds nothing that you started, and what {run_path} says is not run: it "
-            f"may be somebody else's. Name the app: privsyn resume {quoted(run_path)} --app APP"
+            "may be somebody else's. Name the app: privsyn resume "
+            f"{files.quoted(run_path)} --app APP"
         )
     app = app or load_app(launch["app"])
     launch = launch or _asked(app, app.defaults if values is None else values)
@@ -256,8 +250,8 @@ def _launch(
             finally:
                 _forget_start(run_path)
     except OSError as error:
-        if is_disk_full(error):
-            where = full_disk([run_path.parent])
+        if files.is_disk_full(error):
+            where = files.full_disk([run_path.parent])
             raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
         place = error.filename or run_path
         raise RunDirectoryError(f"{place} cannot be used: {error.strerror or error}.") from error
@@ -475,7 +469,7 @@ def _judge(
     if finished:
         sentence = f"The run has finished, and its app has not: {sentence}"
         return Outcome(path=run_path, error=sentence, unexpected=True)
-    full = full_disk([run_path, OwnerFolder(run_path).path, default_cache_directory()])
+    full = files.full_disk([run_path, OwnerFolder(run_path).path, files.default_cache_directory()])
     if full is not None:
         sentence, unexpected = f"{disk_full_sentence(full)}.", False
     if run is not None and run.state != before:

@@ -18,18 +18,9 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ProtocolError
+from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
-from flower_privsyn.messages.wire import (
-    Ask,
-    Traffic,
-    WireError,
-    content_digest,
-    numbers_of,
-    pack_ask,
-    packed_bytes,
-    without_empty,
-)
 from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking, codec, graph_of
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest
 from flower_privsyn.secure_aggregation.node import Letters
@@ -132,7 +123,7 @@ class Signatures(Asked):
 
 def pack(value: Any) -> RecordDict:
     """A message of the protocol: one of the classes above, `Sealed` or `Unmasking`."""
-    return RecordDict({_SECURE: ConfigRecord(without_empty(codec.pack(value)))})
+    return RecordDict({_SECURE: ConfigRecord(wire.without_empty(codec.pack(value)))})
 
 
 def unpack(kind: type[T], message: Message) -> T:
@@ -143,11 +134,11 @@ def unpack(kind: type[T], message: Message) -> T:
     """
     record = message.content.config_records.get(_SECURE)
     if record is None:
-        raise WireError(f"the message lacks {_SECURE}")
+        raise wire.WireError(f"the message lacks {_SECURE}")
     try:
         return codec.unpack(kind, record)
     except ProtocolError as error:
-        raise WireError(str(error)) from None
+        raise wire.WireError(str(error)) from None
 
 
 def unpack_reply(kind: type[T], message: Message, *, beside: str | None = None) -> T:
@@ -162,10 +153,10 @@ def unpack_reply(kind: type[T], message: Message, *, beside: str | None = None) 
         WireError: it has another form than agreed.
     """
     if set(message.content) != {_SECURE} | ({beside} if beside else set()):
-        raise WireError("unexpected records")
+        raise wire.WireError("unexpected records")
     keys = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     if not set(message.content[_SECURE]) <= keys:
-        raise WireError(f"{_SECURE} holds other keys than agreed")
+        raise wire.WireError(f"{_SECURE} holds other keys than agreed")
     return unpack(kind, message)
 
 
@@ -177,7 +168,7 @@ def round_of(message: Message) -> int:
     """
     number = unpack(Asked, message).round
     if not 0 < number < 2**32:
-        raise WireError("the request names no round")
+        raise wire.WireError("the request names no round")
     return number
 
 
@@ -189,7 +180,7 @@ def unpack_shown(message: Message) -> Shown:
     """
     shown = unpack_reply(Shown, message)
     if shown.card.name != message.metadata.src_node_id:
-        raise WireError("keys of another node")
+        raise wire.WireError("keys of another node")
     return shown
 
 
@@ -215,7 +206,7 @@ def question_digest(content: Mapping[str, Any]) -> bytes:
         if name == _SECURE:
             continue
         if isinstance(record, ArrayRecord):
-            arrays = ((key.encode(), content_digest(array)) for key, array in record.items())
+            arrays = ((key.encode(), wire.content_digest(array)) for key, array in record.items())
             held = digest("arrays", *(part for array in arrays for part in array))
         else:
             held = digest("values", repr(sorted((key, record[key]) for key in record)).encode())
@@ -239,19 +230,19 @@ def unpack_masked(message: Message, *, length: int) -> tuple[npt.NDArray[np.uint
     signature = unpack_reply(Signed, message, beside=_MASKED).signature
     arrays = message.content.array_records.get(_MASKED)
     if arrays is None or list(arrays) != ["masked"]:
-        raise WireError("no answer")
+        raise wire.WireError("no answer")
     try:
-        masked = numbers_of(arrays["masked"])
+        masked = wire.numbers_of(arrays["masked"])
     except ValueError as error:
-        raise WireError("unreadable answer") from error
+        raise wire.WireError("unreadable answer") from error
     if masked.dtype != np.uint64:
-        raise WireError("wrong type")
+        raise wire.WireError("wrong type")
     if masked.shape != (length,):
-        raise WireError("wrong shape")
+        raise wire.WireError("wrong shape")
     return masked, signature
 
 
-def traffic(ask: Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> Traffic:
+def traffic(ask: wire.Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> wire.Traffic:
     """Count a round's five exchanges with one node, none of them lost.
 
     Args:
@@ -270,7 +261,7 @@ def traffic(ask: Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> Tr
     down = [
         pack(Asked(round=number)),
         pack(Invited(round=number, terms=terms, cards=(card,) * nodes)),
-        with_mail(pack_ask(ask, broadcast), Mail(active=everybody, letters=letters)),
+        with_mail(wire.pack_ask(ask, broadcast), Mail(active=everybody, letters=letters)),
         pack(Answered(round=number, survivors=everybody, answered=signed)),
         pack(Signatures(round=number, signatures=dict.fromkeys(range(needed), signature))),
     ]
@@ -281,9 +272,9 @@ def traffic(ask: Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> Tr
         pack(Signed(signature=signature)),
         pack(Unmasking(seeds=dict.fromkeys(range(degree), key), mask_keys={})),
     ]
-    return Traffic(
+    return wire.Traffic(
         floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
         floats_up=length,
-        bytes_down=sum(map(packed_bytes, down)),
-        bytes_up=sum(map(packed_bytes, up)),
+        bytes_down=sum(map(wire.packed_bytes, down)),
+        bytes_up=sum(map(wire.packed_bytes, up)),
     )
