@@ -268,6 +268,7 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
         located(str(values["public-text"])),
         tokenizer=measures.embedder(values).tokenizer,
         max_tokens=int(values["max-tokens"]),
+        whole_sentences=True,
     )
     texts = _expanded(job, known, source="public")
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}

@@ -70,9 +70,9 @@ def command(folder: Path, *methods: str) -> list[str]:
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
         *("--methods", *methods, "--public-text", str(public)),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
-        *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=24"),
+        *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=48"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
-        *("--set", "pre-text.embedding-precision=float32"),
+        *("--set", "pre-text.embedding-precision=float32", "--set", "generator=privsyn-lm"),
     ]
 
 
