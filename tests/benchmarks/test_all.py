@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks import Ratio
 from benchmarks import all as together
 
 FOLDER = Path(benchmarks.__file__).parent
@@ -40,22 +39,6 @@ def test_a_small_benchmark_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert why == ""
     assert [(one.other, one.kind) for one in ratios] == [("sgemm", "floor")] * 2
     assert ratios[0].ratio > 0
-
-
-def test_a_ratio_is_the_median_of_runs() -> None:
-    one = Ratio(
-        part="votes", other="sgemm", kind="floor", ours=[3.0, 8.0, 2.0], theirs=[2.0, 2.0, 1.0]
-    )
-    assert "| votes | sgemm (floor) | 3 CPU s | 2 CPU s | 2.00 |" in benchmarks.table([one])
-
-
-def test_works_are_timed_in_turn_after_one_run_of_each() -> None:
-    done: list[str] = []
-    taken = benchmarks.in_turn(
-        {"a": lambda: done.append("a"), "b": lambda: done.append("b")}, repeats=2
-    )
-    assert done == ["a", "b"] * 3
-    assert {name: len(times) for name, times in taken.items()} == {"a": 2, "b": 2}
 
 
 def test_a_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,21 +27,6 @@ def test_budget_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "delta 0.01 is not below 1/users = 0.01" in err
 
 
-def test_budget_under_each_relation(capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--noise-multiplier", "2", "--delta", "1e-6", "--rounds", "3")
-    found = {}
-    for relation in ("zero-out", "add-remove", "replace-one"):
-        status, out, _ = _budget(capsys, *common, "--relation", relation, "--json")
-        assert status == 0
-        report = json.loads(out)
-        found[relation] = report["epsilon_release"]["pld"]
-        assert relation in _budget(capsys, *common, "--relation", relation)[1].splitlines()[0]
-    # Twice the sensitivity is half the noise multiplier.
-    half = json.loads(_budget(capsys, *common[2:], "--noise-multiplier", "1", "--json")[1])
-    assert found["replace-one"] == half["epsilon_release"]["pld"] > found["zero-out"]
-    assert found["add-remove"] == found["zero-out"]
-
-
 def test_from_epsilon_to_noise_and_back(capsys: pytest.CaptureFixture[str]) -> None:
     common = ("--delta", "3e-6", "--rounds", "20", "--json")
     report = json.loads(_budget(capsys, "--epsilon", "1", *common)[1])

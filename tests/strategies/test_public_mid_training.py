@@ -28,7 +28,7 @@ from flower_privsyn.strategies import (
     PublicMidTrainingConfig,
 )
 from flower_privsyn.strategies import public_mid_training as public_step
-from flower_privsyn.training import causal, selection
+from flower_privsyn.training import causal
 from flower_privsyn.training.local import LocalModel
 from flower_privsyn.training.selection import likelihoods
 from tests.support.audit import DELTA
@@ -131,26 +131,6 @@ class TestPublicText:
         )
         assert again.losses[-1] == pytest.approx(step["loss"])
         assert np.array_equal(model_of(run / "again").parameters, model_of(after).parameters)
-
-    def test_the_public_model_reads_a_corpus_once(
-        self, config: Builder, people: Users, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Another run finds what it said."""
-        monkeypatch.setenv("PRIVSYN_CACHE", str(tmp_path / "cache"))
-        chosen, loaded, real = [], [], selection.load_pretrained
-        monkeypatch.setattr(
-            selection,
-            "load_pretrained",
-            lambda model, **kwargs: loaded.append(str(model)) or real(model, **kwargs),
-        )
-        for number in range(2):
-            run = tmp_path / f"run-{number}"
-            settings = config(teacher="", num_rounds=2, min_separation=1, run_dir=str(run))
-            PublicMidTraining(settings).start(training_nodes(people))
-            chosen.append(json.loads((run / "public_step.json").read_text()))
-        assert loaded.count(settings.public_model) == 1
-        assert len(loaded) == 3
-        assert chosen[0] == chosen[1]
 
     def test_the_second_half_goes_on_from_there(self, config: Builder, people: Users) -> None:
         """Also its momentum begins anew."""

@@ -11,12 +11,9 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation import Expand, SamplingParameters, TransformersGenerator
 from flower_privsyn.progress import Progress
 from flower_privsyn.strategies._synthesis import expand_resumably
+from tests.support.probe import Killed
 
 EXAMPLES = [f"example {word} of a text about {word} and more of it" for word in "abcdefgh"]
-
-
-class Killed(BaseException):
-    """As of a process that ends."""
 
 
 @pytest.mark.parametrize("prompt", ["pre-text", None])

@@ -15,6 +15,7 @@ from flower_privsyn.training import causal, storage
 from flower_privsyn.training.causal import CausalTraining, fine_tune, training_rows
 from flower_privsyn.training.distillation import Distillation, divergence
 from flower_privsyn.training.tokens import text_window
+from tests.support.probe import Killed
 
 
 def quick(**changes: Any) -> CausalTraining:
@@ -139,10 +140,6 @@ class TestSteps:
         assert not (tmp_path / "a").exists()
 
 
-class _Killed(BaseException):
-    """Ends a training as a signal would."""
-
-
 class TestResume:
     @pytest.fixture(autouse=True)
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +149,7 @@ class TestResume:
     def kill_at(step: int) -> Any:
         def progress(done: int, total: int) -> None:
             if done == step:
-                raise _Killed
+                raise Killed
 
         return progress
 
@@ -170,7 +167,7 @@ class TestResume:
         assert not same(gpt2, tmp_path / "whole")
         steps = []
         for stop in (2, 5):
-            with pytest.raises(_Killed):
+            with pytest.raises(Killed):
                 fine_tune(
                     gpt2, given, output=tmp_path / "cut", progress=self.kill_at(stop), **options
                 )
@@ -198,23 +195,32 @@ class TestResume:
         assert fine_tune(gpt2, texts[:9], **options) == first
         assert not left.exists()
 
-    @pytest.mark.parametrize("change", ["texts", "settings", "seed"])
+    @pytest.mark.parametrize("change", ["texts", "settings", "seed", "teacher", "top_k"])
     def test_anything_else_starts_anew(
-        self, gpt2: Path, texts: list[str], tmp_path: Path, change: str
+        self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path, change: str
     ) -> None:
-        options: dict[str, Any] = {"settings": quick(), "output": tmp_path / "a", "seed": 0}
-        with pytest.raises(_Killed):
-            fine_tune(gpt2, texts[:9], progress=self.kill_at(2), **options)
-        given = texts[:9]
-        if change == "texts":
-            given = texts[1:10]
-        else:
-            options |= {
-                "settings": {"settings": quick(learning_rate=1e-3)},
-                "seed": {"seed": 1},
-            }[change]
+        options: dict[str, Any] = {
+            "texts": texts[:9],
+            "settings": quick(),
+            "seed": 0,
+            "distillation": Distillation(llama),
+        }
+        with pytest.raises(Killed):
+            fine_tune(gpt2, output=tmp_path / "a", progress=self.kill_at(2), **options)
+        options |= {
+            "texts": {"texts": texts[1:10]},
+            "settings": {"settings": quick(learning_rate=1e-3)},
+            "seed": {"seed": 1},
+            "teacher": {"distillation": Distillation(gpt2)},
+            "top_k": {"distillation": Distillation(llama, top_k=5)},
+        }[change]
         steps: list[int] = []
-        fine_tune(gpt2, given, progress=lambda done, total: steps.append(done), **options)
+        fine_tune(
+            gpt2,
+            output=tmp_path / "a",
+            progress=lambda done, total: steps.append(done),
+            **options,
+        )
         assert steps == [1, 2, 3, 4]
 
 
@@ -274,27 +280,6 @@ class TestTeacher:
                 # Adam's first step is as long for a gradient of rounding errors as for a real one.
                 real = value.grad.abs() > 1e-3
                 assert torch.allclose(found[key][real], value[real], atol=1e-4), key
-
-    def test_another_teacher_starts_anew(
-        self, gpt2: Path, llama: Path, texts: list[str], tmp_path: Path
-    ) -> None:
-        steps: list[int] = []
-        for taught in (
-            Distillation(llama),
-            Distillation(llama),  # taken as it is
-            Distillation(llama, top_k=5),
-            Distillation(gpt2, top_k=5),
-        ):
-            fine_tune(
-                gpt2,
-                texts[:9],
-                settings=quick(max_steps=2),
-                output=tmp_path / "a",
-                seed=0,
-                distillation=taught,
-                progress=lambda done, total: steps.append(done),
-            )
-        assert steps == [1, 2, 1, 2, 1, 2]
 
     @pytest.mark.parametrize(
         ("taught", "settings", "words"),

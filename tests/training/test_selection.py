@@ -22,6 +22,7 @@ from flower_privsyn.training.selection import (
     surprisal_weights,
 )
 from flower_privsyn.training.tokens import first_token
+from tests.support.probe import Killed
 
 V = 50
 
@@ -190,9 +191,6 @@ class TestLikelihoods:
         self, llama: Path, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
-
-        class Killed(BaseException):
-            """Ends a scoring as a signal would."""
 
         def die(done: int, most: int) -> None:
             if done == 14:
