@@ -17,7 +17,13 @@ from flower_privsyn.generation.backends import (
     at_once,
     rehearse,
 )
-from flower_privsyn.generation.prompts import NUM_EXAMPLES, Prompt, load_prompt
+from flower_privsyn.generation.prompts import (
+    NUM_EXAMPLES,
+    QUOTE,
+    Prompt,
+    load_prompt,
+    opened,
+)
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
 """Called with the texts just kept, for each the indices of the seeds in its prompt, and how many
@@ -80,15 +86,18 @@ class Expand:
         *,
         prompt: Prompt | str | Path | None = "pre-text",
         sampling: SamplingParameters | None = None,
+        domain: str = "text",
     ) -> None:
         """Choose how to expand.
 
         Args:
             generator: The language model.
             prompt: A bundled prompt's name, the path of a prompt file, or a prompt; None for a
-                generator that has learnt what to write: it begins anew every time.
+                generator that has learnt what to write: it opens a quotation every time.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
+            domain: What the texts are, in public words, for a generator without a prompt
+                (`flower_privsyn.generation.prompts.opened`).
 
         Raises:
             ConfigError: The prompt cannot be read.
@@ -99,7 +108,9 @@ class Expand:
         self._prompt = prompt
         self.num_examples = 0 if prompt is None else NUM_EXAMPLES
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
-        stop = dict.fromkeys((*sampling.stop, *(() if prompt is None else (prompt.stop,))))
+        self._opened = opened(domain)
+        end = QUOTE if prompt is None else prompt.stop
+        stop = dict.fromkeys((*sampling.stop, end))
         self._sampling = replace(sampling, stop=tuple(stop))
 
     def rehearse(self, seeds: Sequence[str]) -> None:
@@ -187,7 +198,7 @@ class Expand:
         )
 
     def _rendered(self, examples: Sequence[str]) -> str:
-        return "" if self._prompt is None else self._prompt.render(examples)
+        return self._opened if self._prompt is None else self._prompt.render(examples)
 
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:

@@ -132,7 +132,8 @@ class ExpandingSettings(GeneratorSettings):
         model = generator or self.load_generator()
         if lists is not None and self.generator_interface == "chat":
             model = ByMessages(model, instruction=lists.instruction)
-        return Expand(model, prompt=lists, sampling=self.sampling_parameters())
+        sampling = self.sampling_parameters()
+        return Expand(model, prompt=lists, sampling=sampling, domain=self.domain)
 
 
 def load_generator(name: str, **options: Any) -> TextGenerator:

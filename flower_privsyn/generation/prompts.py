@@ -33,6 +33,32 @@ _INSTRUCTION = (
 )
 
 
+#: What a quotation ends with, and what stands for it inside one.
+QUOTE: Final = '"'
+_INNER: Final = "'"
+
+
+def opened(domain: str) -> str:
+    """The beginning of a quotation, with which a generator goes on that has learnt some.
+
+    After it even a small model writes whole sentences of a kind; after nothing it writes anything.
+
+    Args:
+        domain: what the quotations are from, in public words.
+    """
+    return f"From {domain}:\n\n{QUOTE}"
+
+
+def quoted(domain: str, text: str) -> str:
+    """A text as such a quotation, for a generator to learn from.
+
+    Args:
+        domain: the same.
+        text: that is quoted.
+    """
+    return f"{opened(domain)}{text.replace(QUOTE, _INNER)}{QUOTE}"
+
+
 class _PromptFile(Settings):
     """What a JSON file holds under the names of the fields."""
 

@@ -249,12 +249,15 @@ class SketchedText:
 #: Folder of a teacher that learnt from the chosen text, beside the student's.
 _TEACHER: Final = "teacher"
 
-#: How a generator learns by adapters; set by what SmolLM2-135M makes of some 400 sentences.
+#: Rows that a quotation is as long as: of the generator's own tokens, and with its beginning.
+_QUOTATION: Final = 2
+
+#: How a generator learns by adapters; set by what SmolLM2-135M makes of the best 128.
 _ADAPTERS: Final[dict[str, Any]] = {
     "lora_rank": 16,
     "batch_size": 16,
     "micro_batch_size": 4,  # rows of like lengths: less padding
-    "learning_rate": 1e-3,
+    "learning_rate": 5e-4,
     "schedule": "constant",
     "warmup_steps": 4,
     "precision": "float32",
@@ -374,27 +377,36 @@ class SketchedStudent:
         self.add_bias(folder, biased, who="teacher")
         return Distillation(biased)
 
-    def train_writer(self, model: str, *, steps: int, output: Path) -> None:
-        """Train a generator on the whole sentences that were chosen; free where it was done before.
+    def train_writer(self, model: str, *, steps: int, domain: str | None, output: Path) -> None:
+        """Train a generator on the best sentences that were chosen; free where it was done before.
 
-        All weights of a bundled model, at the student's rate; LoRA adapters of a larger one, whose
+        As many as its steps read once: what is further down is less like the users' text. All
+        weights of a bundled model, at the student's rate; LoRA adapters of a larger one, whose
         weights a few hundred sentences would rather harm.
 
         Args:
             model: that begins, a public one.
             steps: of training.
+            domain: what the texts are, in public words, for a generator that learns quotations
+                (`quoted`); None to learn the sentences alone.
             output: the folder of the one that it becomes.
 
         Raises:
             TrainingError: the loss is no longer finite.
         """
+        from flower_privsyn.generation.prompts import quoted
+
         adapters: dict[str, Any] = {} if model in BUNDLED_MODELS else _ADAPTERS
+        read = steps * int(adapters.get("batch_size", self._config.training_batch_size))
+        texts = [text for _, text in self.sentences[:read]]
         self._fine_tune(
             model,
             output,
             who="generator",
             steps=steps,
-            texts=[text for _, text in self.sentences],
+            texts=texts if domain is None else [quoted(domain, text) for text in texts],
+            max_tokens=_QUOTATION * self._config.max_tokens,
+            long_texts="cut",
             train_on_eos=True,  # a whole sentence is one
             **adapters,
         )

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
-from flower_privsyn.checks import OrZero
+from flower_privsyn.checks import OrZero, PositiveFloat
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
@@ -92,16 +92,20 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Causal language model that writes, for synthesis = "written": a name, a folder, "gguf:FILE",
     or "http://host:port/v1#model".
     """
-    best_of: Annotated[int, Ge(1)] = 2
+    temperature: PositiveFloat = 0.85
+    """Sampling temperature of what is written."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 0.95
+    """Nucleus of what is written."""
+    best_of: Annotated[int, Ge(1)] = 1
     """Texts that are written for each one that is kept; 1 keeps all of them."""
-    generator_steps: Annotated[int, OrZero("the generator as it is"), Ge(1)] = 0
-    """Steps in which the generator first learns from whole sentences of the chosen text, for a
-    model that runs in this process: LoRA adapters, or all weights of a bundled model.
+    generator_steps: Annotated[int, OrZero("the generator as it is"), Ge(1)] = 8
+    """Steps in which the generator first learns from whole sentences of the chosen text, the best
+    ones, for a model that runs in this process: LoRA adapters, or all weights of a bundled model.
     """
-    prompt: str = "pre-text"
-    """The generator's prompt, a bundled name or a JSON file; it is shown whole sentences of the
-    chosen text. "" for a generator that learnt from them (`generator-steps`): it begins anew every
-    time, and what repeats itself or holds no whole sentence is dropped.
+    prompt: str = ""
+    """"" for a generator that learnt so (`generator-steps`): it opens a quotation from `domain`
+    every time, and what repeats itself or holds no whole sentence is dropped. Else a prompt of
+    lists, "pre-text" or a JSON file, in which it is shown whole sentences of the chosen text.
     """
 
     def __post_init__(self) -> None:
@@ -229,7 +233,12 @@ class AskedOnce(Method):
         name, made = located(config.generator), None
         if config.generator_steps:
             made = self.run.path / TRAINED_WRITER
-            student.train_writer(config.generator, steps=config.generator_steps, output=made)
+            student.train_writer(
+                config.generator,
+                steps=config.generator_steps,
+                domain=None if config.prompt else config.domain,
+                output=made,
+            )
             name = str(made)
         with self.progress.stage("Read what the generator lacks", total=None):
             biased = biased_generator(

@@ -74,20 +74,25 @@ def token_rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def batches_by_length(
-    rows: Sequence[Sequence[int]], block: Sequence[int], *, vocabulary: int
+    rows: Sequence[Sequence[int]],
+    block: Sequence[int],
+    *,
+    vocabulary: int,
+    most_logits: int = MOST_LOGITS,
 ) -> list[list[int]]:
     """Rows to read together: of like lengths, so that a batch is hardly padded.
 
     Args:
         rows: of token ids.
         block: which of them, in any order.
-        vocabulary: logits of a position; of a batch at most `MOST_LOGITS` are held, or one row's.
+        vocabulary: logits of a position.
+        most_logits: of a batch at most so many are held, or one row's.
     """
     order = sorted(block, key=lambda index: -len(rows[index]))
     found = []
     start = 0
     while start < len(order):
-        size = max(1, MOST_LOGITS // (len(rows[order[start]]) * vocabulary))
+        size = max(1, most_logits // (len(rows[order[start]]) * vocabulary))
         found.append(order[start : start + size])
         start += size
     return found

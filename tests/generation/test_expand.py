@@ -11,6 +11,7 @@ import pytest
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import Expand, SamplingParameters, load_prompt
 from flower_privsyn.generation.expand import DROP_REASONS
+from flower_privsyn.generation.prompts import QUOTE, quoted
 
 
 class Scripted:
@@ -53,6 +54,19 @@ def test_every_prompt_holds_different_seeds_and_parents_name_them():
     for seed, same in ((1, True), (2, False)):
         again = Expand(Scripted(_numbered)).run(SEEDS, num_samples=100, seed=seed)
         assert (again.parents == result.parents) == same
+
+
+def test_without_a_prompt_the_text_of_a_quotation_is_written():
+    generator = Scripted(
+        lambda prompt, number: f"A sentence of several words, which has number {number}."
+    )
+    expand = Expand(generator, prompt=None, domain="speeches")
+    assert len(expand.run([], num_samples=2, seed=1).texts) == 2
+    learnt = quoted("speeches", 'They said "No" twice.')
+    opening = generator.prompts[0]
+    assert learnt == f"{opening}They said 'No' twice.{QUOTE}"
+    assert "speeches" in opening
+    assert generator.calls[0]["sampling"].stop == (QUOTE,)
 
 
 def test_the_generator_gets_a_new_seed_each_time_and_the_prompts_stop_string():

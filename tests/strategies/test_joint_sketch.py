@@ -77,6 +77,8 @@ def settings_in(folder: Path, topics: Path, **changes: Any) -> JointSketchConfig
         student_steps=1,
         training_batch_size=2,
         teacher="",
+        generator_steps=0,  # by a writer that is shown lists, where one writes
+        prompt="pre-text",
     )
     return build(**changes)
 
@@ -240,6 +242,11 @@ class TestWriting:
         "generator": "privsyn-tiny",
         "max_new_tokens": 12,
     }
+
+    @pytest.fixture(autouse=True)
+    def unpunctuated(self, topics: Path) -> None:
+        """Public text without sentences: what is written after it need hold none either."""
+        topics.write_text(topics.read_text(encoding="utf-8").replace(".", ""), encoding="utf-8")
 
     def test_by_a_generator_is_filtered_by_the_same_score(
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
