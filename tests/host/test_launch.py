@@ -99,7 +99,7 @@ def test_a_full_disk_is_the_cause_whatever_the_app_says(
     stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped.mark_running()
-    monkeypatch.setattr(launch, "full_disk", lambda folders: folders[0])
+    monkeypatch.setattr(launch.files, "full_disk", lambda folders: folders[0])
     monkeypatch.setattr(RunDirectory, "mark_failed", no_room)
     outcome = launch._judge(app, stopped.path, KILLED, {})
     assert outcome.error is not None
