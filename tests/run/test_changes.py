@@ -127,7 +127,7 @@ class TestChanges:
         with pytest.raises(GenerationError, match="has gone"):
             first.start(federation())
         ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        new = {"generator": "privsyn-lm", "temperature": 0.7, "synthetic_samples": 5}
+        new = {"generator": "privsyn-lm", "temperature": 0.5, "synthetic_samples": 5}
         again = evolution(settings(**new, resume=True))
         again.start(federation())
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
@@ -135,7 +135,7 @@ class TestChanges:
         changes = {
             "synthetic-samples": {"from": 12, "to": 5},
             "generator": {"from": "http://a:1/v1#one", "to": "privsyn-lm"},
-            "temperature": {"from": 1.0, "to": 0.7},
+            "temperature": {"from": 0.7, "to": 0.5},
         }
         history = [{"after_round": 3, "texts_before": 0, "settings": changes}]
         assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
@@ -164,10 +164,10 @@ class TestChanges:
         with pytest.raises(Killed):
             evolution(settings()).start(federation(tamper=dying_in(2)))
         for change, said in (
-            ({"temperature": 0.7}, "temperature = 0.7 differs from the 1.0"),
+            ({"temperature": 0.5}, "temperature = 0.5 differs from the 0.7"),
             ({"epsilon": 9.0}, "epsilon = 9.0 differs from the 8.0"),
             ({"lookahead": 0}, "lookahead = 0 differs from the 1"),
-            ({"generator": "another"}, "generator = 'another' differs from the 'privsyn-lm'"),
+            ({"generator": "another"}, "generator = 'another' differs from the 'smollm2-135m'"),
         ):
             with pytest.raises(ConfigError, match=f"{said} the run in .* was started with"):
                 evolution(settings(**change, resume=True)).start(federation())
