@@ -87,8 +87,8 @@ def test_a_file_of_an_app_is_accepted(app: Path, name: str) -> None:
         *(
             (
                 "popri",
-                f"strategy={strategy} num-prompts=6 responses-per-prompt=3 rejected-rank=3 "
-                "training-epochs=1 synthetic-samples=10",
+                f"strategy={strategy} generator=privsyn-lm num-prompts=6 responses-per-prompt=3 "
+                "rejected-rank=3 training-epochs=1 synthetic-samples=10",
                 "mean_similarity",
                 "rounds/0002/adapter",
             )

@@ -88,7 +88,10 @@ def test_what_compose_and_systemd_start_are_commands_with_options_that_there_are
 OWN_DATA = ROOT / "examples" / "own-data"
 NO_MODELS = Path(__file__).parent / "rounds-app"
 OWNERS = [f"owner-{number}" for number in range(1, 5)]
-SETTINGS = "epsilon=7.58 num-users=60 num-candidates=32 synthetic-samples=1 accept-noise=true"
+SETTINGS = (
+    "epsilon=7.58 num-users=60 num-candidates=32 synthetic-samples=1 accept-noise=true "
+    "variation=mask-fill generator=privsyn-lm"
+)
 
 
 @pytest.fixture
