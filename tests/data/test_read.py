@@ -24,7 +24,7 @@ from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.host.app import load_app
 from flower_privsyn.privacy import skipping
-from tests.support.data_cases import BAD, SECRET, DataCase, content, folder_of, locked
+from tests.support.data_cases import BAD, SECRET, DataCase, content, folder_of, lines, locked
 
 Row = dict[str, Any]
 Make = Callable[[list[Row], Path], Any]
@@ -48,10 +48,6 @@ def file(name: str, text: Callable[[list[Row]], str]) -> Make:
         return folder / name
 
     return make
-
-
-def lines(rows: list[Row]) -> str:
-    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
 
 
 def delimited(delimiter: str, before: str = "") -> Callable[[list[Row]], str]:
@@ -280,15 +276,6 @@ def test_values_of_json_that_are_no_text(tmp_path: Path, value: object) -> None:
     assert (users.user_ids, users.texts) == (("a", "bad", "7"), [SECRET, "x", "y"])
     assert users.dates == [None] * 3  # lines have no columns, so nobody's may decide that
     assert (tally.records, tally.users) == (1, {"bad"})
-
-
-def test_a_file_without_any_text_is_read_and_named_to_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    path.write_text('{"client_id": "a", "text": 1}\n{"client_id": "b", "text": ""}\n')
-    users = load_users(path)
-    assert (users.user_ids, users.texts) == (("a", "b"), [])
-    with pytest.raises(DataError, match="there is no usable text"):
-        users.check_documents()
 
 
 def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None:

@@ -143,19 +143,6 @@ def test_the_margin_rises_on_held_out_pairs(tiny: Path, learned: Any, loss: str)
     assert report.accuracy > 0.9
 
 
-def test_other_architectures_learn_too(gpt2: Path, tmp_path: Path):
-    """GPT-2: learned positions, fused projections stored the other way round."""
-    pairs = [
-        PreferencePair(
-            prompt="The river:\n", chosen=f"music {n} street", rejected=f"winter {n} train"
-        )
-        for n in range(12)
-    ]
-    train(gpt2, pairs[:8], tmp_path / "a")
-    gain = scores(gpt2, tmp_path / "a", pairs[8:]) - scores(gpt2, None, pairs[8:])
-    assert (gain[:, 0] - gain[:, 1]).mean() > 0.5
-
-
 class TestPairs:
     def test_no_pairs_give_the_adapter_back(self, tiny: Path, first: Path, tmp_path: Path):
         report = train(tiny, [], tmp_path / "a", adapter=first)
