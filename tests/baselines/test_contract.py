@@ -38,7 +38,10 @@ APPS: dict[str, tuple[type[PrivateSumStrategy], dict[str, Any] | None]] = {
     "baselines/hybrid": (Hybrid, {"epsilon": 1.0}),
     "baselines/joint-sketch": (
         JointSketch,
-        {"epsilon": 1.0, "held_out_fraction": 0.15, "temperature": 1.0, "top_p": 1.0},
+        {
+            **{"epsilon": 1.0, "held_out_fraction": 0.15, "temperature": 1.0, "top_p": 1.0},
+            **{"best_of": 2, "generator_steps": 0, "prompt": "pre-text"},
+        },
     ),
     "baselines/popri": (
         POPri,
