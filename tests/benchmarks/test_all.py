@@ -39,8 +39,3 @@ def test_a_small_benchmark_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert why == ""
     assert [(one.other, one.kind) for one in ratios] == [("sgemm", "floor")] * 2
     assert ratios[0].ratio > 0
-
-
-def test_a_benchmark_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(together.BENCHMARKS, "nearest_neighbor", "--users none")
-    assert together.run("nearest_neighbor") == ([], "SystemExit: 2")
