@@ -15,6 +15,7 @@ from flower_privsyn.models import resolve_model
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.library import quiet_transformers
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.models.threads import is_small, side_by_side
 from flower_privsyn.training import storage
 from flower_privsyn.training.storage import weight_files
 from flower_privsyn.training.tokens import batches_by_length, first_token, next_token_logits
@@ -94,9 +95,13 @@ def unlearnt(
     expected = torch.zeros(size, dtype=torch.float64, device=network.device)
     begun = [[begin, *row.tolist()] for row in chosen]
     batches = batches_by_length(begun, range(len(begun)), vocabulary=size, most_logits=_LOGITS)
-    for batch in batches:
+
+    def expected_of(batch: list[int]) -> torch.Tensor:
         logits = next_token_logits(network, [begun[index] for index in batch])
-        expected += torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
+        return torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
+
+    for part in (side_by_side if is_small(network) else map)(expected_of, batches):
+        expected += part
     found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
     return found
 
