@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import logging
+import re
 import sys
 import tempfile
 import threading
@@ -123,9 +124,9 @@ def follow(name: str) -> Route:
 
 
 def reason(file: str) -> str:
-    """What a file is for: the first sentence of its docstring."""
+    """What a file is for: the first sentence of its docstring, as far as a colon."""
     said = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or ""
-    return " ".join(said.split("\n\n")[0].split())
+    return re.split(r"[:;.](?:\s|$)", " ".join(said.split()))[0] + "."
 
 
 def section(name: str, route: Route) -> str:

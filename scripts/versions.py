@@ -42,7 +42,6 @@ TRIED = {
         "pass the tests; flwr-datasets, of `dev` alone, asks for datasets 4"
     ),
     "datasets 4.7.0 with the oldest of the other three (`.ci/versions oldest`)": "pass the tests",
-    "transformers 5.0.0": "passes tests/models, tests/embedding and tests/generation",
     "transformers below 5.23": (
         "preference training of two adapters that was killed goes on from other weights, so "
         "`training` asks for 5.23"
@@ -50,7 +49,6 @@ TRIED = {
     "transformers 4.53.3 with sentence-transformers 5.7.0": (
         "pass the tests of a node. What a server writes with, and biased models, need 5"
     ),
-    "trl 1.15.0": "fails the tests of preference training",
 }
 
 
