@@ -136,10 +136,9 @@ def section(name: str, route: Route) -> str:
         for place, (file, function) in enumerate(route.first.items(), start=1)
     )
     return f"""
-The files that the second of three rounds of `{name}` visits, in the order in which it comes to
-them, with the function that runs there first. Server and nodes are in one process here; the nodes'
-half begins where `client_apps` does. `python scripts/route.py {name} --page` writes this section;
-`popri`, `dp-ftrl` and `joint-sketch` in its place, without `--page`, print theirs.
+The files that a round of `{name}` visits, in order, with the function that runs there first; the
+nodes' half begins where `client_apps` does. `python scripts/route.py {name} --page` writes
+this section; `popri`, `dp-ftrl` and `joint-sketch` have others.
 
 {stops}
 """
