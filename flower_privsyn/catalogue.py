@@ -33,6 +33,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.run_config import unfolded
 
 if TYPE_CHECKING:
     from flower_privsyn.run.settings import PrivateSumConfig
@@ -280,21 +281,20 @@ def configuration_of(
     """The settings of the strategy that the key `strategy` names.
 
     Args:
-        run_config: `context.run_config` of an app that declares `strategy` and the keys of all
-            strategies it may name. Keys of the other strategies are left alone.
+        run_config: `context.run_config` of an app that declares `strategy`.
         other_keys: Keys that belong to the rest of your app.
 
     Raises:
-        ConfigError: There is no such strategy, a key belongs to none of them, or a value has the
-            wrong type or is out of range.
+        ConfigError: There is no such strategy, it has no such key, or a value has the wrong type or
+            is out of range.
     """
     return _chosen(run_config).config_class.from_run_config(
-        run_config, other_keys={*_keys_of_others(run_config), "strategy", *other_keys}
+        run_config, other_keys={"strategy", *other_keys}
     )
 
 
 def strategy_of(
-    run_config: Mapping[str, Any], *, other_keys: Collection[str] = ()
+    run_config: Mapping[str, Any], *, other_keys: Collection[str] = (), **parts: Any
 ) -> PrivateSumStrategy:
     """The strategy that the key `strategy` names, with its settings from the run configuration.
 
@@ -308,35 +308,19 @@ def strategy_of(
     Args:
         run_config: See `configuration_of`.
         other_keys: The same.
+        parts: What the strategy takes beside its settings, such as `generator`.
 
     Raises:
         ConfigError: The same.
     """
-    return _chosen(run_config)(configuration_of(run_config, other_keys=other_keys))
-
-
-def own_keys(run_config: Mapping[str, Any]) -> frozenset[str]:
-    """Keys of a run configuration with `strategy` that are no strategy's, but an app's own.
-
-    Raises:
-        ConfigError: There is no such strategy.
-    """
-    from flower_privsyn.run.settings import CLIENT_KEYS
-
-    known = _chosen(run_config).config_class.keys() | _keys_of_others(run_config) | CLIENT_KEYS
-    return frozenset(run_config) - known - {"strategy"}
+    return _chosen(run_config)(configuration_of(run_config, other_keys=other_keys), **parts)
 
 
 def _chosen(run_config: Mapping[str, Any]) -> type[PrivateSumStrategy]:
-    name, known = run_config.get("strategy"), entries()
+    name, known = unfolded(run_config).get("strategy"), entries()
     if name not in known:
         raise ConfigError(f"strategy must be {listed_strategies()}, got {name!r}")
     return known[str(name)].strategy
-
-
-def _keys_of_others(run_config: Mapping[str, Any]) -> frozenset[str]:
-    keys = (entry.strategy.config_class.keys() for entry in entries().values())
-    return frozenset[str]().union(*keys) - _chosen(run_config).config_class.keys()
 
 
 def listed_strategies() -> str:

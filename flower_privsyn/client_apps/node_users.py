@@ -48,6 +48,7 @@ from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
+from flower_privsyn.run_config import unfolded
 
 logger = logging.getLogger("flower_privsyn.client")
 
@@ -181,7 +182,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
         NotAllowedError: outside a simulation, the run names data or a column that the owner did
             not name.
     """
-    own, run = context.node_config, context.run_config
+    own, run = context.node_config, unfolded(context.run_config)
     if not in_simulation():
         _refuse_names_of(run, own)
         return load_configured(own, labels=labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -23,14 +23,16 @@ from flower_privsyn.dry_run import Report, check_plan, check_setup
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.files import located, read_toml
+from flower_privsyn.files import located
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
     resolve_config,
-    strategies_of,
+    strategy_of_app,
     written_settings,
 )
+from flower_privsyn.run.question import need
+from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig, unknown_keys
 from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
@@ -140,12 +142,14 @@ class Plan:
             data: file of the private users.
         """
         method = cell.method
+        defaults = self._defaults(method)
         values = resolve_config(
-            self.app, config_name=self._file_of(method), settings=self._settings_of(method.name)
+            self.app,
+            config_name=self._file_of(method),
+            settings=self._settings_of(method.name, defaults),
         )
-        values |= self._decided(cell, data)
-        trained = self._trained(method)
-        values |= {key: set_ for key, set_ in trained.items() if key in self.app.defaults}
+        values = {**defaults, **values, **self._decided(cell, data)}
+        values |= {key: set_ for key, set_ in self._trained(method).items() if key in defaults}
         return values
 
     def common_values(self) -> dict[str, ConfigValue]:
@@ -153,7 +157,8 @@ class Plan:
 
         A method may cut its users' text otherwise, and is measured on the same text as its rivals.
         """
-        return resolve_config(self.app, settings=self._settings_of(""))
+        common = _stated(PrivateSumConfig)
+        return {**common, **resolve_config(self.app, settings=self._settings_of("", common))}
 
     def own_settings(self, cell: Cell) -> dict[str, ConfigValue]:
         """Of a cell's run configuration what is not the app's, nor decided by the comparison.
@@ -164,13 +169,25 @@ class Plan:
         Returns:
             By their keys; of a setting that names a file or folder the last part of its name.
         """
-        given = {**self.app.defaults, **self._trained(cell.method)}
+        method = cell.method
+        given = {**self._defaults(method), **self.app.defaults, **self._trained(method)}
         decided = self._decided(cell, Path()).keys() | {"run-dir", "resume"}
         return {
             key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
             for key, value in self.values(cell, Path()).items()
-            if key not in decided and value != given[key]
+            if key not in decided and value != given.get(key)
         }
+
+    def _defaults(self, method: ComparedMethod) -> dict[str, ConfigValue]:
+        """Every key of a method with its default; of a reference those of what writes or learns."""
+        names = ["joint-sketch", "private-evolution"]
+        if method.asks_users:
+            values = resolve_config(self.app, config_name=self._file_of(method))
+            names = [str(values["strategy"])]
+        found: dict[str, ConfigValue] = {}
+        for name in names:
+            found |= _stated(entries()[name].strategy.config_class)
+        return found
 
     def _file_of(self, method: ComparedMethod) -> str | None:
         """Its settings in the app; None for a reference without any."""
@@ -215,13 +232,13 @@ class Plan:
             "seed": cell.seed,
         }
 
-    def _settings_of(self, method: str) -> list[str]:
-        """The settings that concern a method, without its name."""
+    def _settings_of(self, method: str, keys: Collection[str]) -> list[str]:
+        """The settings that concern a method of these keys, without its name."""
         found = []
         for setting in self.settings:
             key, sign, text = setting.partition("=")
             owner, dot, rest = key.strip().partition(".")
-            if not dot:
+            if not dot and key.strip() in {*keys, *CLIENT_KEYS}:
                 found.append(setting)
             elif owner == method:
                 found.append(rest + sign + text)
@@ -238,6 +255,7 @@ class Plan:
         decided = self._decided(cells[0], Path()).keys() | {"run-dir", "resume"}
         trained = {method.name: self._trained(method).keys() for method in self.methods}
         everywhere = decided.union(*trained.values())
+        known = CLIENT_KEYS.union(*(self._defaults(method) for method in self.methods))
         for setting in self.settings:
             owner, dot, rest = (key := setting.partition("=")[0].strip()).partition(".")
             if dot and owner not in names:
@@ -250,6 +268,8 @@ class Plan:
                     f"--set {setting}: this is the same for every method of a comparison, and said "
                     "by an option of the command or by nobody"
                 )
+            if (rest if dot else key) not in known:
+                raise ConfigError(unknown_keys([rest if dot else key], known, f"--set {setting}"))
         report, setups = Report(), list[tuple[str, Callable[..., None]]]()
         with report.refusals("figures"):
             if find_spec("sklearn") is None:
@@ -281,17 +301,17 @@ class Plan:
         with report.refusals(name):
             values, found = self.values(cell, Path("private.jsonl")), Report()
             if cell.method.asks_users:
-                for settings, strategy in strategies_of(self.app, values):
-                    people = people_of(
-                        [self.people.private],
-                        chunking=Chunking.of(settings.to_dict()),
-                    )
-                    method = strategy(settings).method
-                    data = self.people.source
-                    plan = check_plan(method, settings, people, report=found, data=data)
-                    if plan is not None:
-                        set_up = partial(check_setup, method, settings, plan, people)
-                        setups.append((name, set_up))
+                settings, strategy = need(strategy_of_app(self.app, values))
+                people = people_of(
+                    [self.people.private],
+                    chunking=Chunking.of(settings.to_dict()),
+                )
+                method = strategy(settings).method
+                data = self.people.source
+                plan = check_plan(method, settings, people, report=found, data=data)
+                if plan is not None:
+                    set_up = partial(check_setup, method, settings, plan, people)
+                    setups.append((name, set_up))
             else:
                 self._check_reference(name, values)
             for diagnostic in found.of_level("stops"):
@@ -351,8 +371,8 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
 
 def _method_of(app: App, file: Path) -> ComparedMethod:
     """The method that a file of settings makes of its strategy."""
-    document = read_toml(file)
-    strategy = document.get("strategy", app.defaults.get("strategy"))
+    values = resolve_config(app, config_name=f"{file.parent.name}/{file.stem}")
+    strategy = values.get("strategy")
     if strategy not in entries():
         raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
     if entries()[str(strategy)].kind == "distances":
@@ -366,8 +386,7 @@ def _method_of(app: App, file: Path) -> ComparedMethod:
     kind = entries()[str(strategy)].kind
     if kind == "chosen text":
         # A file that asks for written text is measured by that, and not by the student beside it.
-        synthesis = document.get("synthesis", app.defaults.get("synthesis"))
-        kind = "synthetic text" if synthesis == _WRITTEN else kind
+        kind = "synthetic text" if values.get("synthesis") == _WRITTEN else kind
     return replace(known, kind=kind)
 
 
@@ -449,3 +468,9 @@ def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[Com
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:
     """The part of a run configuration that says what a cell is, without where it lies."""
     return {key: value for key, value in values.items() if key not in ("data", "run-dir", "resume")}
+
+
+def _stated(config: type[PrivateSumConfig]) -> dict[str, ConfigValue]:
+    """The default of every key of a run configuration that has one."""
+    keys, defaults = config.keys(), config.defaults()
+    return {key: value for key, value in defaults.items() if key in keys and value is not None}

@@ -18,7 +18,7 @@ from flower_privsyn.dry_run.report import Report
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import located
-from flower_privsyn.host.app import App, ConfigValue, strategies_of
+from flower_privsyn.host.app import App, ConfigValue, strategy_of_app
 from flower_privsyn.host.launch import place_of, require_ray
 from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import Plan, skipping
@@ -69,8 +69,8 @@ def check_app(
             if ray:
                 require_ray()
     _place(app, values, run_dir, report)
-    every = _settings_of(app, values, report)
-    for settings, method in every:
+    if (found := _settings_of(app, values, report)) is not None:
+        settings, method = found
         people = None
         if deployment:
             _planned(settings, report)
@@ -218,24 +218,23 @@ def _place(
 
 def _settings_of(
     app: App, values: Mapping[str, ConfigValue], report: Report
-) -> list[tuple[PrivateSumConfig, Method]]:
-    """The settings and the method of every strategy that is known from outside."""
-    every = []
+) -> tuple[PrivateSumConfig, Method] | None:
+    """The settings and the method of the strategy, where the app says which it is."""
     with report.refusals("settings"):
-        found = strategies_of(app, values)
-        if len(found) != 1:
-            several = "several strategies" if found else "its strategy's settings"
+        found = strategy_of_app(app, values)
+        if found is None:
             report.say(
                 "settings",
-                f"{app.name} chooses {several} in its code: what it will ask is not known here",
+                f"{app.name} chooses its strategy in its code (it has no key strategy): what it "
+                "will ask is not known here",
                 level="warning",
             )
             report.unknown = True
-        for settings, strategy in found:
-            rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
-            report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
-            every.append((settings, strategy(settings).method))
-    return every
+            return None
+        settings, strategy = found
+        rounds = f"{settings.num_rounds} round{'s' if settings.num_rounds > 1 else ''}"
+        report.say("settings", f"{strategy.__name__}, {rounds}, on {settings.num_nodes} nodes")
+        return settings, strategy(settings).method  # and None where they are refused
 
 
 def _read(

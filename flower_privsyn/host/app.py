@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, read_toml
+from flower_privsyn.run_config import SETTINGS, unfolded
 
 if TYPE_CHECKING:
     from flower_privsyn.run.settings import PrivateSumConfig
@@ -42,7 +43,11 @@ class App:
     @property
     def uses_run_directory(self) -> bool:
         """Whether the app takes a run directory and records there how it ended."""
-        return "run-dir" in self.defaults
+        return self.takes("run-dir")
+
+    def takes(self, key: str) -> bool:
+        """Whether a run may set a key: one that the app declares, or any in its `settings`."""
+        return key in self.defaults or SETTINGS in self.defaults
 
 
 def load_app(path: str | Path) -> App:
@@ -71,41 +76,33 @@ def load_app(path: str | Path) -> App:
     )
 
 
-def strategies_of(
+def strategy_of_app(
     app: App, values: Mapping[str, ConfigValue]
-) -> list[tuple[PrivateSumConfig, type[PrivateSumStrategy]]]:
-    """The settings of every strategy of this library that an app may make of its own.
+) -> tuple[PrivateSumConfig, type[PrivateSumStrategy]] | None:
+    """The strategy that an app's key `strategy` names, with its settings.
 
     Args:
-        app: The app; one that declares every key of a strategy is taken to configure it, and not
-            another one that has fewer of them. Where its setting `strategy` names a strategy, that
-            one alone is meant. Keys that no strategy has are the app's own: it declares them, and
-            its ServerApp refuses those that it has not named (`other_keys`).
+        app: The app. Keys that it declares and the strategy has not are its own: its ServerApp
+            refuses those that it has not named (`other_keys`).
         values: Settings from `resolve_config`.
 
-    Raises:
-        ConfigError: A value is out of range or contradicts another one.
-    """
-    from flower_privsyn.catalogue import configuration_of, entries, own_keys
-    from flower_privsyn.run.settings import CLIENT_KEYS
+    Returns:
+        None where the app has no such key, and chooses in its code.
 
-    strategies = {name: entry.strategy for name, entry in entries().items()}
-    if (name := values.get("strategy")) in strategies:
-        given = {key: values[key] for key in values if key != "run-dir"}
-        settings = configuration_of(given, other_keys=own_keys(given))
-        return [(settings, strategies[str(name)])]
-    declared = [
-        (strategy.config_class, strategy)
-        for strategy in strategies.values()
-        if strategy.config_class.keys() <= set(app.defaults)
-    ]
-    found = []
-    for config, strategy in declared:
-        if any(config.keys() < other.keys() for other, _ in declared):
-            continue  # it would refuse the keys of the other one
-        others = set(values) - config.keys() - CLIENT_KEYS
-        found.append((config.from_run_config(values, other_keys=others), strategy))
-    return found
+    Raises:
+        ConfigError: There is no such strategy, it has no such key, or a value is out of range or
+            contradicts another one.
+    """
+    from flower_privsyn.catalogue import configuration_of, entries
+
+    if "strategy" not in values:
+        return None
+    name, known = str(values["strategy"]), entries()
+    own = set(app.defaults)
+    if name in known:
+        own -= known[name].strategy.config_class.keys()
+    settings = configuration_of(values, other_keys=own)
+    return settings, known[name].strategy
 
 
 def resolve_config(
@@ -119,18 +116,23 @@ def resolve_config(
         settings: `key=value` texts; a value is read as TOML and, failing that, as text.
 
     Returns:
-        Every key the app declares, with its value.
+        Every key the app declares, with its value, and every other one that was given, of which
+        `settings` is emptied.
 
     Raises:
-        ConfigError: There is no such file, or a setting is malformed, not declared by the app
-            or of another type than the app's own value.
+        ConfigError: There is no such file, or a setting is malformed, not taken by the app or of
+            another type than the app's own value.
     """
-    named = {} if config_name is None else written_settings(app, config_name)
-    return {**app.defaults, **named, **read_settings(app, settings)}
+    given, named = dict(app.defaults), dict[str, ConfigValue]()
+    if config_name is not None:
+        named = written_settings(app, config_name)
+        if SETTINGS in named:  # one text takes the other's place, as by `flwr run`
+            given[SETTINGS] = ""
+    return {**unfolded(given), **named, **read_settings(app, settings)}
 
 
 def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
-    """What a named file of an app sets.
+    """What a named file of an app sets, with the keys in its `settings`.
 
     Args:
         app: The app.
@@ -144,14 +146,21 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
         names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
         known = f"it has {', '.join(names)}" if names else "it has none"
         raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
-    return {
+    given = {
         key: check_setting(app, key, value, source=f"{file}: ")
         for key, value in _flatten(read_toml(file), file).items()
     }
+    if SETTINGS not in given:
+        return given
+    try:
+        found = unfolded({**app.defaults, **given})
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return {key: value for key, value in found.items() if key in given or key not in app.defaults}
 
 
 def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
-    """Single settings, as `--set` takes them."""
+    """Single settings, as `--set` takes them; those of `settings` by themselves, too."""
     values = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -159,7 +168,7 @@ def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
         if not separator or not key:
             raise ConfigError(f"--set takes key=value, got {setting!r}.")
         values[key] = check_setting(app, key, _parse(app, key, text.strip()), source="")
-    return values
+    return unfolded(values)
 
 
 def _parse(app: App, key: str, text: str) -> ConfigValue:
@@ -183,13 +192,15 @@ def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> Con
         source: What an error message begins with: where the value comes from, or "".
 
     Raises:
-        ConfigError: The app declares no such setting, or one of another type.
+        ConfigError: The app takes no such setting, or declares one of another type.
     """
-    if key not in app.defaults:
+    if not app.takes(key):
         near = difflib.get_close_matches(key, app.defaults, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(app.defaults)}."
         raise ConfigError(f"{source}{app.name} has no setting {key!r}; {hint}")
-    default = app.defaults[key]
+    default = app.defaults.get(key)
+    if default is None:
+        return value  # of `settings`, whose strategy knows what may stand there
     if isinstance(default, bool) or isinstance(value, bool):
         fits = isinstance(default, bool) and isinstance(value, bool)
     elif isinstance(default, float):

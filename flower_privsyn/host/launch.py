@@ -25,7 +25,14 @@ import flower_privsyn
 from flower_privsyn import files
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryError
-from flower_privsyn.host.app import App, ConfigValue, check_setting, load_app, read_settings
+from flower_privsyn.host.app import (
+    App,
+    ConfigValue,
+    check_setting,
+    load_app,
+    read_settings,
+    resolve_config,
+)
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.progress import read_progress
@@ -38,6 +45,7 @@ from flower_privsyn.run import (
 )
 from flower_privsyn.run.directory import OwnerFolder
 from flower_privsyn.run.run_format import disk_full_sentence, was_launched
+from flower_privsyn.run_config import folded
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
@@ -206,7 +214,7 @@ def _resumption(
             f"{files.quoted(run_path)} --app APP"
         )
     app = app or load_app(launch["app"])
-    launch = launch or _asked(app, app.defaults if values is None else values)
+    launch = launch or _asked(app, resolve_config(app) if values is None else values)
     values = dict(launch["run-config"])
     changed = f"{app.path} has changed since the run began: "
     for key, value in values.items():
@@ -218,7 +226,7 @@ def _resumption(
                 f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
             )
         values |= new
-    if begun and app.uses_run_directory and "resume" not in values:
+    if begun and app.uses_run_directory and not app.takes("resume"):
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
         )
@@ -315,16 +323,16 @@ def _to_its_end(
         What `flower_privsyn.host.serve` says of its end, and `status`, that of its process.
     """
     values = dict(launch["run-config"])
-    if "run-dir" in values:
+    if app.takes("run-dir"):
         values["run-dir"] = str(run.path)
-    if "resume" in values:
+    if app.takes("resume"):
         values["resume"] = resume
     nodes = values.get("num-nodes", 2)
     asked = {
         "app": str(app.path),
         "server": app.server,
         "client": app.client,
-        "run-config": values,
+        "run-config": folded(values, app.defaults),
         "nodes": nodes,
         # One process per core answers for the nodes, and never more processes than nodes: each of
         # them loads the embedding model.

@@ -19,6 +19,7 @@ from flower_privsyn.run.method import Method
 from flower_privsyn.run.rounds import all_asked, earliest_end
 from flower_privsyn.run.run_format import was_launched, without_places
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run_config import SETTINGS
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -210,8 +211,9 @@ def remember(run: RunDirectory, changed: Mapping[str, Any]) -> None:
     own = run.owner.own
     parts = {"settings": {**own.get("settings", run.config), **changed}}
     if launch := own.get("launch"):
-        known = {key: new for key, new in changed.items() if key in launch["run-config"]}
-        parts["launch"] = {**launch, "run-config": {**launch["run-config"], **known}}
+        given = launch["run-config"]
+        taken = {key: new for key, new in changed.items() if key in given or SETTINGS in given}
+        parts["launch"] = {**launch, "run-config": {**given, **taken}}
     with contextlib.suppress(OSError):
         run.owner.remember(**parts)
 

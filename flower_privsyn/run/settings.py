@@ -36,6 +36,7 @@ from flower_privsyn.privacy.accounting import (
     MOST_NODES_PER_USER,
 )
 from flower_privsyn.privacy.plan import BoundedQuestion
+from flower_privsyn.run_config import SETTINGS, unfolded
 from flower_privsyn.secure_aggregation import Terms
 
 logger = logging.getLogger("flwr.privsyn")
@@ -56,7 +57,7 @@ CLIENT_KEYS = frozenset(
 )
 
 
-def _unknown(keys: Sequence[str], known: Collection[str], where: str) -> str:
+def unknown_keys(keys: Sequence[str], known: Collection[str], where: str) -> str:
     """What is said of keys that no setting has, each with the one that may have been meant."""
     told = []
     for key in keys:
@@ -239,7 +240,7 @@ class PrivateSumConfig(Settings):
             ConfigError: it is something else, or of another strategy; or there is no such keyword.
         """
         if unknown := [name for name in settings if name not in cls.declared]:
-            raise ConfigError(_unknown(unknown, cls.declared, f"{strategy}(...)"))
+            raise ConfigError(unknown_keys(unknown, cls.declared, f"{strategy}(...)"))
         if config is None:
             return cls(**settings)
         if isinstance(config, cls):
@@ -333,25 +334,28 @@ class PrivateSumConfig(Settings):
     def from_run_config(
         cls, run_config: Mapping[str, Any], *, other_keys: Collection[str] = ()
     ) -> Self:
-        """Read flat hyphenated keys, as in `[tool.flwr.app.config]`.
+        """Read flat hyphenated keys, as in `[tool.flwr.app.config]` and in its `settings`.
 
         Args:
             run_config: `context.run_config`.
             other_keys: keys that belong to the rest of your app.
 
         Raises:
-            ConfigError: a key is unknown, or its value has the wrong type or is out of range.
+            ConfigError: a key is unknown, or its value has the wrong type or is out of range;
+                `settings` is no TOML, or has a key that stands beside it too.
         """
+        run_config = unfolded(run_config)
         known = {key.replace("_", "-"): key for key in cls._run_names()}
         values: dict[str, Any] = {
             "node_settings": tuple(
                 (key, str(run_config[key])) for key in sorted(CLIENT_KEYS & set(run_config))
             )
         }
-        own = [key for key in run_config if key not in CLIENT_KEYS and key not in other_keys]
+        others = {*CLIENT_KEYS, *other_keys, SETTINGS}
+        own = [key for key in run_config if key not in others]
         if unknown := [key for key in own if key not in known]:
             raise ConfigError(
-                _unknown(unknown, known, "the run configuration")
+                unknown_keys(unknown, known.keys() | others, "the run configuration")
                 + "; an app names keys of its own in other_keys"
             )
         for key in own:

@@ -12,9 +12,9 @@ import pytest
 
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import load_users
-from flower_privsyn.host.app import load_app, resolve_config, strategies_of
+from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
-from flower_privsyn.strategies import AugPEConfig
+from flower_privsyn.strategies import AugPEConfig, configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
 SAMPLE = APP / "aug_pe" / "sample" / "users.jsonl"
@@ -23,9 +23,9 @@ DATA = ("pubmed", "openreview", "yelp")
 
 
 def settings(name: str | None = None) -> AugPEConfig:
-    values = resolve_config(load_app(APP), config_name=name)
-    strategies_of(load_app(APP), values)
-    return AugPEConfig.from_run_config(values)
+    found = configuration_of(resolve_config(load_app(APP), config_name=name))
+    assert isinstance(found, AugPEConfig)
+    return found
 
 
 def test_the_app_states_the_authors_settings() -> None:

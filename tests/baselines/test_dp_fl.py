@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Correlation, release_epsilon
 from flower_privsyn.privacy.accounting import Release
@@ -27,20 +26,8 @@ def settings(name: str | None = None, *changes: str) -> Any:
     return configuration_of(resolve_config(load_app(APP), config_name=name, settings=changes))
 
 
-@pytest.mark.parametrize("name", [None, *NAMES])
-def test_one_setting_changes_the_strategy(name: str | None) -> None:
-    """Also where the other one could not take the sampling."""
-    if name and "fedavg" in name and "1000" in name:
-        with pytest.raises(ConfigError, match='sampling must be one of "cyclic"'):
-            settings(name, "strategy=dp-ftrl")
-        return
-    assert isinstance(settings(name, "strategy=dp-ftrl"), DPFTRLConfig)
-    assert settings(name, "strategy=dp-ftrl").sampling == "cyclic"
-    assert settings(name, "strategy=dp-fedavg", "min-separation=3").sampling in ("full", "poisson")
-
-
 def test_every_reported_setting_has_a_file() -> None:
-    wanted = {"cpu", "pre-text-eps-1.29", "pre-text-eps-7.58"}
+    wanted = {"cpu", "cpu-ftrl", "pre-text-eps-1.29", "pre-text-eps-7.58"}
     wanted |= {"public-llm-eps-1.77", "public-llm-eps-18.71"}
     for data in USERS:
         for epsilon in ("1", "7"):

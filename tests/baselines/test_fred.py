@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,15 @@ from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.strategies import FreDConfig
+from flower_privsyn.strategies import configuration_of
 from flower_privsyn.strategies.fred import candidate_names, candidate_parts, read_sets
 
 APP = Path(__file__).parents[2] / "baselines" / "fred"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 
-def settings(name: str) -> FreDConfig:
-    return FreDConfig.from_run_config(resolve_config(load_app(APP), config_name=name))
+def settings(name: str) -> Any:
+    return configuration_of(resolve_config(load_app(APP), config_name=name))
 
 
 def test_every_table_has_its_files_and_the_readme_names_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import JointSketchConfig
+from flower_privsyn.strategies import JointSketchConfig, configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "joint-sketch"
 
@@ -22,8 +22,8 @@ APP = Path(__file__).parents[2] / "baselines" / "joint-sketch"
     ],
 )
 def test_every_size_says_what_goes_up(name: str, bytes_up: int) -> None:
-    values = resolve_config(load_app(APP), config_name=name)
-    config = JointSketchConfig.from_run_config(values)
+    config = configuration_of(resolve_config(load_app(APP), config_name=name))
+    assert isinstance(config, JointSketchConfig)
     vocabulary = 50_257 if name == "distilgpt2" else 8_192
     assert 4 * config.num_rounds * (vocabulary + config.num_bigrams) == bytes_up
     readme = (APP / "README.md").read_text(encoding="utf-8")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import POPriConfig
+from flower_privsyn.strategies import POPriConfig, configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "popri"
 ROWS = [
@@ -22,14 +21,11 @@ ROWS = [
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 
-def popri_config(values: dict[str, Any]) -> POPriConfig:
-    return POPriConfig.from_run_config(values, other_keys=["strategy"])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_named_settings_are_accepted(name: str) -> None:
     values = resolve_config(load_app(APP), config_name=name)
-    config = popri_config(values)
+    config = configuration_of(values)
+    assert isinstance(config, POPriConfig)
     if name.startswith("cpu"):
         assert values["data"] == "sample"
         assert config.generator == ("gemma-3-270m" if name == "cpu-gemma" else "smollm2-135m")

@@ -10,16 +10,15 @@ import pytest
 
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Release, release_epsilon
-from flower_privsyn.strategies import PublicMidTrainingConfig
+from flower_privsyn.strategies import configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "public-mid-training"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 PRINTED = [name for name in NAMES if name.startswith("table-")]
 
 
-def settings(name: str | None = None, *changes: str) -> PublicMidTrainingConfig:
-    values = resolve_config(load_app(APP), config_name=name, settings=changes)
-    return PublicMidTrainingConfig.from_run_config(values)
+def settings(name: str | None = None, *changes: str) -> Any:
+    return configuration_of(resolve_config(load_app(APP), config_name=name, settings=changes))
 
 
 def test_every_row_of_the_tables_has_a_file() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import JointSketchConfig, PrivateEvolutionConfig
+from flower_privsyn.strategies import JointSketchConfig, PrivateEvolutionConfig, configuration_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,8 @@ def test_an_existing_federation_is_added_to_and_not_changed() -> None:
 
 def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:
     values = resolve_config(load_app(ROOT / "examples" / "quickstart"))
-    config = JointSketchConfig.from_run_config(values)
+    config = configuration_of(values)
+    assert isinstance(config, JointSketchConfig)
     assert (config.epsilon, config.num_rounds, config.synthetic_samples) == (1.0, 1, 100)
     assert (config.synthesis, config.generator, config.prompt) == ("written", "smollm2-135m", "")
     assert config.generator_steps > 0
@@ -43,7 +44,8 @@ def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:
 def test_pre_text_as_printed(epsilon: str, noise: float, size: int, larger: float) -> None:
     app = load_app(ROOT / "baselines" / "pre-text")
     values = resolve_config(app, config_name=f"eps-{epsilon}-as-printed")
-    config = PrivateEvolutionConfig.from_run_config(values)
+    config = configuration_of(values)
+    assert isinstance(config, PrivateEvolutionConfig)
     assert (config.noise_multiplier, config.num_candidates) == (noise, size)
     assert config.accountant == "rdp"
     # Their experiments subtract 8 samples x 1.541 x sqrt(2) votes, 5.9 times that at 1.29.

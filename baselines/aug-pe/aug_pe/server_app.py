@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import AugPE
+from flower_privsyn import strategy_of
 
 app = ServerApp()
 
@@ -11,4 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Evolve texts of public classes towards the users' text."""
-    AugPE.from_run_config(context.run_config).start(grid)
+    strategy_of(context.run_config).start(grid)

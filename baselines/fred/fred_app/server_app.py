@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import FreD
+from flower_privsyn import strategy_of
 
 SAMPLE = Path(__file__).parent / "sample"
 
@@ -17,4 +17,4 @@ def main(grid: Grid, context: Context) -> None:
     """Ask once, and rank; `sample/near.jsonl` in `candidates` is a file of the app."""
     given = dict(context.run_config)
     given["candidates"] = str(given["candidates"]).replace("sample/", f"{SAMPLE}/")
-    FreD.from_run_config(given).start(grid)
+    strategy_of(given).start(grid)

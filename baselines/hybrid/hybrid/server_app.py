@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import Hybrid
+from flower_privsyn import strategy_of
 
 app = ServerApp()
 
@@ -11,4 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Ask once, make a student of the answer, and train it on the users' own text."""
-    Hybrid.from_run_config(context.run_config).start(grid)
+    strategy_of(context.run_config).start(grid)

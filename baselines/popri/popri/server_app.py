@@ -3,8 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn import POPri
-from flower_privsyn.errors import ConfigError
+from flower_privsyn import strategy_of
 
 app = ServerApp()
 
@@ -12,10 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train a generator on what users' noised answers prefer."""
-    given = dict(context.run_config)
-    method = given.pop("strategy")
-    if method not in ("popri", "pe-sft"):
-        raise ConfigError(f'strategy must be "popri" or "pe-sft", got {method!r}')
-    if method == "pe-sft":
-        given["loss"] = "sft"
-    POPri.from_run_config(given).start(grid)
+    strategy_of(context.run_config).start(grid)
