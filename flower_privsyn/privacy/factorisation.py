@@ -41,6 +41,8 @@ _WORTHWHILE_BUFFERS = 4
 #: A further one must gain this much, relative.
 _WORTH_A_BUFFER = 1e-3
 _LARGEST_DECAY = 1.0 - 1e-9
+#: Of a decay: below, a buffer is as good as gone in a round.
+_LEAST_LOGIT = -9.0
 
 
 class Recurrence(ABC):
@@ -505,10 +507,12 @@ def _best_of(
         found, value = _minimise(loss, start)
         if best is None or value < best[0]:
             best = value, found
-    value, found = best if best is not None else (math.inf, np.zeros(0))
+    found = np.zeros(0) if best is None else best[1]
+    # Where a search ends depends on the last bits of a processor, which the loss does not feel.
+    found = np.round(np.maximum(found, _LEAST_LOGIT), 3)
     scales, decays = _buffers_from(found)
     order = np.argsort(-decays)
-    return value, tuple(scales[order].tolist()), tuple(decays[order].tolist())
+    return loss(found), tuple(scales[order].tolist()), tuple(decays[order].tolist())
 
 
 def _buffers_from(free: Vector) -> tuple[Vector, Vector]:
