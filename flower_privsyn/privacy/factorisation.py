@@ -507,12 +507,12 @@ def _best_of(
         found, value = _minimise(loss, start)
         if best is None or value < best[0]:
             best = value, found
-    found = np.zeros(0) if best is None else best[1]
     # Where a search ends depends on the last bits of a processor, which the loss does not feel.
-    found = np.round(np.maximum(found, _LEAST_LOGIT), 3)
-    scales, decays = _buffers_from(found)
+    ended = np.zeros(0) if best is None else best[1]
+    rounded: Vector = np.maximum(ended, _LEAST_LOGIT).round(3)
+    scales, decays = _buffers_from(rounded)
     order = np.argsort(-decays)
-    return loss(found), tuple(scales[order].tolist()), tuple(decays[order].tolist())
+    return loss(rounded), tuple(scales[order].tolist()), tuple(decays[order].tolist())
 
 
 def _buffers_from(free: Vector) -> tuple[Vector, Vector]:
