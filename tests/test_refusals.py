@@ -107,8 +107,8 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("check nowhere", ("app", "nowhere")),
     ("check {app} --set num-rounds", ("--set", "key=value", "'num-rounds'")),
-    ("check {app} --set num-rounds=two", ("num-rounds", "'two'", "whole number")),
-    ("check {app} --set student=x", ("'student'", "'student-steps'")),
+    ("run {app} --set num-rounds=two", ("num-rounds", "'two'", "whole number")),
+    ("run {app} --set student=x", ('"student"', '"student-steps"')),
     ("check {app} --config gpu", ("'gpu'", "quickstart")),
     ("run {app} --set epsilon=0", ("epsilon", "got 0", "above 0")),
     ("run {app} --set epsilon=1e-9", ("epsilon", "noise", "users")),

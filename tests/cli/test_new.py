@@ -10,6 +10,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS, source_of
 from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.run_config import unfolded
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -40,7 +41,7 @@ def test_an_example_is_written_whole_and_can_be_run(
             continue
         assert command in ("check", "run")
         app = load_app(folder)
-        assert resolve_config(app) == app.defaults
+        assert resolve_config(app) == unfolded(app.defaults)
         assert app.path.is_relative_to(tmp_path)
 
 

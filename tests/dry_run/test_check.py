@@ -163,7 +163,7 @@ def test_what_an_app_s_own_code_does_wrong(tmp_path: Path) -> None:
         loaded = load_app(app)
         values = resolve_config(loaded, settings=["data=x"])
         with pytest.raises(PrivsynError) as caught:
-            read_people(loaded, values, chunking=Chunking.of(values), nodes=2, most_nodes=1)
+            read_people(loaded, values, chunking=Chunking(), nodes=2, most_nodes=1)
         return str(caught.value)
 
     secret = "my private words"
