@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, read_toml
+from flower_privsyn.run_config import SETTINGS, toml, unfolded
 
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -50,19 +53,25 @@ def new(
     deployment: SuperLink and SuperNodes with keys and policies, by script, Compose and systemd.
 
     every-method: the methods that are compared, on a file of yours, each with its --config.
+
+    Or a method, as popri, pre-text or dp-ftrl: own-data with it, at a size for two CPU cores.
     """
-    if example not in NEXT_STEPS:
-        raise ConfigError(f"EXAMPLE must be one of {', '.join(NEXT_STEPS)}, got {example}")
+    methods = _methods()
+    if example not in {*NEXT_STEPS, *methods}:
+        known = ", ".join((*NEXT_STEPS, *methods))
+        raise ConfigError(f"EXAMPLE must be one of {known}, got {example}")
     shown = str(Path(folder))
     target = expanded(folder)
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")
-        _copy(source_of(example), target)
+        _copy(source_of("own-data" if example in methods else example), target)
+        if example in methods:
+            _configure(target / "pyproject.toml", methods[example])
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     print(f"{shown} holds the example {example}; {shown}/README.md says what is in it. Next:\n")
-    for command in NEXT_STEPS[example]:
+    for command in NEXT_STEPS.get(example, NEXT_STEPS["own-data"]):
         print(f"    {command.format(app=shlex.quote(shown))}")
     return 0
 
@@ -70,6 +79,38 @@ def new(
 def source_of(example: str) -> Path:
     """The folder in the package that an example is a copy of."""
     return _PACKAGE / "comparison" / "app" if example == "every-method" else EXAMPLES / example
+
+
+def _methods() -> dict[str, dict[str, Any]]:
+    """The settings of every method, by its name, at a size for two CPU cores where one is known."""
+    from flower_privsyn.catalogue import entries
+
+    found: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in entries()}
+    for file in sorted((source_of("every-method") / "conf" / "cpu").glob("*.toml")):
+        values = unfolded(read_toml(file))
+        if "strategy" in values:
+            found |= {file.stem: values}
+    found["private-evolution"] = found["pre-text"]
+    return found
+
+
+def _configure(file: Path, values: Mapping[str, Any]) -> None:
+    """Have the file of own-data configure another method, whose nodes may train."""
+    from flower_privsyn.catalogue import entries
+
+    name = values["strategy"]
+    rounds = entries()[name].strategy.config_class.defaults()["num-rounds"]
+    text = file.read_text(encoding="utf-8")
+    text = text.replace("client_apps.default:app", "client_apps.training:app")
+    text = text.replace("privsyn methods private-evolution", f"privsyn methods {name}")
+    head, others = text.partition(f"{SETTINGS} = ")[0], {}
+    for key, value in {"num-rounds": rounds, **values}.items():
+        declared = re.search(rf'^{key} = ("[^"]*"|[^\s#]+)', head, re.MULTILINE)
+        if declared is not None:
+            head = head.replace(declared[0], toml({key: value}), 1)
+        elif key != SETTINGS:
+            others[key] = value
+    file.write_text(f"{head}{SETTINGS} = '''\n{toml(others)}\n'''\n", encoding="utf-8")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.catalogue import entries
 from flower_privsyn.cli import main
 from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS, source_of
-from flower_privsyn.host.app import load_app, resolve_config
+from flower_privsyn.host.app import load_app, resolve_config, strategy_of_app
+from flower_privsyn.run.question import need
 from flower_privsyn.run_config import unfolded
 
 
@@ -43,6 +45,21 @@ def test_an_example_is_written_whole_and_can_be_run(
         app = load_app(folder)
         assert resolve_config(app) == unfolded(app.defaults)
         assert app.path.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("method", [*entries(), "pre-text", "pe-sft"])
+def test_a_method_is_own_data_with_its_strategy(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", method, str(tmp_path / "mine")]) == 0
+    assert "--set data=FILE" in capsys.readouterr().out
+    app = load_app(tmp_path / "mine")
+    assert len(app.defaults) <= 20
+    settings, strategy = need(strategy_of_app(app, resolve_config(app)))
+    named = {"pre-text": "private-evolution", "pe-sft": "popri"}.get(method, method)
+    assert strategy is entries()[named].strategy
+    assert settings.epsilon == 2.0
+    assert f"privsyn methods {named}" in (app.path / "pyproject.toml").read_text()
 
 
 def test_every_app_among_the_examples_can_be_written() -> None:
