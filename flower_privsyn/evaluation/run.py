@@ -58,7 +58,7 @@ LEAST_TEXTS = 10
 #: Which model learns from a run's texts where nobody names one.
 _DOWNSTREAM: Final = "privsyn-tiny"
 
-#: Steps on random public text where no synthetic text says how many.
+#: Steps on random public text where neither a student nor synthetic text says how many.
 _STEPS: Final = 200
 
 
@@ -237,7 +237,7 @@ def _learned(
 
     training = settings
     if own and not settings.max_steps:
-        training = replace(settings, max_steps=_STEPS)
+        training = _as_the_run(run.config) or replace(settings, max_steps=_STEPS)
     public = random_public_text(
         _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
     )
@@ -246,6 +246,19 @@ def _learned(
         before=measure(model),
         random_public=measure(tune(public, "random-public", training)),
         release=measure(made if own else tune(synthetic, "downstream", settings)),
+    )
+
+
+def _as_the_run(config: Mapping[str, Any]) -> CausalTraining | None:
+    """How a run trained its model on public text; None for one that did not."""
+    if not (steps := config.get("student-steps")):
+        return None
+    return CausalTraining(
+        max_steps=steps,
+        batch_size=config["training-batch-size"],
+        learning_rate=config["learning-rate"],
+        max_tokens=config["max-tokens"],
+        train_on_eos=False,
     )
 
 

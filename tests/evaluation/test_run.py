@@ -16,13 +16,13 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 from flower_privsyn.files import write_json
+from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.testing import HashEmbedder
 from flower_privsyn.training.causal import CausalTraining
 from tests.support.federation import WORDS, make_users
 
 Builder = Callable[..., Any]
-ONE_STEP = CausalTraining(max_steps=1, train_on_eos=False)
 COURT, NATURE = " ".join(WORDS[:8]), " ".join(WORDS[8:16])
 
 
@@ -91,7 +91,7 @@ class TestEvaluateRun:
         shown = [name for name, _ in rows(found)][:3]
         assert shown == ["before", "the same steps on random public text", "with the release"]
 
-    def test_a_model_trained_on_the_nodes(
+    def test_the_model_of_a_run_is_measured_beside_as_many_random_rows(
         self, finished: RunDirectory, gpt2: Path, tmp_path: Path
     ) -> None:
         import shutil
@@ -99,12 +99,20 @@ class TestEvaluateRun:
         shutil.copytree(gpt2, finished.path / "models" / "final")
         finished.synthetic_jsonl.unlink()
         document = finished.document
-        document["config"]["model"] = "privsyn-tiny"
+        document["config"] |= {"model": "privsyn-tiny", "learning-rate": 1e-3}
+        # As a student that learnt from public text, with as many steps of as many rows.
+        document["config"] |= {"student-steps": 1, "training-batch-size": 3}
         write_json(finished.config_file, document)
         _, held_out = split_users(finished.config, make_users(90))
+        ended: list[str] = []
         found = evaluate_run(
-            finished, held_out, work=tmp_path / "w", training=ONE_STEP, embedder=HashEmbedder()
+            finished,
+            held_out,
+            work=tmp_path / "w",
+            embedder=HashEmbedder(),
+            progress=Progress(ended=lambda stage: ended.append(f"{stage.name}: {stage.done}")),
         )
+        assert "Fine-tune on 3 texts: 1" in ended
         assert found.texts is None
         assert found.learned is not None
         assert found.learned.model == "privsyn-tiny"
