@@ -127,11 +127,12 @@ def folder(model: PackagedModel) -> Path:
     except (OSError, ModelError) as error:
         if made.is_file():
             return wanted
-        if not is_disk_full(error):
+        if isinstance(error, ModelError) and not is_disk_full(error):
             raise
+        why = "that disk is full" if is_disk_full(error) else f"that cannot be: {error}"
         raise ModelError(
-            f"{model.name} is unpacked once in {wanted.parent}, and that disk is full: make room, "
-            "or name a folder on another one with PRIVSYN_CACHE=FOLDER before the command"
+            f"{model.name} is unpacked once in {wanted.parent}, and {why}; make room, or name "
+            "another folder with PRIVSYN_CACHE=FOLDER before the command"
         ) from error
     return wanted
 

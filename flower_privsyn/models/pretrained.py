@@ -258,6 +258,8 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
         resolved = model_folder(name)
         importlib.import_module("torch")
         return resolved, importlib.import_module("transformers")
+    except MissingExtraError:  # of a packaged model, which says what to install
+        raise
     except ImportError as error:
         raise MissingExtraError(
             f"generating text needs PyTorch and Transformers ({shorten(error)}): "

@@ -102,7 +102,7 @@ def test_a_package_that_is_missing(package: Path, cache: Path, monkeypatch: pyte
     monkeypatch.setitem(PACKAGED, NAME, row)
     with pytest.raises(MissingExtraError) as caught:
         load_generator(NAME)
-    assert INSTALL in str(caught.value)
+    assert str(caught.value).endswith(INSTALL)  # and nothing else is to be installed
 
 
 def test_a_disk_that_is_full(package: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,6 +116,13 @@ def test_a_disk_that_is_full(package: Path, small_disk: Path, monkeypatch: pytes
         while file.write(bytes(4096)):
             pass
     with pytest.raises(ModelError, match="full"):
+        load_generator(NAME)
+
+
+def test_a_cache_that_others_may_write(package: Path, cache: Path):
+    cache.mkdir(parents=True, exist_ok=True)
+    cache.chmod(0o777)
+    with pytest.raises(ModelError, match="PRIVSYN_CACHE="):
         load_generator(NAME)
 
 
