@@ -23,7 +23,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -51,6 +51,10 @@ from flower_privsyn.strategies._token_sketch import (
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
     from flower_privsyn.models.bias import LogitBias
+
+
+#: Of a generator that learns from the chosen text: more make it write what it read.
+_STEPS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,28 +102,38 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Nucleus of what is written."""
     best_of: Annotated[int, Ge(1)] = 1
     """Texts that are written for each one that is kept; 1 keeps all of them."""
-    generator_steps: Annotated[int, OrZero("the generator as it is"), Ge(1)] = 8
+    generator_steps: Annotated[int | None, OrZero("the generator as it is"), Ge(1)] = None
     """Steps in which the generator first learns from whole sentences of the chosen text, the best
-    ones, for a model that runs in this process: LoRA adapters, or all weights of a bundled model.
+    ones: LoRA adapters, or all weights of a bundled model. None, in a run configuration a negative
+    number: 8 for a model of this process that goes on without a prompt, none for all others.
     """
     prompt: str = ""
-    """"" for a generator that learnt so (`generator-steps`): it opens a quotation from `domain`
-    every time, and what repeats itself or holds no whole sentence is dropped. Else a prompt of
-    lists, "pre-text" or a JSON file, in which it is shown whole sentences of the chosen text.
+    """A prompt of lists, "pre-text" or a JSON file, in which the generator is shown whole sentences
+    of the chosen text; "" for "pre-text" where it learns none. One that learnt opens a quotation
+    from `domain` every time, and what repeats itself or holds no whole sentence is dropped.
     """
 
     def __post_init__(self) -> None:
         """Check every value."""
         super().__post_init__()
-        if self.synthesis == "written" and not (self.prompt or self.generator_steps):
+        if self.generator_steps and not self.prompt and self.generator_interface == "chat":
             raise ConfigError(
-                'prompt = "" is for a generator that learns from the chosen text first: give '
-                'generator-steps above 0, or prompt = "pre-text"'
+                'generator-interface = "chat" answers a prompt, got prompt = "" and '
+                f'generator-steps = {self.generator_steps}: give prompt = "pre-text"'
             )
-        if not self.prompt and self.generator_interface == "chat":
-            raise ConfigError(
-                'generator-interface = "chat" answers a prompt, got prompt = "": give "pre-text"'
-            )
+
+    def writing(self, *, by_object: bool) -> tuple[int, str]:
+        """Steps in which the generator learns, and its prompt; "" for quotations.
+
+        Args:
+            by_object: whether an object of the app's own writes.
+        """
+        steps = self.generator_steps
+        if steps is None:
+            elsewhere = by_object or is_address(self.generator) or is_gguf(self.generator)
+            shown = self.prompt or self.generator_interface == "chat"
+            steps = 0 if elsewhere or shown else _STEPS
+        return steps, self.prompt or ("" if steps else "pre-text")
 
 
 class AskedOnce(Method):
@@ -135,6 +149,7 @@ class AskedOnce(Method):
     ) -> None:
         self.config = config
         self.given_writer = self._generator = generator
+        self._steps, self._prompt = config.writing(by_object=generator is not None)
         self._text: SketchedText | None = None
 
     @property
@@ -231,12 +246,12 @@ class AskedOnce(Method):
         if self.given_writer is not None:
             return self.given_writer
         name, made = located(config.generator), None
-        if config.generator_steps:
+        if self._steps:
             made = self.run.path / TRAINED_WRITER
             student.train_writer(
                 config.generator,
-                steps=config.generator_steps,
-                domain=None if config.prompt else config.domain,
+                steps=self._steps,
+                domain=None if self._prompt else config.domain,
                 output=made,
             )
             name = str(made)
@@ -255,20 +270,19 @@ class AskedOnce(Method):
         from flower_privsyn.models.pretrained import load_pretrained
 
         config = self.config
-        if not config.generator_steps:
+        if not self._steps:
             return
         elsewhere = is_address(config.generator) or is_gguf(config.generator)
         if elsewhere or self.given_writer is not None:
             raise ConfigError(
-                f"generator-steps = {config.generator_steps} trains the generator in this process, "
-                "which an address, a GGUF file or an object of one's own cannot be: a "
-                "bundled name, a folder or a hub name, or generator-steps = 0 and "
-                'prompt = "pre-text"'
+                f"generator-steps = {self._steps} trains the generator in this process, which an "
+                "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
+                "folder or a hub name, or no generator-steps"
             )
         if config.generator not in BUNDLED_MODELS and importlib.util.find_spec("peft") is None:
             raise MissingExtraError(
-                f"generator-steps = {config.generator_steps} trains adapters with PEFT, which is "
-                "not installed: pip install 'flower-privsyn[training]'"
+                f"generator-steps = {self._steps} trains adapters with PEFT, which is not "
+                "installed: pip install 'flower-privsyn[training]'; or generator-steps = 0"
             )
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
 
@@ -283,8 +297,7 @@ class AskedOnce(Method):
         Raises:
             PrivsynError: the prompt cannot be read, or the generator cannot be loaded.
         """
-        config = self.config
-        return config.expansion_by(config.prompt, generator)
+        return self.config.expansion_by(self._prompt, generator)
 
     def _need_text(self) -> SketchedText:
         return need(self._text)

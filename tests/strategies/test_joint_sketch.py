@@ -355,6 +355,26 @@ class TestResume:
 
 class TestSettings:
     @pytest.mark.parametrize(
+        ("changes", "by_object", "writing"),
+        [
+            ({}, False, (8, "")),
+            ({"generator_steps": 3}, False, (3, "")),
+            ({"generator_steps": 0}, False, (0, "pre-text")),
+            ({"prompt": "pre-text"}, False, (0, "pre-text")),
+            ({"prompt": "pre-text", "generator_steps": 3}, False, (3, "pre-text")),
+            ({"generator": "gguf:a"}, False, (0, "pre-text")),
+            ({"generator": "http://127.0.0.1:8000/v1"}, False, (0, "pre-text")),
+            ({"generator_interface": "chat"}, False, (0, "pre-text")),
+            ({}, True, (0, "pre-text")),
+        ],
+    )
+    def test_a_writer_that_cannot_learn_is_shown_a_prompt(
+        self, changes: dict[str, Any], by_object: bool, writing: tuple[int, str]
+    ) -> None:
+        settings = JointSketchConfig(epsilon=1.0, synthesis="written", **changes)
+        assert settings.writing(by_object=by_object) == writing
+
+    @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
