@@ -12,6 +12,7 @@ declares those that people change, and `settings`, a text in TOML:
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -20,6 +21,8 @@ from flower_privsyn.errors import ConfigError
 
 SETTINGS: Final = "settings"
 """The key that takes all others."""
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def unfolded(run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,6 +50,8 @@ def unfolded(run_config: Mapping[str, Any]) -> dict[str, Any]:
     if found is None:
         raise ConfigError(f"settings must be a text in TOML, got {text!r}")
     for key, value in found.items():
+        if not _BARE.fullmatch(key):  # which Flower takes for a table, or `toml` for two keys
+            raise ConfigError(f"{key!r} in settings must be a key of letters, digits and hyphens")
         if key in run_config:
             raise ConfigError(
                 f"{key} stands in settings and is a key of its own of the app: set {key} alone"

@@ -31,6 +31,8 @@ def test_settings_are_keys_like_the_declared_ones() -> None:
         (3, "settings must be a text in TOML, got 3"),
         ("epsilon = 2.0", "epsilon stands in settings and is a key of its own of the app"),
         ("settings = 'seed = 1'", "settings stands in settings"),
+        ('"seed = 1\\nclip" = 2', r"'seed = 1\\nclip' in settings must be a key of letters"),
+        ('"text.seed" = 1', "'text.seed' in settings must be a key of letters"),
         ("[text]\nseed = 1", "text in settings must be a text in quotation marks, a number, true"),
         ("temprature = 0.8", r'unknown key "temprature" \(did you mean "temperature"\?\)'),
         ("temperature = 'hot'", "temperature must be a number"),

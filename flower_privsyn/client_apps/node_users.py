@@ -35,6 +35,7 @@ from flower_privsyn.client_apps.records import (
     open_store,
 )
 from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
+from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, RecordStore, load_embedder, load_tokenizer
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import (
@@ -148,15 +149,6 @@ def strictly() -> Iterator[None]:
         _strict.reset(token)
 
 
-#: What is read where nobody says so; the column of ids is the unit of privacy.
-_DEFAULTS: Final = {
-    "client-column": "client_id",
-    "text-column": "text",
-    "date-column": "date",
-    "label-column": "label",
-}
-
-
 def users_of_node(context: Context, *, labels: bool = True, sample: Path | None = None) -> Users:
     """The default recipe: the users of `data`.
 
@@ -220,7 +212,7 @@ def users_by(load: Callable[[Context], Users], context: Context) -> Users:
 
 def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a run that says what a SuperNode reads; what its owner has said stands."""
-    for key, default in {"data": "", **_DEFAULTS}.items():
+    for key, default in {"data": "", **COLUMNS}.items():
         named = str(run.get(key, ""))
         if own.get(key) or named in ("", default):
             continue
@@ -261,7 +253,7 @@ class _AssignedUsers:
         node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
         names = [
             next(filter(None, (str(one.get(key, "")) for one in (own, run))), "")
-            for key in ("data", *_DEFAULTS)
+            for key in ("data", *COLUMNS)
         ]
         key = (run_id, os.environ.get(WORKING_DIRECTORY, ""), labels, *names)
         with self._lock:

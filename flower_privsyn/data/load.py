@@ -65,6 +65,16 @@ def load_users(
     return _users(_gathered(source, columns), strict=strict)
 
 
+COLUMNS: Final = {
+    "client-column": "client_id",
+    "text-column": "text",
+    "date-column": "date",
+    "label-column": "label",
+}
+"""Keys that name a column, and what is read where nobody sets them; the first is the unit of
+privacy."""
+
+
 def load_configured(
     *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False
 ) -> Users:
@@ -101,17 +111,18 @@ def gather_configured(
         DataError: None of them has `data`, or the users cannot be read.
     """
 
-    def setting(key: str, default: str) -> str:
+    def setting(key: str) -> str:
+        default = COLUMNS.get(key, "")
         return str(next(filter(None, (c.get(key) for c in configurations)), default))
 
     columns = Columns(
-        setting("client-column", "client_id"),
-        setting("text-column", "text"),
-        setting("date-column", "date"),
+        setting("client-column"),
+        setting("text-column"),
+        setting("date-column"),
         strict=strict,
-        label=setting("label-column", "label") if labels else "",
+        label=setting("label-column") if labels else "",
     )
-    return _gathered(_configured(setting("data", "")), columns)
+    return _gathered(_configured(setting("data")), columns)
 
 
 def _users(gathered: Gathered, *, strict: bool) -> Users:

@@ -81,6 +81,12 @@ class PublicCorpus:
             )
         return cls(source=name, setting=setting, path=None, most=most)
 
+    def places(self) -> list[Path]:
+        """What is read of this machine: the file; the folder and the files of text below it."""
+        if self.path is None:
+            return []
+        return [self.path, *(_files(self.path) if self.path.is_dir() else ())]
+
     def identity(self) -> list[Any]:
         """What its documents depend on, as JSON can hold it.
 

@@ -214,7 +214,7 @@ def _imported(app: App) -> Iterator[ClientApp]:
 
 
 def check_public_text(source: str, *, data: str) -> None:
-    """Refuse public text that is the users' own file.
+    """Refuse public text that is the users' own file, or a folder that holds it.
 
     Args:
         source: the setting `public-text`.
@@ -227,7 +227,7 @@ def check_public_text(source: str, *, data: str) -> None:
     if source == BUNDLED:
         return
     corpus = PublicCorpus.find(source, setting="public-text")
-    if source == data or _same_file(corpus.path, data):
+    if source == data or _reads(corpus, data):
         raise ConfigError(
             f'public-text = "{source}" is the text of the users (data): what is chosen of it is '
             "published as it is, and models learn it, at no cost in any ledger; name text that is "
@@ -235,8 +235,10 @@ def check_public_text(source: str, *, data: str) -> None:
         )
 
 
-def _same_file(path: Path | None, data: str) -> bool:
+def _reads(corpus: PublicCorpus, data: str) -> bool:
+    """Whether the users' file is what is read as public text, or one file of its folder."""
+    place = expanded(located(data))
     try:
-        return path is not None and bool(data) and path.samefile(expanded(located(data)))
+        return bool(data) and any(map(place.samefile, corpus.places()))
     except OSError:
         return False

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flwr.serverapp import Grid
 
+from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.environment import versions
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import plain, read_json_lines, write_json
@@ -113,9 +114,13 @@ def changes_of_run(
     nodes = int(before.get("num-nodes", known["num-nodes"]))
     if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
-    # What nodes read is checked where it is known: not of settings that were made in code.
-    now = {**settings.to_dict(), **{key: before[key] for key in CLIENT_KEYS & set(before)}}
-    now |= {key: value for key, value in settings.node_settings if key in before}
+    now, theirs = settings.to_dict(), dict(settings.node_settings)
+    if theirs:  # a column that one of the two does not name is there the default
+        columns = {key: name for key, name in COLUMNS.items() if key in before or key in theirs}
+        before, theirs = {**columns, **before}, {"data": "", **columns, **theirs}
+    # What nodes read is checked where it is known: not of settings that were made in code, nor
+    # data of which the owner's folder is not there.
+    now |= {key: theirs.get(key, before[key]) for key in CLIENT_KEYS & set(before)}
     before = {**known, **before}
     changed = {key: pair for key, pair in _differing(before, now).items() if key not in _PLACE}
     for key, (old, new) in changed.items():

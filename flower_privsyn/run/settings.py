@@ -21,6 +21,7 @@ from flower_privsyn.checks import (
     Settings,
 )
 from flower_privsyn.data import parse_min_date
+from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import (
     CyclicSampling,
@@ -46,15 +47,7 @@ _EMPTY_IS_DEFAULT = frozenset({"sampling"})
 
 #: Keys that nodes read from the run's configuration, and that a strategy leaves alone: they say who
 #: a user is and what they wrote, and a resumed run keeps them.
-CLIENT_KEYS = frozenset(
-    {
-        "data",
-        "client-column",
-        "text-column",
-        "date-column",
-        "label-column",
-    }
-)
+CLIENT_KEYS = frozenset({"data", *COLUMNS})
 
 
 def unknown_keys(keys: Sequence[str], known: Collection[str], where: str) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from functools import partial
+from http.client import HTTPConnection
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -51,6 +56,27 @@ def ended(app: str | Path, run: Path, environment: dict[str, str]) -> dict[str, 
                 return state
         time.sleep(0.1)
     raise AssertionError("the run did not end")
+
+
+def test_the_hub_hands_out_apps_and_no_key_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "auditor").write_text("secret")
+    (tmp_path / "a.fab").write_bytes(b"app")
+    hub = partial(runpy.run_path(str(SCRIPT))["Hub"], directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def status(path: str) -> int:
+        link = HTTPConnection("127.0.0.1", server.server_port)
+        link.request("GET", path)
+        return link.getresponse().status
+
+    try:
+        assert status("/a.fab") == 200
+        for path in ("/auditor", "/auditor?a.fab", "/auditor#a.fab", "/a.fab/../auditor", "/"):
+            assert status(path) == 404, path
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.slow  # three runs by SuperLink and SuperNode, some 15 s each

@@ -252,6 +252,30 @@ class TestUnitOfPrivacy:
             Probe(self.settings(tmp_path, resume=True, **{key: "doc"})).start(grid)
         assert grid.requests == []
 
+    @pytest.mark.parametrize("before", ["", "customer"])
+    def test_a_column_that_only_one_of_the_two_names_is_no_other(
+        self, federation: Builder, tmp_path: Path, before: str
+    ) -> None:
+        """An app need not declare them, and its `settings` may name them once and not again."""
+
+        def settings(column: str, **changes: Any) -> PrivateSumConfig:
+            named = f'client-column = "{column}"' if column else ""
+            undeclared = {"data": "users.jsonl", "settings": named}
+            place = {"run-dir": str(tmp_path / "run"), **changes}
+            own = {key: value for key, value in self.VALUES.items() if "column" not in key}
+            return PrivateSumConfig.from_run_config({**own, **undeclared, **place})
+
+        with pytest.raises(Killed):
+            killed_in(Probe(settings(before)), 2).start(federation())
+        grid = federation()
+        after = "" if before else "customer"
+        with pytest.raises(ConfigError, match=f"client-column = '{after or 'client_id'}' differs"):
+            Probe(settings(after, resume=True)).start(grid)
+        assert grid.requests == []
+        said = before or "client_id"
+        Probe(settings(said, resume=True)).start(grid)
+        assert rounds_asked(grid) == [3]
+
     def test_they_are_free_when_nobody_is_asked_any_more(
         self, federation: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

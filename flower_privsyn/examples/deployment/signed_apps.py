@@ -76,6 +76,12 @@ class Hub(SimpleHTTPRequestHandler):
                 return
         self._answer(404, detail=f"there is no {asked['app_id']} in {self.directory}")
 
+    def send_head(self) -> Any:
+        """Hand out apps alone: the key may lie beside them."""
+        if Path(self.translate_path(self.path)).suffix == ".fab":
+            return super().send_head()
+        return self.send_error(404)
+
     def _answer(self, status: int, **content: Any) -> None:
         self.send_response(status)
         self.end_headers()
