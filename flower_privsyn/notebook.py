@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ from flower_privsyn.report.summary import RunSummary, open_run
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import JointSketch
+
+#: Flower's identity of a run is one of the process: two at once would take it from each other in
+#: the middle of a round that is paid for.
+_one_at_a_time = threading.RLock()
 
 
 class OwnGrid(InProcessGrid):
@@ -101,7 +106,7 @@ def fit(
 
     own_questions = {type(query) for query in strategy.method.queries if not query.bundled}
     run_id = secrets.randbits(62) | 2**62  # drawn, as Flower draws it
-    with flower_identity(run_id=run_id):
+    with _one_at_a_time, flower_identity(run_id=run_id):
         grid = OwnGrid(
             create_training_app(load, queries=list(own_questions)),
             partitions(strategy.config.num_nodes),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from flwr.supercore.task_identity import TaskIdentity
 
 from flower_privsyn import DPFedAvg, JointSketch, PrivateSumStrategy, fit
 from flower_privsyn.data import Users
@@ -121,6 +124,41 @@ def test_a_method_of_ones_own_asks_its_question(tmp_path: Path) -> None:
     )
     run = fit(rows(), PrivateSumStrategy(settings, Lengths()))
     assert [line["query"] for line in run.charged] == [TextLengths.name]
+
+
+def test_two_at_once_do_not_cost_each_other_their_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("_task_id", "_run_id", "_node_id"):  # as outside of tests
+        monkeypatch.setattr(TaskIdentity, part, None)
+    first_asks, second_asks, first_ended = (threading.Event() for _ in range(3))
+
+    class First(Lengths):
+        def ask(self, state: State, number: int) -> Question:
+            first_asks.set()
+            second_asks.wait(timeout=0.5)
+            return super().ask(state, number)
+
+    class Second(Lengths):
+        def ask(self, state: State, number: int) -> Question:
+            second_asks.set()
+            first_ended.wait(timeout=5)
+            return super().ask(state, number)
+
+    def run(method: Method) -> RunSummary:
+        folder = tmp_path / type(method).__name__
+        settings = PrivateSumConfig(
+            epsilon=8.0, num_rounds=1, max_samples=0, accept_noise=True, run_dir=str(folder)
+        )
+        return fit(rows(), PrivateSumStrategy(settings, method))
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, First())
+        assert first_asks.wait(timeout=30)
+        second = pool.submit(run, Second())
+        assert first.result().releases == 1
+        first_ended.set()
+        assert second.result().releases == 1
 
 
 def test_models_are_trained_on_the_nodes(lstm: Path, tmp_path: Path) -> None:
