@@ -131,7 +131,8 @@ def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int)
     """Print what was written and what holds for it; the exit status."""
     from flower_privsyn.cli.inspect import epsilons, inspect_run
 
-    how = "" if written.kind == "topics" else f" with the prompt {settings.prompt}"
+    asked = settings.prompt and written.kind != "topics"
+    how = f" with the prompt {settings.prompt}" if asked else ""
     print(
         f"Texts: {written.path} ({written.texts:,}), by {settings.generator}{how}, from "
         f"{written.seeds:,} {written.kind}"
