@@ -44,7 +44,7 @@ def new(
 
     quickstart: one question to some 500 authors, and 100 texts written after its answer.
 
-    own-data: the same on a file of yours.
+    own-data: a file of yours, by private evolution or any other method.
 
     existing-federation: a Flower app with FedAvg, and the 19 lines that add private synthetic text.
 

@@ -105,18 +105,17 @@ class Columns:
         """
         names = list(names)
         start = f"has no column {name!r}"
+        hint = ""
+        if name == self.client:
+            hint = "; name the one that says whose a row is: client-column (--columns client=)"
+        elif name in self.texts:
+            hint = "; name the one that holds the text: text-column (--columns text=)"
         if not (schema or self.strict) or not all(_NAME.fullmatch(other) for other in names):
-            return f"{start} among its {len(names)}; the first row of text must hold their names"
+            shown = f" among its {len(names)}; the first row of text must hold their names"
+            return f"{start}{shown}{hint}"
         if near := difflib.get_close_matches(name, names, n=1):
             start += f" (did you mean {near[0]!r}?)"
-        start += f"; its columns are {', '.join(map(repr, names))}"
-        if name == self.client:
-            return (
-                f"{start}; name the one that says whose a row is: client-column (--columns client=)"
-            )
-        if name in self.texts:
-            return f"{start}; name the one that holds the text: text-column (--columns text=)"
-        return start
+        return f"{start}; its columns are {', '.join(map(repr, names))}{hint}"
 
     def rows(
         self,

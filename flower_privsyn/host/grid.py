@@ -179,6 +179,8 @@ class LocalGrid(GridWithoutLink):
 
     #: Whether the nodes are one person's, and as many as it is told each time.
     is_simulation = True
+    #: Why no other node will ever come, however long one waits.
+    all_there = "num-nodes in the app's pyproject.toml says how many `privsyn run` starts"
 
     def __init__(
         self,

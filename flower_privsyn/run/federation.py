@@ -503,8 +503,12 @@ class Preparation:
                 stage.reach(len(nodes), wanted)
                 if len(nodes) >= wanted:
                     return nodes
+                instead = getattr(self.grid.flower, "all_there", "")  # of a `LocalGrid`
+                if instead:
+                    raise FederationError(
+                        f"{len(nodes)} nodes are there, {wanted} were planned; {instead}; {spent}"
+                    )
                 if time.monotonic() - begun >= self.settings.node_timeout:
-                    instead = ""
                     if (
                         resume
                         and nodes

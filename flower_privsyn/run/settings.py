@@ -175,7 +175,7 @@ class PrivateSumConfig(Settings):
     round_timeout: PositiveFloat = 3600.0
     """Seconds to wait for the replies of one round."""
     run_dir: str = ""
-    """Where the run is written; "" for a new folder under `~/privsyn-runs`."""
+    """Where the run is written; "" for a new one in `runs/`, of `flwr run` in `~/privsyn-runs`."""
     resume: bool | Literal["auto"] = False
     """Continue the run in `run_dir`; "auto": begin it where there is none, continue one that has
     not finished, and give the result of one that has, for a ServerApp that something restarts.

@@ -24,6 +24,7 @@ from flwr.app import (
 from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.data import Users
+from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import pack_steps
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -230,3 +231,10 @@ class TestMisbehavingNodes:
         strategy.start(federation(num_nodes=5, tamper=tamper))
         # Twelve users on five nodes: nodes 1 and 5 have three and two of them.
         assert strategy.released[0].num_users == 5
+
+
+def test_nodes_that_can_never_come_are_not_waited_for(federation: Builder, config: Builder) -> None:
+    grid = federation()
+    grid.all_there = "so many were started"
+    with pytest.raises(FederationError, match="nodes are there, 999 were planned; so many were"):
+        Probe(config(num_nodes=999)).start(grid)
