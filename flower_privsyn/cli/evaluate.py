@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import Columns, Json, RunDir, Seed, columns_of, option
 from flower_privsyn.cli.output import show_table
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded
 
 if TYPE_CHECKING:
@@ -70,13 +70,17 @@ def evaluate(
             progress=Progress(follow),
         )
     record.write(folder / "evaluation.json")
-    write_run_page(run, folder / "report.html", quality=rows(record))
+    page = str(folder / "report.html")
+    try:
+        write_run_page(run, folder / "report.html", quality=rows(record))
+    except MissingExtraError as error:  # the figures took minutes
+        page = f"none. {error}"
     if as_json:
         print(record.to_json())
         return 0
     print(f"[{record.stamp}]")
     show_table(rows(record))
-    print(f"All figures: {folder / 'evaluation.json'}\nPage: {folder / 'report.html'}")
+    print(f"All figures: {folder / 'evaluation.json'}\nPage: {page}")
     return 0
 
 

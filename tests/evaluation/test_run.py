@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,20 @@ class TestCommand:
         assert STAMP in page
         assert "the same steps on random public text" in page
         assert not list(finished.path.rglob("*.html"))
+
+    def test_the_figures_are_printed_where_no_page_can_be_made(
+        self,
+        finished: RunDirectory,
+        gpt2: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """They took minutes, and the extra of the quickstart has no matplotlib."""
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        data = self.write(tmp_path / "users.jsonl", make_users(90))
+        arguments = ["evaluate", str(finished.path), "--users", str(data)]
+        assert main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
+        out = capsys.readouterr().out
+        assert "with the release" in out
+        assert "Page: none. A report needs Jinja2 and matplotlib" in out
