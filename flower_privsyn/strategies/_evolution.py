@@ -8,9 +8,10 @@ population. What a method begins with, who survives and what is written in the e
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -65,6 +66,11 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
         """Whether the generator varies texts."""
         return self.variation != "mask-fill"
 
+    @property
+    def prompting(self) -> Mapping[str, float]:
+        """What else a prompt depends on, as keywords of `ByInstruction`."""
+        return {}
+
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask."""
         return NearestNeighborHistogram(max_samples=self.max_samples, clip=self.clip)
@@ -74,7 +80,6 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
         generator: TextGenerator,
         prompt: str,
         purpose: Literal["variation", "beginning"],
-        **how: Any,
     ) -> ByInstruction:
         """The generator, asked for texts.
 
@@ -82,7 +87,6 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
             generator: what is asked.
             prompt: a bundled name, or a JSON file.
             purpose: of the prompt.
-            how: other keywords of `ByInstruction`.
 
         Raises:
             ConfigError: the prompt cannot be read, or is not for such models.
@@ -95,7 +99,7 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
             domain=self.domain,
             sampling=self.sampling_parameters(),
             chat=self.generator_interface == "chat",
-            **how,
+            **self.prompting,
         )
 
 

@@ -18,7 +18,7 @@ The paper is central and its unit is a text; here users vote, and a user is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -42,7 +42,7 @@ from flower_privsyn.strategies._population import (
 )
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import ByInstruction, TextGenerator
+    from flower_privsyn.generation import ByInstruction
 
 #: How often a model is asked for a first text before another of its class stands for it.
 _TRIES = 4
@@ -84,8 +84,6 @@ class AugPEConfig(EvolutionConfig):
     """The classes that texts are of, with semicolons between them; public. Documents of another one
     do not count. Empty: texts have no classes.
     """
-    initial_prompt: Annotated[str, IN_PYTHON] = "write"
-    """What is asked for a first text: "write", or a JSON file."""
     initial_words: PositiveInt = 100
     """About how many words a first text is to have."""
 
@@ -111,16 +109,10 @@ class AugPEConfig(EvolutionConfig):
         """How many texts of a class survive a round; of all texts where there are no classes."""
         return self.num_candidates // (self.num_variations * max(1, len(self.class_names)))
 
-    def asked(
-        self,
-        generator: TextGenerator,
-        prompt: str,
-        purpose: Literal["variation", "beginning"],
-        **how: Any,
-    ) -> ByInstruction:
-        """The generator, asked for texts with the settings of prompts."""
-        own = {"blank_fraction": self.blank_fraction, "word_spread": self.word_spread}
-        return super().asked(generator, prompt, purpose, **own, **how)
+    @property
+    def prompting(self) -> Mapping[str, float]:
+        """How much a prompt leaves out of a text, and how far its number of words may be off."""
+        return {"blank_fraction": self.blank_fraction, "word_spread": self.word_spread}
 
     def histogram(self) -> NearestNeighborHistogram:
         """The query these settings ask: of which class each vote is, where there are classes."""
@@ -155,8 +147,7 @@ class EvolutionByClass(Evolution):
 
     def _beginning(self) -> ByInstruction:
         """The generator, asked for first texts."""
-        config = self.config
-        return config.asked(need(self._generator), config.initial_prompt, "beginning")
+        return self.config.asked(need(self._generator), "write", "beginning")
 
     # ------------------------------------------------------------------ populations
 
