@@ -60,6 +60,13 @@ def partitions(num_nodes: int) -> list[dict[str, int]]:
     return [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)]
 
 
+def _named(message: Message) -> str:
+    """A new id of a message, written into it."""
+    # Flower's own Grids write it in the same way: no public setter exists.
+    message.metadata.__dict__["_message_id"] = name = uuid4().hex
+    return name
+
+
 class GridWithoutLink(Grid):
     """Flower's Grid before nodes that no SuperLink knows.
 
@@ -86,6 +93,10 @@ class GridWithoutLink(Grid):
             )
             for node, config in enumerate(node_configs, start=1)
         }
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, from the first call on."""
+        return list(self._contexts)
 
     def set_run(self, run: Any) -> None:
         """Accept any run."""
@@ -128,16 +139,11 @@ class InProcessGrid(GridWithoutLink):
         self._client_app = client_app
         self._arrived: dict[str, list[Message]] = {}
 
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Run the ClientApp on every message and keep the replies until they are pulled."""
         ids: list[Any] = []
         for message in messages:
-            # Flower's own Grids write the id in the same way: no public setter exists.
-            message.metadata.__dict__["_message_id"] = name = uuid4().hex
+            name = _named(message)
             for reply in self._replies(message):
                 self._arrived.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
             # None is what Flower's Grid of deployments gives for a message that did not arrive.
@@ -203,16 +209,11 @@ class LocalGrid(GridWithoutLink):
         for pipe in [self._process() for _ in range(processes)]:
             threading.Thread(target=self._serve, args=(pipe,), daemon=True).start()
 
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes, from the first call on."""
-        return list(self._contexts)
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the next free processes; returns at once, with the id of each."""
         ids = []
         for message in messages:
-            # Flower's own Grids write the id in the same way: no public setter exists.
-            message.metadata.__dict__["_message_id"] = name = uuid4().hex
+            name = _named(message)
             ids.append(name)
             self._asked.put(message)
         return ids
