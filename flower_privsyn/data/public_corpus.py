@@ -206,7 +206,6 @@ def public_texts(
     tokenizer: Any,
     max_tokens: int = 64,
     whole_sentences: bool = False,
-    setting: str = "public-text",
     fewest: int = 0,
     wanted_by: str = "",
 ) -> list[str]:
@@ -220,7 +219,6 @@ def public_texts(
         max_tokens: length of a piece, >= 1.
         whole_sentences: cut longer texts only where a sentence ends (`Chunking.pieces`), and of
             prose leave out what is no whole sentence, unless fewer than `fewest` were left.
-        setting: what named the file, for the sentence that says it cannot be read.
         fewest: texts that there must be.
         wanted_by: what needs so many, such as "num-candidates = 24".
 
@@ -229,7 +227,7 @@ def public_texts(
         DataError: the file is missing or a line is not as described.
         MissingExtraError: it is a data set, and the library is not installed.
     """
-    documents = PublicCorpus.find(source, setting=setting).documents()
+    documents = PublicCorpus.find(source, setting="public-text").documents()
     chunking, found = Chunking(max_tokens=max_tokens), dict[str, None]()
     while part := list(itertools.islice(documents, _DOCUMENTS)):
         pieces = chunking.pieces(part, tokenizer=tokenizer, at_sentences=whole_sentences)
@@ -238,7 +236,7 @@ def public_texts(
     if len(found) < fewest:
         raise ConfigError(
             f"{wanted_by} needs at least {fewest} different texts of at most {max_tokens} tokens, "
-            f'and {setting} = "{source}" holds {len(found)}'
+            f'and public-text = "{source}" holds {len(found)}'
         )
     if whole_sentences and mostly_whole(texts):
         whole = list(filter(is_whole, texts))

@@ -1,4 +1,4 @@
-"""Figures of a page, drawn by matplotlib: each once, small enough to be read on a phone."""
+"""Figures of a run's page, drawn by matplotlib, small enough to be read on a phone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def chart(
     title: str,
     series: Mapping[str, Points],
     *,
-    x: str,
     y: str,
     levels: Mapping[str, float] | None = None,
     steps: bool = False,
@@ -48,8 +47,7 @@ def chart(
 
     Args:
         title: what it shows, for those who cannot see it.
-        series: points by name, from left to right.
-        x: of the horizontal axis, with its unit.
+        series: points by name, from left to right: the number of a round, and a figure.
         y: of the vertical axis.
         levels: figures without a place on the horizontal axis.
         steps: whether the points are steps that begin at 0.
@@ -67,7 +65,7 @@ def chart(
         matplotlib.rcParams.update(SETTINGS)
         figure = Figure(figsize=(_WIDTH, high), layout="constrained")
         axes = figure.add_subplot()
-        axes.set(xlabel=x, ylabel=y)
+        axes.set(xlabel="Round", ylabel=y)
         axes.grid(axis="y", alpha=0.3)
         for (name, points), mark in zip(series.items(), itertools.cycle(_MARKS), strict=False):
             xs, ys = zip(*points, strict=True)

@@ -54,11 +54,6 @@ def bytes_text(value: float | None) -> str:
     return f"{value:,.0f} B"
 
 
-def time_text(value: str) -> str:
-    """A time as written by `flower_privsyn.files.now`, to the minute."""
-    return value[:16].replace("T", " ")
-
-
 def writable(text: str) -> str:
     """A text that a page can hold: what it cannot becomes U+FFFD.
 

@@ -19,7 +19,6 @@ from flower_privsyn.report.numbers import (
     counted,
     epsilon_text,
     number,
-    time_text,
     whole,
 )
 from flower_privsyn.report.summary import RunSummary
@@ -91,7 +90,8 @@ def _subtitle(summary: RunSummary) -> list[str]:
     sft = summary.strategy == "POPri" and summary.settings.get("loss") == "sft"
     method = "PE + SFT" if sft else summary.strategy or next(iter(queries), "")
     app = f"app {summary.app}" if summary.app else ""
-    return [*filter(None, (method, app)), f"begun {time_text(str(summary.created))}"]
+    begun = str(summary.created)[:16].replace("T", " ")  # to the minute
+    return [*filter(None, (method, app)), f"begun {begun}"]
 
 
 def _error(summary: RunSummary) -> str | None:
@@ -163,7 +163,6 @@ def _spending(summary: RunSummary) -> Any:
     return chart(
         "ε spent by each round",
         {name: points for name, points in series.items() if points},
-        x="Round",
         y="ε, all rounds until then",
         levels={} if budget is None else {"budget": budget},
         steps=True,
@@ -219,7 +218,6 @@ def _distances(summary: RunSummary) -> Any:
     return chart(
         "Squared distance to the released mean and covariance",
         {"distance": points},
-        x="Round",
         y="squared distance (Fréchet)",
     )
 
@@ -231,9 +229,7 @@ def _norms(summary: RunSummary) -> Any:
     series = {name: _points(lines, key) for name, key in names.items()}
     if not all(series.values()):
         return None
-    return chart(
-        "Released updates beside their noise", series, x="Round", y="norm of the average over users"
-    )
+    return chart("Released updates beside their noise", series, y="norm of the average over users")
 
 
 # ---------------------------------------------------------------------- texts

@@ -12,7 +12,6 @@ def test_a_picture_names_what_is_in_it_and_is_the_same_again() -> None:
         return chart(
             "It <rises>",
             {f"method {n}": [(1, 0.2 + n), (100, 0.8)] for n in range(12)},
-            x="Round",
             y="share",
             levels={"a floor, $x^2$<b>": 0.1},
         )
