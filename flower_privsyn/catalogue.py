@@ -110,15 +110,6 @@ class CatalogueEntry(ComparedMethod):
         found: type[PrivateSumStrategy] = metadata.EntryPoint("", self.import_path, GROUP).load()
         return found
 
-    def to_dict(self) -> dict[str, str]:
-        """What `privsyn methods --json` prints of it."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "kind": self.kind,
-            "paper": self.paper,
-        }
-
 
 _OURS = "of this package"
 #: In the order of a table, from the floor to the ceiling.

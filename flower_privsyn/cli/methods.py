@@ -61,13 +61,14 @@ def methods(
     if settings:
         print(settings_page(), end="")
         return 0
-    rows = [entry.to_dict() for entry in entries().values()]
     for sentence in refusals():
         sys.stderr.write(f"privsyn: {sentence}\n")
+    known = entries().values()
     if as_json:
-        return show_json(rows)
-    shown = ((row["name"], row["kind"], row["paper"]) for row in rows)
-    show_table(shown, ("strategy", "gives", "paper"))
+        keys = ("name", "title", "kind", "paper")
+        return show_json([{key: getattr(entry, key) for key in keys} for entry in known])
+    rows = ((entry.name, entry.kind, entry.paper) for entry in known)
+    show_table(rows, ("strategy", "gives", "paper"))
     return 0
 
 

@@ -220,7 +220,8 @@ def _learned(
 ) -> Learned | None:
     """A model before a run, after as many steps on random public text, and with the release."""
     made = run.path / TRAINED_MODEL
-    own = downstream is None and bool(run.config.get("model")) and _predicts(made)
+    predicts = (made / "config.json").is_file() and not holds_encoder_decoder(made)
+    own = downstream is None and bool(run.config.get("model")) and predicts
     if not (own or synthetic):
         return None
     model = downstream or _DOWNSTREAM
@@ -238,9 +239,9 @@ def _learned(
     training = settings
     if own and not settings.max_steps:
         training = _as_the_run(run.config) or replace(settings, max_steps=_STEPS)
-    public = random_public_text(
-        _public_text(run), model, settings=training, rows=len(synthetic), seed=seed
-    )
+    named_by_us = run.owner.own.get("settings", {}).get("public-text")
+    source = located(str(named_by_us or "bundled"))
+    public = random_public_text(source, model, settings=training, rows=len(synthetic), seed=seed)
     return Learned(
         model=str(model),
         before=measure(model),
@@ -260,17 +261,6 @@ def _as_the_run(config: Mapping[str, Any]) -> CausalTraining | None:
         max_tokens=config["max-tokens"],
         train_on_eos=False,
     )
-
-
-def _predicts(made: Path) -> bool:
-    """Whether there is a model that predicts texts; one with an encoder does after conditions."""
-    return (made / "config.json").is_file() and not holds_encoder_decoder(made)
-
-
-def _public_text(run: RunDirectory) -> str:
-    """The public text of a run that is this user's own, else the bundled one."""
-    own = run.owner.own.get("settings", {})
-    return located(str(own.get("public-text") or "bundled"))
 
 
 # ---------------------------------------------------------------------- measures

@@ -33,6 +33,8 @@ continuations were asked for by then."""
 #: Continuations that are asked for at most, for each text that is wanted.
 _MOST_ATTEMPTS: Final = 4
 
+_NO_SEED: Final = "expansion needs at least one seed that is not empty"
+
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
 
 
@@ -124,7 +126,7 @@ class Expand:
         """
         examples = [text for text in seeds if flattened(text)][: self.num_examples]
         if self._prompt is not None and not examples:
-            raise GenerationError("expansion needs at least one seed that is not empty")
+            raise GenerationError(_NO_SEED)
         rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
 
     def run(
@@ -162,7 +164,9 @@ class Expand:
             GenerationError: There is no seed with any text, or the generator failed.
         """
         flat = [flattened(text) for text in seeds]
-        pool = _not_empty(flat) if self.num_examples else []
+        pool = [place for place, text in enumerate(flat) if text] if self.num_examples else []
+        if self.num_examples and not pool:
+            raise GenerationError(_NO_SEED)
         num_chosen = min(self.num_examples, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
         missing = max(0, num_samples - kept)
@@ -279,20 +283,6 @@ def unusable(text: str, *, known: Container[str], examples: Container[str] = ())
         "duplicate": flat in known,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _not_empty(flat: Sequence[str]) -> list[int]:
-    """The places of the texts that are not empty.
-
-    Raises:
-        GenerationError: There is none.
-    """
-    pool = [index for index, text in enumerate(flat) if text]
-    if not pool:
-        raise GenerationError(
-            f"expansion needs at least one seed that is not empty, got {len(flat)} without text"
-        )
-    return pool
 
 
 def _choose(

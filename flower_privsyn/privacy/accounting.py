@@ -349,7 +349,8 @@ def _pld_epsilon(costs: Costs, delta: float) -> float:
         import dp_accounting
 
         return quietly(dp_accounting.get_epsilon_gaussian, _gaussian_multiplier(costs), delta)
-    left = delta - _rounding(costs)
+    # A composed probability may be below the true one by so much.
+    left = delta - _ROUNDING * sum(count for (kind, *_), count in costs if kind != "gaussian")
     found = math.inf
     if left > 0.0:
         found = float(_pld(costs, _interval(costs, delta)).get_epsilon_for_delta(left))
@@ -373,11 +374,6 @@ def quietly(closed_form: Callable[[float, float], float], value: float, delta: f
 #: By how much the rounding of one more release may move a tail of the composed distribution: 16
 #: times the most that was seen against closed forms.
 _ROUNDING = 2.0**-52
-
-
-def _rounding(costs: Costs) -> float:
-    """How far a composed probability may be below the true one, in delta."""
-    return _ROUNDING * sum(count for (kind, *_), count in costs if kind != "gaussian")
 
 
 def _gaussian_multiplier(costs: Iterable[tuple[Cost, int]]) -> float:

@@ -172,7 +172,7 @@ class AskedOnce(Method):
         expand: Expand | None = None
         if config.synthesis == "written":
             self._refuse_untrainable()
-            expand = self._expansion(self._load_generator())
+            expand = config.expansion_by(self._prompt, self._load_generator())
         self._text = SketchedText(config, place)
         if expand is not None:
             # It writes after the last release: it must not be missing then.
@@ -213,7 +213,7 @@ class AskedOnce(Method):
 
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
-        expand = self._expansion(self._writer(student))
+        expand = config.expansion_by(self._prompt, self._writer(student))
         wanted = config.best_of * config.synthetic_samples
         records, dropped = expand_resumably(
             expand,
@@ -290,14 +290,6 @@ class AskedOnce(Method):
         if self._generator is None:
             self._generator = self.config.load_generator()
         return self._generator
-
-    def _expansion(self, generator: TextGenerator) -> Expand:
-        """How a generator writes.
-
-        Raises:
-            PrivsynError: the prompt cannot be read, or the generator cannot be loaded.
-        """
-        return self.config.expansion_by(self._prompt, generator)
 
     def _need_text(self) -> SketchedText:
         return need(self._text)
