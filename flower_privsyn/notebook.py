@@ -16,7 +16,6 @@ from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.report.summary import RunSummary, open_run
-from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import JointSketch
 
@@ -96,7 +95,10 @@ def fit(
             strict=True,
         )
     source = os.fspath(users) if isinstance(users, str | os.PathLike) else ""
-    _check_users(everybody, strategy.config, source)
+    values = strategy.config.to_dict()
+    everybody.check_documents(dated=bool(values["min-date"]), classes=strategy.config.class_names)
+    people_of([everybody], chunking=Chunking.of(values))
+    check_public_text(str(values.get("public-text", BUNDLED)), data=source)
 
     def load(context: Context) -> Users:
         own = context.node_config
@@ -115,18 +117,3 @@ def fit(
         )
         strategy.start(grid)
     return open_run(strategy.run.path)
-
-
-def _check_users(users: Users, settings: PrivateSumConfig, source: str) -> None:
-    """Refuse users whom a run would ask in vain, and public text that is theirs.
-
-    Args:
-        users: everybody.
-        settings: of the run.
-        source: where they were read from; "" for what was in memory.
-    """
-    users.check_documents(dated=bool(settings.min_date), classes=settings.class_names)
-    chunking = Chunking.of(settings.to_dict())
-    public = str(settings.to_dict().get("public-text", BUNDLED))
-    people_of([users], chunking=chunking)
-    check_public_text(public, data=source)

@@ -40,11 +40,6 @@ class App:
     server: str = ""
     client: str = ""
 
-    @property
-    def uses_run_directory(self) -> bool:
-        """Whether the app takes a run directory and records there how it ended."""
-        return self.takes("run-dir")
-
     def takes(self, key: str) -> bool:
         """Whether a run may set a key: one that the app declares, or any in its `settings`."""
         return key in self.defaults or SETTINGS in self.defaults

@@ -226,7 +226,7 @@ def _resumption(
                 f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
             )
         values |= new
-    if begun and app.uses_run_directory and not app.takes("resume"):
+    if begun and app.takes("run-dir") and not app.takes("resume"):
         raise RunDirectoryError(
             f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
         )
@@ -467,7 +467,7 @@ def _judge(
         return Outcome(path=run_path, error=run.error, unexpected=bool(run.state.get("unexpected")))
     finished = run is not None and run.status == "finished"
     sentence, unexpected = ended.get("sentence"), bool(ended.get("unexpected"))
-    if sentence == "" and (finished or not (run or app.uses_run_directory)):
+    if sentence == "" and (finished or not (run or app.takes("run-dir"))):
         return Outcome(path=run_path, error=None)
     if not sentence:
         unexpected = True

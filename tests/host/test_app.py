@@ -10,7 +10,7 @@ from flower_privsyn.host.app import App, load_app, resolve_config
 
 def test_an_app_is_read(app: App) -> None:
     assert app.name == "asking-app"
-    assert app.uses_run_directory
+    assert app.takes("run-dir")
     assert app.defaults["epsilon"] == 7.58
 
 

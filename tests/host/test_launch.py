@@ -155,7 +155,7 @@ def test_a_run_that_its_app_does_not_go_on_with_stays_as_it_was(
 
 def test_without_a_run_directory_the_app_decides(tmp_path: Path) -> None:
     plain = load_app(write_app(tmp_path / "app", run_directory=False))
-    assert not plain.uses_run_directory
+    assert not plain.takes("run-dir")
     assert launch._judge(plain, tmp_path, ENDED, {}).error is None
     failed = launch._judge(plain, tmp_path, FAILED, {})
     assert (failed.error, failed.unexpected) == ("No such bucket.", False)
