@@ -1,8 +1,4 @@
-"""The command `privsyn`: run and resume apps, look at runs, plan a privacy budget.
-
-A file per command, listed in `app.py`. A command imports what it works with when it is called, so
-that `privsyn --help` loads neither Flower nor a model library.
-"""
+"""The command `privsyn`: run and resume apps, look at runs, plan a privacy budget."""
 
 from __future__ import annotations
 

@@ -34,8 +34,6 @@ Every key of every method: what may stand there, what stands there by default, w
 (`[tool.flwr.app.config]`, `--set`) they have hyphens, and a negative number leaves out one that
 need not be given. A value that is not allowed is refused before anything is spent. Some values of
 papers are keywords of the classes alone: [their symbols](../baselines/README.md) name them.
-
-Which keys of the papers these are stands there, too.
 """
 
 _POLICY = """\

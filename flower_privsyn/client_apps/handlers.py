@@ -95,13 +95,9 @@ def counted(message: Message, context: Context) -> Iterator[None]:
             logger.warning("%s = %s cannot be written: %s", CPU_TIME, target, error.strerror)
 
 
-def _for_the_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _append(path: Path, line: str) -> None:
     """Add a line to a file that nobody else can read, by one write: several processes do."""
-    with open(path, "a", encoding="utf-8", opener=_for_the_owner) as file:
+    with open(path, "a", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
         file.write(f"{line}\n")
 
 

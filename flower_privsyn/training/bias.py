@@ -25,6 +25,9 @@ Float64Array = npt.NDArray[np.float64]
 #: Occurrences beforehand that speak for a model's being right about a token.
 _SURE = 2.0
 
+#: Tokens of public text that are read.
+_MOST_TOKENS = 2**17
+
 #: Logits at a time: so few stay in memory that is used again, and twice as many texts are read.
 _LOGITS = 2**21
 
@@ -50,7 +53,6 @@ def unlearnt(
     model: str | Path,
     rows: Sequence[npt.NDArray[np.int64]],
     *,
-    most_tokens: int = 2**17,
     seed: int = 0,
     device: str | None = None,
 ) -> Float64Array:
@@ -68,9 +70,9 @@ def unlearnt(
 
     Args:
         model: a bundled short name, a folder or a hub name of a causal language model.
-        rows: tokens of public texts, of the model's tokenizer; at least one token.
-        most_tokens: after which no further row is read; rows are drawn by the seed.
-        seed: of the draw.
+        rows: tokens of public texts, of the model's tokenizer; at least one token. After
+            `_MOST_TOKENS` no further row is read.
+        seed: of the order in which they are read.
         device: as PyTorch names it; None chooses.
 
     Returns:
@@ -87,7 +89,7 @@ def unlearnt(
     size = int(network.get_output_embeddings().weight.shape[0])
     order = np.random.default_rng(seed).permutation(len(rows))
     read = np.cumsum([len(rows[index]) for index in order.tolist()])
-    chosen = [rows[index] for index in order[: int(np.searchsorted(read, most_tokens)) + 1]]
+    chosen = [rows[index] for index in order[: int(np.searchsorted(read, _MOST_TOKENS)) + 1]]
     chosen = [row for row in chosen if len(row)]
     if not chosen:
         raise ConfigError("there is nothing to compare a model with: no text has a token")
