@@ -44,9 +44,9 @@ def unfolded(run_config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = tomllib.loads(text) if isinstance(text, str) else None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"settings must be TOML, on each line a key = value: {error} in {text!r}"
-        ) from error
+        raise ConfigError(  # without a word of it: an address in it may hold a key
+            f"settings must be TOML, on each line a key = value: {error}"
+        ) from None
     if found is None:
         raise ConfigError(f"settings must be a text in TOML, got {text!r}")
     for key, value in found.items():
@@ -59,7 +59,7 @@ def unfolded(run_config: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, str | bool | int | float):
             raise ConfigError(
                 f"{key} in settings must be a text in quotation marks, a number, true or false, "
-                f"got {value!r}"
+                f"got a {type(value).__name__}"
             )
     return {**run_config, **found, SETTINGS: ""}
 

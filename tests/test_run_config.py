@@ -43,6 +43,16 @@ def test_what_cannot_be_read_is_named(settings: Any, sentence: str) -> None:
         configuration_of({"strategy": "popri", "epsilon": 1.0, "settings": settings})
 
 
+@pytest.mark.parametrize("form", ["generator = '{}'\noops", "generator = ['{}']"])
+def test_what_cannot_be_read_is_not_quoted(form: str) -> None:
+    """The address of a generator may hold a key."""
+    settings = form.format("https://me:k-secret@host/v1#model")
+    with pytest.raises(ConfigError) as refusal:
+        configuration_of({"strategy": "popri", "epsilon": 1.0, "settings": settings})
+    assert "k-secret" not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
 def test_folded_and_unfolded_nothing_has_changed() -> None:
     values = {
         "epsilon": 1e-06,
