@@ -44,7 +44,7 @@ from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
-from flower_privsyn.training.causal import CausalTraining, fine_tune
+from flower_privsyn.training.causal import CausalTraining, fine_tune, on_public_rows
 
 if TYPE_CHECKING:
     from flower_privsyn.training.distillation import Distillation
@@ -238,7 +238,8 @@ def _learned(
 
     training = settings
     if own and not settings.max_steps:
-        training = _as_the_run(run.config) or replace(settings, max_steps=_STEPS)
+        learnt = "student-steps" in run.config
+        training = on_public_rows(run.config) if learnt else replace(settings, max_steps=_STEPS)
     named_by_us = run.owner.own.get("settings", {}).get("public-text")
     source = located(str(named_by_us or "bundled"))
     public = random_public_text(source, model, settings=training, rows=len(synthetic), seed=seed)
@@ -247,19 +248,6 @@ def _learned(
         before=measure(model),
         random_public=measure(tune(public, "random-public", training)),
         release=measure(made if own else tune(synthetic, "downstream", settings)),
-    )
-
-
-def _as_the_run(config: Mapping[str, Any]) -> CausalTraining | None:
-    """How a run trained its model on public text; None for one that did not."""
-    if not (steps := config.get("student-steps")):
-        return None
-    return CausalTraining(
-        max_steps=steps,
-        batch_size=config["training-batch-size"],
-        learning_rate=config["learning-rate"],
-        max_tokens=config["max-tokens"],
-        train_on_eos=False,
     )
 
 

@@ -184,6 +184,11 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
     return TransformersGenerator(folder, begins_texts=True)
 
 
+def runs_elsewhere(name: str) -> bool:
+    """Whether the generator runs in another process than this one, and learns nothing here."""
+    return is_address(name) or is_gguf(name)
+
+
 def is_gguf(name: str) -> bool:
     """Whether the name is of a file that llama.cpp runs, on this machine."""
     return name.startswith(PREFIX)

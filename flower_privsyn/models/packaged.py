@@ -9,7 +9,6 @@ model's. That folder is the user's own like the rest of the cache, and is not ch
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,7 +17,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -184,7 +182,7 @@ def convert(file: Path, output: Path, *, begins: str = "") -> None:
         torch: Any = importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
         # The reader of GGUF files draws bars of its own.
-        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()), _read_once():
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             where = {"gguf_file": file.name, "local_files_only": True}
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
             model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -202,21 +200,3 @@ def convert(file: Path, output: Path, *, begins: str = "") -> None:
             tokenizer.save_pretrained(output)
     except Exception as error:
         raise ModelError(f"{file} cannot be read as a model: {shorten(error)}") from error
-
-
-@contextlib.contextmanager
-def _read_once() -> Iterator[None]:
-    """Inside, gguf reads a file once, and makes a table of names once.
-
-    Transformers has it read the same file three times, and makes the table for each of the modules
-    of a model: half of the time that a conversion would take.
-    """
-    gguf: Any = importlib.import_module("gguf")
-    kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    try:
-        for name, found in kept.items():
-            setattr(gguf, name, functools.cache(found))
-        yield
-    finally:
-        for name, found in kept.items():
-            setattr(gguf, name, found)

@@ -26,12 +26,6 @@ class StudentConfig(PrivateSumConfig):
 
     def student_training(self) -> CausalTraining:
         """How the model is trained on public text."""
-        from flower_privsyn.training.causal import CausalTraining
+        from flower_privsyn.training.causal import on_public_rows
 
-        return CausalTraining(
-            max_steps=self.student_steps,
-            batch_size=self.training_batch_size,
-            learning_rate=self.learning_rate,
-            max_tokens=self.max_tokens,
-            train_on_eos=False,  # rows are pieces of documents, and end where they were cut
-        )
+        return on_public_rows(self.to_dict())

@@ -31,8 +31,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero, PositiveFloat
 from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
 from flower_privsyn.files import located
-from flower_privsyn.generation.generators import ExpandingSettings, is_gguf
-from flower_privsyn.generation.openai_backend import is_address
+from flower_privsyn.generation.generators import ExpandingSettings, runs_elsewhere
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
@@ -130,9 +129,8 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
         """
         steps = self.generator_steps
         if steps is None:
-            elsewhere = by_object or is_address(self.generator) or is_gguf(self.generator)
             shown = self.prompt or self.generator_interface == "chat"
-            steps = 0 if elsewhere or shown else _STEPS
+            steps = 0 if by_object or shown or runs_elsewhere(self.generator) else _STEPS
         return steps, self.prompt or ("" if steps else "pre-text")
 
 
@@ -272,8 +270,7 @@ class AskedOnce(Method):
         config = self.config
         if not self._steps:
             return
-        elsewhere = is_address(config.generator) or is_gguf(config.generator)
-        if elsewhere or self.given_writer is not None:
+        if self.given_writer is not None or runs_elsewhere(config.generator):
             raise ConfigError(
                 f"generator-steps = {self._steps} trains the generator in this process, which an "
                 "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
@@ -342,7 +339,7 @@ def biased_generator(
     from flower_privsyn.training.bias import load_plain, save_biased
     from flower_privsyn.training.distillation import check_same_tokens
 
-    if is_address(name) or is_gguf(name):
+    if runs_elsewhere(name):
         return None
     try:
         check_same_tokens(tokens_of, name, setting="its model")

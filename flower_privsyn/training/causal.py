@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +107,21 @@ class CausalTraining(Settings):
 
     def _called(self, name: str) -> str:
         return f"training setting {name}"
+
+
+def on_public_rows(settings: Mapping[str, Any]) -> CausalTraining:
+    """How a run trains its student on public text.
+
+    Args:
+        settings: of the run, by their hyphenated keys.
+    """
+    return CausalTraining(
+        max_steps=settings["student-steps"],
+        batch_size=settings["training-batch-size"],
+        learning_rate=settings["learning-rate"],
+        max_tokens=settings["max-tokens"],
+        train_on_eos=False,  # rows are pieces of documents, and end where they were cut
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
