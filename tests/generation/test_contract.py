@@ -61,11 +61,8 @@ NEARLY = ("gguf",)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, TextGenerator]]:
-    generator = KINDS[request.param](request)
-    yield request.param, generator
-    if isinstance(generator, OpenAIGenerator):
-        generator.close()
+def kind(request: pytest.FixtureRequest) -> tuple[str, TextGenerator]:
+    return request.param, KINDS[request.param](request)
 
 
 def test_a_generator(kind: tuple[str, TextGenerator]) -> None:

@@ -145,7 +145,6 @@ class TestChat:
         assert [message["role"] for message in body["messages"]] == ["system", "user"]
         assert "letters" in body["messages"][0]["content"]
         assert body["stop"] == ["END"]  # an answer may have several lines
-        generator.close()
 
     def test_a_model_of_this_process_answers_by_its_own_template(
         self, caplog: pytest.LogCaptureFixture
