@@ -75,11 +75,6 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("joint-sketch", {"teacher": "", "teacher-steps": 5}, ("teacher-steps = 5", "a teacher")),
     ("fred", {"estimator": "two-rounds"}, ("num-rounds",)),
     ("fred", {"unit": "record", "max-samples": 0}, ("max-samples",)),
-    (
-        "fred",
-        {"estimator": "too-little-noise-as-printed", "num-rounds": 2},
-        ("estimator", "num-users"),
-    ),
     ("fred", {"candidates": "a.jsonl; ; b.jsonl"}, ("candidates",)),
     (
         "public-mid-training",

@@ -170,9 +170,8 @@ def epsilons(facts: Mapping[str, Any]) -> str:
     """
     if facts["epsilon_release"] is None:
         return f"Not private: {facts['releases']} releases without sufficient noise"
-    stamp = f"{facts['stamp']}\n" if facts.get("stamp") else ""
     return (
-        f"{stamp}epsilon_release       = {facts['epsilon_release']:.4g}"
+        f"epsilon_release       = {facts['epsilon_release']:.4g}"
         " (towards everyone who does not know who took part)\n"
         f"epsilon_known_cohorts = {number(facts['epsilon_known_cohorts'])}"
         " (towards one who does)\n"

@@ -28,18 +28,6 @@ def mark(folder: Path, stamp: str) -> None:
     write_json(folder / FILE, {"stamp": stamp})
 
 
-def mark_all(models: Path, stamp: str | None) -> None:
-    """The same of every model of a run.
-
-    Args:
-        models: the folder of their folders, which may not exist.
-        stamp: the sentence; None of a run whose epsilons cover its result.
-    """
-    if stamp is not None:
-        for config in models.glob("*/*config.json"):
-            mark(config.parent, stamp)
-
-
 def stamp_of(*names: str) -> str:
     """What the first of some models says of itself that says so; "" where none does.
 

@@ -57,7 +57,7 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
     return {
         "run": summary,
         "heading": f"Run {summary.name}",
-        "stamp": "; ".join(filter(None, (summary.stamp, STAMP if quality else None))) or None,
+        "stamp": STAMP if quality else None,
         "subtitle": _subtitle(summary),
         "error": _error(summary),
         "go_on": how_to_resume(Path(summary.path)).replace(summary.path, summary.name),

@@ -18,7 +18,6 @@ from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
 from flower_privsyn.run.directory import TRAINED_MODEL, RunDirectory, round_texts
-from flower_privsyn.run.run_format import stamp_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +93,6 @@ class RunSummary:
         created: when it was begun, ISO 8601.
         settings: by hyphenated key, with what resumed runs changed, without places.
         versions: of the libraries it was made with.
-        stamp: what must stand at every figure, where the epsilons do not cover it; else None.
         rounds_finished: their numbers.
         rounds_lost: those of them that gave no release.
         rounds_open: begun, and neither charged nor discarded.
@@ -133,7 +131,6 @@ class RunSummary:
     created: str | None
     settings: dict[str, Any]
     versions: dict[str, str]
-    stamp: str | None
     rounds_finished: list[int]
     rounds_lost: list[int]
     rounds_open: list[int]
@@ -172,7 +169,6 @@ class RunSummary:
         last: dict[str, Any] = charged[-1] if charged else {}
         spent, rounds = stated_costs(ledger), _rounds(run)
         figures = dict(run.state.get("summary") or {})
-        stamps = [str(one["stamp"]) for one in (figures, *rounds) if one.get("stamp")]
         file = run.path / SKETCH_FILE
         trust, sketch = read_sketch(file, most=_ITEMS) if file.is_file() else (None, None)
         samples: list[str] = []
@@ -193,7 +189,6 @@ class RunSummary:
             created=document.get("created"),
             settings=run.config,
             versions=dict(document.get("versions") or {}),
-            stamp=stamp_of(document) or next(iter(stamps), None),
             rounds_finished=[number for number in run.finished_rounds() if number > 0],
             rounds_lost=run.rounds_with_outcome("lost", "discarded", "interrupted"),
             rounds_open=open_rounds(ledger),

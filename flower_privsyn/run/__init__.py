@@ -8,10 +8,9 @@ from flower_privsyn.run.directory import (
     supervisor_lock,
     unnamed_run,
 )
-from flower_privsyn.run.run_format import RESEARCH_STAMP, how_to_resume
+from flower_privsyn.run.run_format import how_to_resume
 
 __all__ = [
-    "RESEARCH_STAMP",
     "RunDirectory",
     "default_run_directory",
     "how_to_resume",

@@ -319,8 +319,6 @@ class Preparation:
         changes = self._changes() if resume else {}
         progress = run.progress()
         logger.info("run directory: %s", run.path)
-        if method.stamp is not None:
-            logger.warning("%s", method.stamp)
         sources = set_up(method, settings, run, progress=progress)
         if resume:
             record_changes(run, changes)

@@ -78,11 +78,6 @@ class Method(ABC):
         return self.place.progress
 
     @property
-    def stamp(self) -> str | None:
-        """What marks every figure of a run whose result the ledger does not cover; else None."""
-        return None
-
-    @property
     def asked_generator(self) -> str:
         """The setting `generator`, where the run has it write something; "" elsewhere, as here."""
         return ""

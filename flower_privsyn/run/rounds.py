@@ -338,9 +338,8 @@ class KeptRounds:
         known = [line.get("epsilon_release") or 0.0 for line in told]
         if any(math.isclose(epsilon, spent["epsilon_release"] or 0.0) for epsilon in known):
             return
-        stamp = {} if self.method.stamp is None else {"stamp": self.method.stamp}
         released = is_stored(self.run, number)
-        self.run.log_metrics({"round": number, "released": released, **spent, **stamp})
+        self.run.log_metrics({"round": number, "released": released, **spent})
 
     def _refuse_missing_lines(self, charged: set[int]) -> None:
         """A ledger that was removed or cut must not make a resumed run look cheaper."""

@@ -21,17 +21,6 @@ LEDGER_KEY = "ledger"
 """Under which a JSON file states the digest of the ledger's last line."""
 
 
-TOO_LITTLE: Final = "too-little-noise-as-printed"
-"""The `estimator` of FreD whose noise is less than its epsilon needs, as the paper has it."""
-
-
-RESEARCH_STAMP = (
-    "research: the noise is the paper's as printed, too little for the epsilon it names; the "
-    "ledger states what it costs"
-)
-"""What marks a run whose settings say so, wherever its figures are shown."""
-
-
 def how_to_resume(path: Path, **settings: object) -> str:
     """What goes on with a run, as a command to type: `privsyn resume` for what it started alone.
 
@@ -55,18 +44,6 @@ def how_to_resume(path: Path, **settings: object) -> str:
 def was_launched(document: Mapping[str, Any]) -> bool:
     """Whether `privsyn run` started a run, by everything in its `config.json`."""
     return document.get("app") is not None
-
-
-def stamp_of(document: Mapping[str, Any]) -> str | None:
-    """What must stand at every figure of a run that its epsilons do not cover; else None.
-
-    Args:
-        document: everything in its `config.json`.
-    """
-    config = document.get("config")
-    if isinstance(config, dict) and config.get("estimator") == TOO_LITTLE:
-        return RESEARCH_STAMP
-    return str(found) if (found := document.get("stamp")) else None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
 from flower_privsyn.messages.wire import refuse_uncarried
-from flower_privsyn.models import provenance
 from flower_privsyn.privacy import (
     CorrelatedNoise,
     Correlation,
@@ -389,12 +388,7 @@ class PrivateSumStrategy(Strategy):
                 rounds.close(ledger, go_on=self._go_on)
                 result.arrays = result.arrays or self._arrays(rounds) or result.arrays
                 with self._timed("finish"):
-                    summary = {
-                        **self.method.finish(rounds.state),
-                        **ledger.spent,
-                        **self._stamped(),
-                    }
-                    provenance.mark_all(run.path / "models", self.method.stamp)
+                    summary = {**self.method.finish(rounds.state), **ledger.spent}
                 run.mark_finished(summary)
                 rounds.tell()
             logger.info(
@@ -570,8 +564,11 @@ class PrivateSumStrategy(Strategy):
         if late := started.grid.take_late():
             counts["rejected: late reply"] = late
         answered = files.seconds()
-        spent = {**started.ledger.spent, **self._stamped()}
-        metrics = {**asked.outcome(released, counts), **spent, **asdict(asked.traffic)}
+        metrics = {
+            **asked.outcome(released, counts),
+            **started.ledger.spent,
+            **asdict(asked.traffic),
+        }
         makes_up = self.plan.at(number).makes_up
         rounds.record(released, metrics)
         if released is not None:
@@ -762,9 +759,6 @@ class PrivateSumStrategy(Strategy):
     @property
     def _go_on(self) -> str:
         return f"bring the nodes back and continue with {how_to_resume(self.run.path)}"
-
-    def _stamped(self) -> dict[str, str]:
-        return {} if self.method.stamp is None else {"stamp": self.method.stamp}
 
 
 def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:

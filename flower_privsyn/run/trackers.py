@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json, write_json
 from flower_privsyn.run.directory import RunDirectory
-from flower_privsyn.run.run_format import LEDGER_KEY, stamp_of
+from flower_privsyn.run.run_format import LEDGER_KEY
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -273,10 +273,6 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _settings(run: RunDirectory) -> dict[str, str]:
-    """Of the run, as text; and the stamp where the epsilons do not cover its figures."""
-    document = run.document
+    """Of the run, as text."""
     found = {key: "" if value is None else str(value) for key, value in run.config.items()}
-    stamps = (line["stamp"] for line in run.metrics() if line.get("stamp"))
-    stamp = stamp_of(document) or next(stamps, None)
-    told = {"stamp": stamp} if stamp else {}
-    return {"strategy": document.get("strategy") or "", **found, **told}
+    return {"strategy": run.document.get("strategy") or "", **found}

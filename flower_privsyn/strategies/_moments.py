@@ -203,22 +203,13 @@ class NoisyMoments:
     count: float
 
     @classmethod
-    def of(
-        cls,
-        space: MomentSpace,
-        query: Moments,
-        releases: Sequence[SumOfUsers],
-        *,
-        count: float = 0.0,
-    ) -> Self | None:
+    def of(cls, space: MomentSpace, query: Moments, releases: Sequence[SumOfUsers]) -> Self | None:
         """Read one release, or several of the same question; None without any.
 
         Args:
             space: the coordinates.
             query: the question.
             releases: noisy sums.
-            count: records, where their number is public; 0 for the released count, or where there
-                is none the users.
         """
         added = added_up(releases)
         if added is None:
@@ -226,9 +217,7 @@ class NoisyMoments:
         total, users, noise = added[:3]
         w0, w1, w2 = query.weights
         counted, first, second = query.columns(space.dimensions)
-        n = count * len(releases) or users
-        if w0 and not count:
-            n = max(1.0, float(total[counted][0]) / w0)
+        n = max(1.0, float(total[counted][0]) / w0) if w0 else users
         c, n1, n2 = space.radius, (w1 or 1.0) * n, (w2 or 1.0) * n
         return cls(
             mean=c * total[first] / n1,
@@ -286,10 +275,8 @@ class MomentSketch:
     def of_two_rounds(
         cls,
         space: MomentSpace,
-        questions: tuple[Moments, Moments],
+        questions: Sequence[Moments],
         releases: Sequence[SumOfUsers],
-        *,
-        count: float = 0.0,
     ) -> Self | None:
         """Read the paper's two rounds: a mean, then second moments about it; None without both.
 
@@ -297,10 +284,9 @@ class MomentSketch:
             space: the coordinates.
             questions: of the first round, and of those after it.
             releases: noisy sums; all after the first are of second moments.
-            count: as for `NoisyMoments.of`.
         """
-        first = NoisyMoments.of(space, questions[0], releases[:1], count=count)
-        after = NoisyMoments.of(space, questions[1], releases[1:], count=count)
+        first = NoisyMoments.of(space, questions[0], releases[:1])
+        after = NoisyMoments.of(space, questions[1], releases[1:])
         if first is None or after is None or after.second is None:
             return None
         return cls(

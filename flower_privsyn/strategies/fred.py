@@ -28,21 +28,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeInt, OrZero, PositiveInt
+from flower_privsyn.checks import IN_PYTHON, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.files import user_path
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
-    Phase,
     Plan,
     Release,
     release_epsilon,
 )
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
-from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import (
     Diagnostic,
@@ -53,7 +51,6 @@ from flower_privsyn.run.question import (
     State,
     need,
 )
-from flower_privsyn.run.run_format import TOO_LITTLE
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
@@ -79,7 +76,7 @@ logger = logging.getLogger("flwr.privsyn")
 #: Noise of a covariance over what that of public text says, above which a run is refused.
 _MOST_RATIO: Final = 2.0
 
-#: Part of an answer's squared norm that counts records, where their number is not public.
+#: Part of an answer's squared norm that counts records: how many there are is not public.
 _COUNT_SHARE: Final = 0.05
 
 
@@ -113,23 +110,15 @@ class FreDConfig(PrivateSumConfig):
     """What the coordinates are settled from: "bundled", or a JSONL file with `text` and no person's
     data.
     """
-    estimator: Literal["joint", "two-rounds", "too-little-noise-as-printed"] = "joint"
+    estimator: Literal["joint", "two-rounds"] = "joint"
     """How moments are asked for: "joint": mean and second moments in one vector and one release;
     "two-rounds", as in the paper: a mean, and in the rounds after it the covariance about that
-    noisy mean. "too-little-noise-as-printed": the same with the paper's noise, which is added to
-    every record of a mean and then averaged away, and to every client's part of a covariance;
-    `noise_multiplier` is then what the paper calls sqrt(2 log(1.25 / delta)) / epsilon, the ledger
-    states what it costs, and the run is marked as not private.
+    noisy mean.
     """
     unit: Unit = "user"
     """Who counts: "user": a user counts once, however much they wrote; "record", as in the paper:
     each of their first `max_samples` samples counts. The ledger states the epsilon of a user either
     way; that of a record, which is less, stands in the result.
-    """
-    num_records: Annotated[NonNegativeInt, IN_PYTHON] = 0
-    """Records of all users, where their number is public; 0 where it is not, and a twentieth of an
-    answer's squared norm counts them. As printed it is public, `max_samples` of each of `num_users`
-    where it is not given.
     """
     candidates: str = ""
     """What is ranked, with semicolons between: JSONL or .txt files, folders of them, run
@@ -150,27 +139,7 @@ class FreDConfig(PrivateSumConfig):
                 f'estimator = "{self.estimator}" needs num-rounds of at least 2, got '
                 f"{self.num_rounds}: a mean, and then the covariance"
             )
-        if self.num_records and self.unit == "user":
-            raise ConfigError(
-                f'num-records = {self.num_records} needs unit = "record", got unit = "user"'
-            )
-        if self.estimator == TOO_LITTLE and not (
-            (self.num_rounds, self.unit) == (2, "record")
-            and self.max_samples
-            and self.num_users
-            and self.noise_multiplier
-        ):
-            raise ConfigError(
-                f'estimator = "{TOO_LITTLE}" needs num-rounds = 2, unit = "record", and '
-                "max-samples, num-users and noise-multiplier above 0"
-            )
         self.questions()
-
-    @property
-    def known_records(self) -> int:
-        """Records of all users, where their number is public; else 0."""
-        printed = self.num_users * self.max_samples if self.estimator == TOO_LITTLE else 0
-        return self.num_records or printed
 
     def questions(self, radius: float = 1.0) -> tuple[Moments, ...]:
         """The question of every round, or that of the first and that of those after it.
@@ -178,10 +147,9 @@ class FreDConfig(PrivateSumConfig):
         Args:
             radius: c, as settled.
         """
-        counted = self.unit == "record" and not self.known_records
         asked = Moments(
             radius=radius,
-            count_share=_COUNT_SHARE if counted else 0.0,
+            count_share=_COUNT_SHARE if self.unit == "record" else 0.0,
             unit=self.unit,
             max_samples=self.max_samples,
         )
@@ -209,33 +177,6 @@ class ReleasedMoments(Method):
     def queries(self) -> tuple[Query, ...]:
         """The moments; the radius is settled by `setup`."""
         return self._questions
-
-    @property
-    def stamp(self) -> str | None:
-        """Marks a run with the printed noise."""
-        return RESEARCH_STAMP if self.config.estimator == TOO_LITTLE else None
-
-    def phases(self, population: int) -> tuple[Phase, ...] | None:
-        """As the settings have them, but where the printed noise differs between the rounds."""
-        config = self.config
-        if config.estimator != TOO_LITTLE:
-            return None
-        printed, records = config.noise_multiplier or 0.0, config.max_samples
-        return tuple(
-            Phase(
-                name=name,
-                rounds=1,
-                sampling=config.sampling_of(population),
-                asks=self._questions,
-                # Of the sum, over what a user adds at most; as printed it is over what a record
-                # adds, twice that in the mean.
-                noise_multiplier=multiplier / records,
-            )
-            for name, multiplier in (
-                ("mean", 2.0 * printed / math.sqrt(config.known_records)),
-                ("covariance", printed * math.sqrt(population)),
-            )
-        )
 
     # ------------------------------------------------------------------ before the first round
 
@@ -270,7 +211,7 @@ class ReleasedMoments(Method):
         rounds = max(1, config.num_rounds - (config.estimator != "joint"))
         # At most: how many samples users have is not known before they are asked.
         records = config.max_samples if config.unit == "record" else 1
-        count = max(1.0, config.known_records or phase.sampling.expected_users * records)
+        count = max(1.0, phase.sampling.expected_users * records)
         sensitivity = query.clip_norm * config.max_nodes_per_user
         noise = (phase.noise_multiplier or 0.0) * sensitivity / math.sqrt(rounds)
         ratio = noise_ratio(
@@ -307,8 +248,8 @@ class ReleasedMoments(Method):
         """After the mean of two rounds, what the covariance is asked about: it, as it travels."""
         if len(self._questions) == 1 or "shift" in state:
             return state
-        space, count = need(self._space), float(self.config.known_records)
-        read = NoisyMoments.of(space, self._questions[0], [release.of_users], count=count)
+        space = need(self._space)
+        read = NoisyMoments.of(space, self._questions[0], [release.of_users])
         return state if read is None else {"shift": shift_of(read.mean, space.radius)}
 
     # ------------------------------------------------------------------ what is made of it
@@ -316,11 +257,10 @@ class ReleasedMoments(Method):
     def sketch(self) -> MomentSketch | None:
         """All releases of the run together; None where one that is needed was lost."""
         space, releases = need(self._space), self.place.releases()
-        count, (first, *after) = float(self.config.known_records), self._questions
-        if not after:
-            found = NoisyMoments.of(space, first, releases, count=count)
+        if len(self._questions) == 1:
+            found = NoisyMoments.of(space, self._questions[0], releases)
             return MomentSketch.of_joint(space, found)
-        return MomentSketch.of_two_rounds(space, (first, after[0]), releases, count=count)
+        return MomentSketch.of_two_rounds(space, self._questions, releases)
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the release; where sets of text were named, rank them."""

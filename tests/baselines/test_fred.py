@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def settings(name: str) -> Any:
 
 
 def test_every_table_has_its_files_and_the_readme_names_them() -> None:
-    ways = ("", "-as-printed", "-by-user")
+    ways = ("", "-by-user")
     tables = [f"table-{number}{way}" for number in (1, 2) for way in ways]
     assert sorted([*tables, "cpu", "cpu-two-rounds"]) == NAMES
     readme = (APP / "README.md").read_text(encoding="utf-8")
@@ -61,11 +60,6 @@ def test_a_record_has_the_epsilon_of_the_paper(name: str, delta: float) -> None:
     found = release_epsilon({of_a_record: 2}, delta=config.delta)
     assert found == pytest.approx(0.6, rel=1e-3)
     assert config.delta == delta
-    # As printed, each of the two releases has half of both.
-    printed = settings(f"{name}-as-printed")
-    each = math.sqrt(2 * math.log(1.25 / (delta / 2))) / 0.3
-    assert printed.noise_multiplier == pytest.approx(each, rel=1e-5)
-    assert printed.estimator == "too-little-noise-as-printed"
     by_user = settings(f"{name}-by-user")
     assert (by_user.epsilon, by_user.delta, by_user.unit) == (0.6, delta, "user")
     assert by_user.moment_dimensions == 16

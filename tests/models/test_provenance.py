@@ -12,7 +12,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.models import provenance
-from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
 
@@ -73,14 +73,3 @@ def test_more_text_is_not_written_by_it(
     run.unlock()
     assert main(["expand", str(run.path), "--samples", "2", "--set", f"generator={marked}"]) == 2
     assert f'generator = "{marked}" has learnt private text' in capsys.readouterr().err
-
-
-def test_all_models_of_a_run_are_marked_where_it_has_a_stamp(tmp_path: Path) -> None:
-    for name, file in (("final", "config.json"), ("generator", "adapter_config.json")):
-        (tmp_path / "models" / name).mkdir(parents=True)
-        (tmp_path / "models" / name / file).write_text("{}")
-    provenance.mark_all(tmp_path / "models", None)
-    assert not list(tmp_path.rglob(provenance.FILE))
-    provenance.mark_all(tmp_path / "models", RESEARCH_STAMP)
-    assert provenance.stamp_of(*map(str, (tmp_path / "models").iterdir())) == RESEARCH_STAMP
-    assert len(list(tmp_path.rglob(provenance.FILE))) == 2

@@ -15,7 +15,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import LedgerError, MissingExtraError
 from flower_privsyn.report import run_page, write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text
-from flower_privsyn.run import RESEARCH_STAMP, RunDirectory
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
 from flower_privsyn.strategies._population import Population
 from tests.support import golden_runs
@@ -178,23 +178,6 @@ def test_releases_without_privacy_and_lost_rounds(empty: RunDirectory) -> None:
         ["interrupted: charged, and its release lost", NOTHING, NOTHING],
         ["discarded: too few users, nothing released", "0", "2"],
     ]
-
-
-def test_research_is_stamped_everywhere(tmp_path: Path) -> None:
-    printed = {"estimator": "too-little-noise-as-printed"}
-    run = RunDirectory.create(tmp_path / "run", config=printed)
-    write_chain(run.ledger_file, OPENED, RELEASE, {**RELEASE, "round": 2})
-    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    texts = Population.create([f"text {n}" for n in range(20)], round_number=1, source="generated")
-    for n in (1, 2):
-        replace(texts, embeddings=vectors).to_parquet(run.round_dir(n) / "candidates.parquet")
-    run.mark_finished({"fred": {"1": 0.5, "2": 0.25}})
-    run.unlock()
-    page = check(run_page(run))
-    shown = [page.all("title")[0], page.with_class("banner")[0], page.all("footer")[0]]
-    shown += [figure.all("figcaption")[0] for figure in page.all("figure")]
-    assert len(shown) == 5
-    assert all(RESEARCH_STAMP in node.text for node in shown)
 
 
 def test_the_command(

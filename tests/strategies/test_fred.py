@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import Moments
 from flower_privsyn.report import write_run_page
-from flower_privsyn.run import RESEARCH_STAMP
 from flower_privsyn.run.question import SumOfUsers, need
 from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
 from flower_privsyn.strategies._moments import NoisyMoments
@@ -239,7 +237,6 @@ class TestTwoRounds:
                 noise_multiplier=multiplier,
                 unit="record",
                 max_samples=4,
-                num_records=len(USERS.texts),
             )
         )
         strategy.start(federation(USERS))
@@ -251,7 +248,7 @@ class TestTwoRounds:
         assert charged[-1]["epsilon_release"] == pytest.approx(release_epsilon(user, delta=3e-6))
         figures = strategy.run.state["summary"]
         assert figures["epsilon_of_a_record"] == pytest.approx(release_epsilon(record, delta=3e-6))
-        assert figures["count"] == len(USERS.texts)
+        assert figures["count"] >= 1  # released, with noise
 
     def test_a_record_is_charged_as_its_user_is_under_secure_aggregation(
         self,
@@ -274,7 +271,6 @@ class TestTwoRounds:
                 noise_multiplier=2.0,
                 unit="record",
                 max_samples=4,
-                num_records=len(USERS.texts),
                 secure_aggregation=True,
                 least_nodes=5,
                 colluding_nodes=2,
@@ -292,35 +288,6 @@ class TestTwoRounds:
         assert run.state["summary"]["epsilon_of_a_record"] == pytest.approx(
             release_epsilon(record, delta=3e-6)
         )
-
-    def test_the_printed_noise_is_too_little_and_says_so(
-        self, federation: Builder, config: Builder
-    ) -> None:
-        records = len(USERS.texts)
-        # (2 eps, 2 delta) in total.
-        k = math.sqrt(2 * math.log(1.25 / 1e-6)) / 0.3
-        strategy = ranking(
-            self.two_rounds(
-                config,
-                estimator="too-little-noise-as-printed",
-                noise_multiplier=k,
-                unit="record",
-                max_samples=4,
-                num_records=records,
-                num_users=40,
-            )
-        )
-        strategy.start(federation(USERS))
-        charged = releases(strategy.run.path)
-        # On the sum: 2 k in the mean of n records would be k-fold private, and it is 2 k / sqrt(n);
-        # of the covariance it is k from each of K clients.
-        stds = [line["noise_multiplier"] * line["l2_sensitivity"] for line in charged]
-        assert stds == pytest.approx([2 * k / np.sqrt(records), k * np.sqrt(40)])
-        figures = strategy.run.state["summary"]
-        assert figures["epsilon_of_a_record"] > 2 * 0.6
-        assert figures["stamp"] == RESEARCH_STAMP
-        page = write_run_page(strategy.run, strategy.run.path.with_suffix(".html")).read_text()
-        assert html.escape(RESEARCH_STAMP) in page.replace("&#39;", "&#x27;")
 
     def test_without_a_covariance_nothing_is_compared(
         self, federation: Builder, config: Builder
