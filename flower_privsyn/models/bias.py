@@ -8,102 +8,43 @@ the log-ratio of how often a token is written there and in public text is added 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 Float32Array = npt.NDArray[np.float32]
 
 #: Names of the arrays of a bias in a broadcast: all but the first together, or none of them.
 BIAS_ARRAYS: Final = ("token_bias", "bigram_starts", "bigram_tokens", "bigram_values")
 
+_TYPES: Final = ("float32", "int64", "int32", "float32")
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Bigrams:
-    """Values of some pairs of tokens, in the order of the first one (compressed sparse rows).
 
-    Attributes:
-        starts: (V + 1,) int64; the pairs that begin with token t are `starts[t]:starts[t + 1]`.
-        tokens: (n,) int32, the second token of each pair.
-        values: (n,) float32, finite.
+def bigram_table(
+    first: npt.ArrayLike, second: npt.ArrayLike, values: npt.ArrayLike, *, vocabulary: int
+) -> csr_array:
+    """Values of some pairs of tokens as a table.
+
+    Args:
+        first: (n,) the token before.
+        second: (n,) the token after it; no pair twice.
+        values: (n,) finite numbers.
+        vocabulary: V, number of tokens.
+
+    Returns:
+        (V, V) float32, a row for each token before.
     """
+    from scipy.sparse import csr_array
 
-    starts: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
-    values: Float32Array
-
-    def __post_init__(self) -> None:
-        """Check that they are rows of different pairs, each in its order."""
-        if not self._is_table():
-            raise ConfigError("bigrams must be finite values of rows of tokens, each row ascending")
-
-    def _is_table(self) -> bool:
-        starts, tokens, values = self.starts, self.tokens, self.values
-        kinds = [str(array.dtype) for array in (starts, tokens, values)]
-        if not (
-            kinds == ["int64", "int32", "float32"]
-            and starts.ndim == tokens.ndim == values.ndim == 1
-            and len(starts)
-            and len(tokens) == len(values)
-        ):
-            return False
-        # In bounds first: a difference of numbers from anywhere may wrap around.
-        rows, inside = len(starts) - 1, 0 <= starts.min() <= starts.max() <= len(tokens)
-        if not inside or starts[0] != 0 or starts[-1] != len(tokens):
-            return False
-        counts = np.diff(starts)
-        if (counts < 0).any() or not np.isfinite(values).all():
-            return False
-        if not len(tokens):
-            return True
-        if not 0 <= tokens.min() <= tokens.max() < rows:
-            return False
-        # A pair that came twice would be added in no order, and many of one token take time that
-        # tells who wrote it.
-        keys = np.repeat(np.arange(rows), counts) * rows + tokens
-        return bool((np.diff(keys) > 0).all())
-
-    @classmethod
-    def of_pairs(
-        cls,
-        first: npt.ArrayLike,
-        second: npt.ArrayLike,
-        values: npt.ArrayLike,
-        *,
-        vocabulary: int,
-    ) -> Self:
-        """Put pairs into order.
-
-        Args:
-            first: (n,) the token before.
-            second: (n,) the token after it; no pair twice.
-            values: (n,) finite numbers.
-            vocabulary: number of tokens.
-
-        Raises:
-            ConfigError: A pair is given twice, a value not finite, or a token below zero.
-        """
-        before, after = (np.asarray(part, dtype=np.int64) for part in (first, second))
-        order = np.lexsort((after, before))
-        before, after = before[order], after[order]
-        counts = np.bincount(before, minlength=vocabulary)
-        return cls(
-            starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            tokens=after.astype(np.int32),
-            values=np.asarray(values, dtype=np.float32)[order],
-        )
-
-    def without_first(self, token: int) -> Bigrams:
-        """The pairs that do not begin with a token."""
-        kept = np.ones(len(self.tokens), dtype=np.bool_)
-        kept[self.starts[token] : self.starts[token + 1]] = False
-        starts = self.starts.copy()
-        starts[token + 1 :] -= starts[token + 1] - starts[token]
-        return Bigrams(starts=starts, tokens=self.tokens[kept], values=self.values[kept])
+    numbers = np.asarray(values, dtype=np.float32)
+    return csr_array((numbers, (first, second)), shape=(vocabulary, vocabulary))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,14 +53,14 @@ class LogitBias:
 
     Attributes:
         tokens: (V,) float32, added wherever the token may come next.
-        bigrams: added to that where the token before is the pair's first; None for none.
+        bigrams: (V, V) float32, added to that after the token of the row; None for none.
 
     Raises:
         ConfigError: A shape is wrong or a number not finite.
     """
 
     tokens: Float32Array
-    bigrams: Bigrams | None = None
+    bigrams: csr_array | None = None
 
     def __post_init__(self) -> None:
         """Check the shapes."""
@@ -127,18 +68,22 @@ class LogitBias:
             raise ConfigError(
                 f"a bias of tokens must be one finite number each, got shape {self.tokens.shape}"
             )
-        if self.bigrams is not None and len(self.bigrams.starts) != len(self.tokens) + 1:
-            raise ConfigError(
-                f"the bias of tokens is of {len(self.tokens)} and that of bigrams of "
-                f"{len(self.bigrams.starts) - 1} tokens"
-            )
+        if self.bigrams is not None and not np.isfinite(self.bigrams.data).all():
+            raise ConfigError("a bias of bigrams must be finite")
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The bias as a broadcast has it: arrays by the names `BIAS_ARRAYS`."""
+        """The bias as a broadcast has it: arrays by the names `BIAS_ARRAYS`.
+
+        The pairs that begin with token t are `bigram_starts[t]:bigram_starts[t + 1]`, by their
+        second tokens in order.
+        """
         every: list[npt.NDArray[Any]] = [self.tokens]
         if (pairs := self.bigrams) is not None:
-            every += [pairs.starts, pairs.tokens, pairs.values]
-        return dict(zip(BIAS_ARRAYS, every, strict=False))
+            every += [pairs.indptr, pairs.indices, pairs.data]
+        return {
+            name: array.astype(kind, copy=False)
+            for name, kind, array in zip(BIAS_ARRAYS, _TYPES, every, strict=False)
+        }
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self | None:
@@ -147,19 +92,30 @@ class LogitBias:
         Raises:
             ConfigError: some of its arrays are missing, or they are no bias.
         """
-        tokens, *pairs = (arrays.get(name) for name in BIAS_ARRAYS)
-        there = [one for one in pairs if one is not None]
-        if tokens is None and not there:
+        from scipy.sparse import csr_array
+
+        given = [arrays[name] for name in BIAS_ARRAYS if name in arrays]
+        if not given:
             return None
-        if tokens is None or tokens.dtype != np.float32 or len(there) not in (0, len(pairs)):
+        kinds = tuple(str(array.dtype) for array in given)
+        if BIAS_ARRAYS[0] not in arrays or kinds not in (_TYPES[:1], _TYPES):
             raise ConfigError(
                 f"a bias is {BIAS_ARRAYS[0]} of float32, and {', '.join(BIAS_ARRAYS[1:])} or none "
                 "of them"
             )
-        if not there:
+        tokens, *pairs = given
+        if not pairs:
             return cls(tokens=tokens)
-        starts, seconds, values = there
-        return cls(tokens=tokens, bigrams=Bigrams(starts=starts, tokens=seconds, values=values))
+        starts, seconds, values = pairs
+        try:
+            table = csr_array((values, seconds, starts), shape=(len(tokens), len(tokens)))
+            table.check_format(full_check=True)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"a bias of bigrams must be rows of tokens ({error})") from None
+        # A pair that came twice would be added in no order.
+        if not table.has_canonical_format or len(table.data) != len(values):
+            raise ConfigError("a bias of bigrams must be rows of tokens, each row ascending")
+        return cls(tokens=tokens, bigrams=table)
 
     def scaled(self, weight: float) -> LogitBias:
         """The bias times a weight; pairs that would add nothing are left out.
@@ -167,9 +123,7 @@ class LogitBias:
         Args:
             weight: of all of it; 0 leaves the pairs out.
         """
-        pairs = self.bigrams if weight else None
-        if pairs is not None:
-            pairs = replace(pairs, values=pairs.values * np.float32(weight))
+        pairs = None if self.bigrams is None or not weight else self.bigrams * np.float32(weight)
         return LogitBias(tokens=self.tokens * np.float32(weight), bigrams=pairs)
 
     def for_model(self, size: int, *, first_token: int) -> LogitBias:
@@ -190,6 +144,9 @@ class LogitBias:
             )
         pairs = self.bigrams
         if pairs is not None:
-            starts = np.pad(pairs.starts, (0, missing), mode="edge")
-            pairs = replace(pairs, starts=starts).without_first(first_token)
+            every = pairs.tocoo()
+            kept = every.row != first_token
+            pairs = bigram_table(
+                every.row[kept], every.col[kept], every.data[kept], vocabulary=size
+            )
         return LogitBias(tokens=np.pad(self.tokens, (0, missing)), bigrams=pairs)

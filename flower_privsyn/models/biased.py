@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import flower_privsyn.models.lstm  # noqa: F401  (which may be the model inside)
-from flower_privsyn.models.bias import LogitBias
+from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 
 __all__ = ["BiasedConfig", "BiasedForCausalLM", "PlacedBias", "with_bias"]
 
@@ -81,15 +81,11 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         config._attn_implementation = base.config._attn_implementation
         vocabulary = int(base.get_output_embeddings().weight.shape[0])
         pairs = config.num_bigrams
-        self.token_bias: torch.Tensor
-        self.register_buffer("token_bias", torch.zeros(vocabulary, dtype=torch.float32))
+        shapes = [(vocabulary, torch.float32)]
         if pairs:
-            self.bigram_starts: torch.Tensor
-            self.bigram_tokens: torch.Tensor
-            self.bigram_values: torch.Tensor
-            self.register_buffer("bigram_starts", torch.zeros(vocabulary + 1, dtype=torch.int64))
-            self.register_buffer("bigram_tokens", torch.zeros(pairs, dtype=torch.int32))
-            self.register_buffer("bigram_values", torch.zeros(pairs, dtype=torch.float32))
+            shapes += [(vocabulary + 1, torch.int64), (pairs, torch.int32), (pairs, torch.float32)]
+        for name, (size, dtype) in zip(BIAS_ARRAYS, shapes, strict=False):
+            self.register_buffer(name, torch.zeros(size, dtype=dtype))
         self.post_init()
 
     @property
@@ -97,23 +93,10 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         """The arguments that the forward pass of the model inside has a use for."""
         return frozenset(inspect.signature(self.base.forward).parameters)
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The embeddings of the model inside."""
-        found: nn.Module = self.base.get_input_embeddings()
-        return found
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace them."""
-        self.base.set_input_embeddings(value)
-
     def get_output_embeddings(self) -> nn.Module:
         """The output layer of the model inside."""
         found: nn.Module = self.base.get_output_embeddings()
         return found
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace it."""
-        self.base.set_output_embeddings(value)
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[Any, Any], *args: Any, **kwargs: Any
@@ -121,9 +104,6 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         """Change how the model inside computes attention."""
         self.base.set_attn_implementation(attn_implementation, *args, **kwargs)
         self.config._attn_implementation = self.base.config._attn_implementation
-
-    def _init_weights(self, module: nn.Module) -> None:
-        self.base._init_weights(module)
 
     def forward(
         self,
@@ -152,25 +132,26 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             What the model inside returns, with the bias in its `logits` and, with labels, `loss` in
             nats per token.
         """
-        accepted = self.accepted_arguments
         places = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "cache" if "cache" in accepted else "past_key_values": past_key_values,
+            "past_key_values": past_key_values,
             "use_cache": use_cache,
             "logits_to_keep": logits_to_keep,
         }
-        given = {name: value for name, value in places.items() if value is not None}
         output = self.base(
             input_ids=input_ids,
-            **{name: value for name, value in given.items() if name in accepted},
+            **{name: places[name] for name in places.keys() & self.accepted_arguments},
             **kwargs | {"return_dict": True},
         )
-        read = input_ids
-        if "logits_to_keep" in accepted:
-            whole = isinstance(logits_to_keep, int)
-            read = read[:, slice(-logits_to_keep, None) if whole else logits_to_keep]
-        output.logits = self._biased(output.logits, read)
+        if isinstance(logits_to_keep, int):  # a model that does not know it predicts everywhere
+            read = input_ids[:, -output.logits.shape[1] :]
+        else:
+            read = input_ids[:, logits_to_keep]
+        tokens, *pairs = self.buffers(recurse=False)
+        bias = PlacedBias(tokens=tokens, pairs=tuple(pairs))
+        flat = bias.added_to(output.logits.flatten(0, -2), read.flatten())
+        output.logits = flat.view(output.logits.shape)
         if labels is not None:
             output["loss"] = nn.functional.cross_entropy(
                 output.logits[:, :-1].flatten(0, 1).float(),
@@ -179,19 +160,6 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return output
 
-    def _biased(self, logits: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-        """Add the bias to logits.
-
-        Args:
-            logits: (rows, places, vocabulary).
-            read: (rows, places) the token at each place, the one before the predicted one.
-        """
-        pairs = None
-        if self.config.num_bigrams:
-            pairs = (self.bigram_starts, self.bigram_tokens, self.bigram_values)
-        placed = PlacedBias(tokens=self.token_bias, pairs=pairs)
-        return placed.added_to(logits.flatten(0, -2), read.flatten()).view(logits.shape)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedBias:
@@ -199,12 +167,12 @@ class PlacedBias:
 
     Attributes:
         tokens: (V,) added everywhere.
-        pairs: starts, tokens and values as in `Bigrams`, added after the pairs' first tokens; None
-            for none.
+        pairs: starts, tokens and values as in `LogitBias.arrays`, added after the pairs' first
+            tokens; empty for none.
     """
 
     tokens: torch.Tensor
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    pairs: tuple[torch.Tensor, ...]
 
     @classmethod
     def of(cls, bias: LogitBias, *, device: torch.device) -> Self:
@@ -212,7 +180,7 @@ class PlacedBias:
         tokens, *pairs = (
             torch.from_numpy(np.array(one)).to(device) for one in bias.arrays().values()
         )
-        return cls(tokens=tokens, pairs=(pairs[0], pairs[1], pairs[2]) if pairs else None)
+        return cls(tokens=tokens, pairs=tuple(pairs))
 
     def added_to(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """New logits.
@@ -222,7 +190,7 @@ class PlacedBias:
             previous: (p,) the token before each predicted one.
         """
         biased = logits + self.tokens
-        if self.pairs is not None:
+        if self.pairs:
             starts, tokens, values = self.pairs
             # Of every pair that begins with one of them: the token's place, and the pair's index.
             first = starts[previous]
@@ -243,16 +211,13 @@ def with_bias(network: PreTrainedModel, bias: LogitBias) -> BiasedForCausalLM:
         network: a causal language model.
         bias: of as many tokens as its output has rows.
     """
-    pairs = bias.bigrams
+    arrays = bias.arrays()
     config = BiasedConfig(
-        text_config=network.config.to_dict(), num_bigrams=0 if pairs is None else len(pairs.tokens)
+        text_config=network.config.to_dict(), num_bigrams=len(arrays.get("bigram_values", ()))
     )
     biased = BiasedForCausalLM(config, base=network)
-    biased.token_bias.copy_(torch.from_numpy(bias.tokens))
-    if config.num_bigrams and pairs is not None:
-        biased.bigram_starts.copy_(torch.from_numpy(pairs.starts))
-        biased.bigram_tokens.copy_(torch.from_numpy(pairs.tokens))
-        biased.bigram_values.copy_(torch.from_numpy(pairs.values))
+    for buffer, array in zip(biased.buffers(recurse=False), arrays.values(), strict=False):
+        buffer.copy_(torch.from_numpy(array))
     biased.generation_config = network.generation_config
     biased.eval()
     return biased

@@ -270,7 +270,7 @@ class TokenSketch:
         With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
         r(b), which every b gets, and what the bigram says beyond both of its tokens.
         """
-        from flower_privsyn.models.bias import Bigrams, LogitBias
+        from flower_privsyn.models.bias import LogitBias, bigram_table
 
         bigrams, size, ratios = self.bigrams, self.vocabulary, self.tokens.log_ratio
         own = np.zeros(size) if unlearnt is None else unlearnt[:size]
@@ -280,7 +280,7 @@ class TokenSketch:
             # Not bounded as in a score (`LogRatioScorer`): of scores the largest are chosen, and
             # with them the errors of such differences; a bias weighs on all that a model says.
             beyond = bigrams.log_ratio - ratios[first] - ratios[second]
-            pairs = Bigrams.of_pairs(first, second, beyond, vocabulary=size)
+            pairs = bigram_table(first, second, beyond, vocabulary=size)
         return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
 
     def save(self, folder: Path, *, tokenizer: Any) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.files import write_json
-from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
@@ -114,7 +114,7 @@ class SketchThenTraining(ContinuedTraining):
         if self._trains_biased:
             size = text.public.vocabulary
             every = np.arange(min(self.config.num_bigrams, size**2))
-            pairs = Bigrams.of_pairs(*divmod(every, size), 0.0 * every, vocabulary=size)
+            pairs = bigram_table(*divmod(every, size), 0.0 * every, vocabulary=size)
             bias = LogitBias(
                 tokens=np.zeros(size, dtype=np.float32), bigrams=pairs if len(every) else None
             )

@@ -15,7 +15,7 @@ import torch
 
 from flower_privsyn.generation import MaskFill, SamplingParameters, streams
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training import preference
 from flower_privsyn.training.causal import CausalTraining, fine_tune
@@ -41,7 +41,7 @@ def vocabulary(model: str) -> int:
 def some_bias(size: int) -> LogitBias:
     random = np.random.default_rng(4)
     first, second = divmod(random.choice(size**2, 2000, replace=False), size)
-    pairs = Bigrams.of_pairs(first, second, random.normal(size=2000), vocabulary=size)
+    pairs = bigram_table(first, second, random.normal(size=2000), vocabulary=size)
     return LogitBias(tokens=random.normal(size=size).astype(np.float32), bigrams=pairs)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flower_privsyn.generation.backends import SamplingParameters
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.biased import with_bias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training.bias import save_biased
@@ -26,7 +26,7 @@ def drawn(vocabulary: int, *, pairs: int = 2000, size: float = 1.0) -> LogitBias
     codes = generator.choice(vocabulary**2, pairs, replace=False)
     return LogitBias(
         tokens=(size * generator.standard_normal(vocabulary)).astype(np.float32),
-        bigrams=Bigrams.of_pairs(
+        bigrams=bigram_table(
             codes // vocabulary,
             codes % vocabulary,
             size * generator.standard_normal(pairs),
@@ -40,8 +40,7 @@ def dense(bias: LogitBias) -> torch.Tensor:
     table = np.repeat(bias.tokens[None], len(bias.tokens), axis=0)
     pairs = bias.bigrams
     if pairs is not None:
-        first = np.repeat(np.arange(len(bias.tokens)), np.diff(pairs.starts))
-        table[first, pairs.tokens] += pairs.values
+        table += pairs.toarray()
     return torch.from_numpy(table)
 
 
@@ -110,9 +109,7 @@ class TestGeneration:
         ids = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in chain]
         bias = LogitBias(
             tokens=np.zeros(len(tokenizer), dtype=np.float32),
-            bigrams=Bigrams.of_pairs(
-                ids, [*ids[1:], ids[0]], [60.0] * 4, vocabulary=len(tokenizer)
-            ),
+            bigrams=bigram_table(ids, [*ids[1:], ids[0]], [60.0] * 4, vocabulary=len(tokenizer)),
         )
         save_biased(family, tmp_path / "biased", bias)
         generator = TransformersGenerator(tmp_path / "biased", device="cpu", dtype="float32")
@@ -148,14 +145,17 @@ class TestFolder:
 
 
 class TestBias:
-    def test_pairs_in_order(self) -> None:
-        pairs = Bigrams.of_pairs([2, 0, 2, 1], [1, 3, 0, 1], [1.0, 2.0, 3.0, 4.0], vocabulary=4)
-        assert pairs.starts.tolist() == [0, 1, 2, 4, 4]
-        assert pairs.tokens.tolist() == [3, 1, 0, 1]
-        assert pairs.values.tolist() == [2.0, 4.0, 3.0, 1.0]
-        left = pairs.without_first(1)
-        assert left.starts.tolist() == [0, 1, 1, 3, 3]
-        assert left.values.tolist() == [2.0, 3.0, 1.0]
+    def test_a_broadcast_has_pairs_in_order(self) -> None:
+        pairs = bigram_table([2, 0, 2, 1], [1, 3, 0, 1], [1.0, 0.0, 3.0, 4.0], vocabulary=4)
+        arrays = LogitBias(tokens=np.zeros(4, np.float32), bigrams=pairs).arrays()
+        assert arrays["bigram_starts"].tolist() == [0, 1, 2, 4, 4]
+        assert arrays["bigram_tokens"].tolist() == [3, 1, 0, 1]
+        assert arrays["bigram_values"].tolist() == [0.0, 4.0, 3.0, 1.0]
+        read = LogitBias.of_arrays(arrays)
+        assert read is not None
+        for name, array in read.arrays().items():
+            assert array.dtype == arrays[name].dtype
+            assert np.array_equal(array, arrays[name])
 
     def test_for_an_output_with_rows_of_no_token(self) -> None:
         bias = drawn(50, pairs=900)

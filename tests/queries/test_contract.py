@@ -413,7 +413,7 @@ BIAS = {
                 "bigram_starts": np.array([0, 0, 0, 2]),
                 "bigram_tokens": np.array([1, 1], np.int32),
             },
-            "ascending",
+            "bigram",
         ),
         (DELTA, {**BIAS, "bigram_starts": np.array([0, 1, 1, 1, 2])}, "bias"),
         (CONDITIONS, {"conditions": np.zeros(4, dtype=np.uint8)}, "condition"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.models.bias import Bigrams, LogitBias
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -295,7 +295,7 @@ class TestWhatIsTrained:
         of_pairs = None
         if pairs:
             first, second = divmod(random.choice(size**2, 500, replace=False), size)
-            of_pairs = Bigrams.of_pairs(first, second, random.normal(size=500), vocabulary=size)
+            of_pairs = bigram_table(first, second, random.normal(size=500), vocabulary=size)
         bias = LogitBias(tokens=random.normal(size=size).astype(np.float32), bigrams=of_pairs)
         bias = bias.for_model(size, first_token=first_token(model.tokenizer))
         save_biased(folder, tmp_path / "biased", bias)
