@@ -20,7 +20,6 @@ from annotated_types import Ge, Le, Lt
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.data.columns import is_unicode
 from flower_privsyn.data.sentences import sentence_ends
 from flower_privsyn.data.users import Users, parse_min_date, seed_key
 from flower_privsyn.errors import ConfigError
@@ -253,17 +252,8 @@ class Chunking(Settings):
             yield from skipping.retry_by_halves(texts[batch], cut)
 
 
-def is_usable(text: object) -> bool:
-    """Whether a value is a document: text that UTF-8 can hold, without NUL, not absurdly long.
-
-    Half a surrogate pair is no character, and neither tokenizers nor files take it.
-    """
-    usual = isinstance(text, str) and len(text) <= MAX_DOCUMENT_CHARACTERS and "\0" not in text
-    return usual and is_unicode(str(text))
-
-
 def within_limits(users: Users, *, seed: int) -> Users:
-    """Leave out what is no document, and of heavy users what is beyond the caps.
+    """Leave out documents that are too long, and of heavy users what is beyond the caps.
 
     Of a user with more than `MAX_DOCUMENTS` documents or `MAX_CHARACTERS` characters those with
     the lowest keyed hashes stay, until one is reached: a random subset that depends on the seed,
@@ -273,34 +263,26 @@ def within_limits(users: Users, *, seed: int) -> Users:
         users: Of a node.
         seed: Key of the subset; public.
 
-    Raises:
-        ConfigError: If the seed does not fit 16 bytes.
     """
-    key = seed_key(seed)
-    keep = np.fromiter(map(is_usable, users.texts), bool, len(users.texts))
+    lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
+    keep = lengths <= MAX_DOCUMENT_CHARACTERS
     if not keep.all():
         skipping.note(users.owners_of(~keep), records=int((~keep).sum()))
-    lengths = np.zeros(len(users.texts), dtype=np.int64)
-    lengths[keep] = [len(users.texts[row]) for row in np.flatnonzero(keep).tolist()]
     documents = np.bincount(users.owners[keep], minlength=len(users))
-    characters = np.zeros(len(users), dtype=np.int64)
-    np.add.at(characters, users.owners, lengths)
+    characters = np.bincount(users.owners, lengths * keep, minlength=len(users))
     heavy = np.flatnonzero((documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS))
     for user in heavy.tolist():
         first, last = np.searchsorted(users.owners, [user, user + 1]).tolist()
         rows = [row for row in range(first, last) if keep[row]]
         keep[first:last] = False
         texts = [users.texts[row] for row in rows]
+        order = ranked(users.user_ids[user], texts, key=seed_key(seed), purpose=_DOCUMENTS)
         total = 0
-        for place in ranked(users.user_ids[user], texts, key=key, purpose=_DOCUMENTS)[
-            :MAX_DOCUMENTS
-        ]:
+        for place in order[:MAX_DOCUMENTS]:
             total += len(texts[place])
             if total > MAX_CHARACTERS:
                 break
             keep[rows[place]] = True
-    if keep.all():
-        return users
     return users.only(keep)
 
 

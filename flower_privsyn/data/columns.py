@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Final
 
@@ -34,6 +33,11 @@ _BETWEEN_TEXTS: Final = "\n\n"
 
 #: Between the labels of several columns that are one class.
 _BETWEEN_LABELS: Final = " | "
+
+
+Cells = Mapping[str, object]
+"""What stands in the columns of a row, by their names; bytes that are no UTF-8 are halves of
+surrogate pairs."""
 
 
 class Columns:
@@ -117,60 +121,56 @@ class Columns:
             start += f" (did you mean {near[0]!r}?)"
         return f"{start}; its columns are {', '.join(map(repr, names))}{hint}"
 
-    def rows(
-        self,
-        cells: Mapping[str, Sequence[object]],
-        place: Callable[[int], str],
-    ) -> Rows:
-        """What some rows say.
+    def user(self, place: str, cells: Cells) -> str:
+        """Whose a row is.
 
         Args:
-            cells: The values of each column that is there, of all rows; at least the required ones.
-                Bytes that are not UTF-8 are halves of surrogate pairs.
-            place: From a row, counted from 0, to what sentences call it.
+            place: What sentences call the row.
+            cells: What stands in its columns, at least in that of the user.
 
         Raises:
-            DataError: A row does not say whose it is; or the owner looks, and a text is no UTF-8.
+            DataError: It does not say whose it is.
         """
-        users = [
-            _user(value, self.client, place, row) for row, value in enumerate(cells[self.client])
-        ]
-        found = zip(*(cells[name] for name in self.texts), strict=True)
-        texts = [self._text(parts, place, row) for row, parts in enumerate(found)]
-        labels = None
-        if self.labels and all(name in cells for name in self.labels):
-            labels = list(map(_label, zip(*(cells[name] for name in self.labels), strict=True)))
-        return Rows(
-            users=users,
-            texts=texts,
-            dates=list(map(parse_date, cells[self.date])) if self.date in cells else None,
-            labels=labels,
-        )
+        value = cells[self.client]
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            return str(int(value))
+        if isinstance(value, str) and value and is_unicode(value):
+            return value
+        if value == "":
+            said = "not be empty"
+        elif isinstance(value, str):
+            said = "be text that UTF-8 can hold"
+        else:
+            kind = "null" if value is None else type(value).__name__
+            said = f"be a string or an integer, not {kind}"
+            if isinstance(value, float):
+                said += "; of a DataFrame: frame[column].astype('Int64').astype(str)"
+        raise DataError(f"{place}: {self.client!r} must {said}.")
 
-    def _text(self, parts: Sequence[object], place: Callable[[int], str], row: int) -> str | None:
-        """A document of its columns; None where one of them is unusable, or none is there."""
-        given = [part for part in parts if part is not None]
-        if not given:
+    def text(self, place: str, cells: Cells) -> str | None:
+        """The document of a row; None where one of its columns is unusable, or none is there.
+
+        Args:
+            place: As for `user`.
+            cells: As for `user`.
+
+        Raises:
+            DataError: The owner looks, and it is no UTF-8.
+        """
+        given = [part for name in self.texts if (part := cells.get(name)) is not None]
+        if not given or not all(isinstance(part, str) and "\0" not in part for part in given):
             return None
-        for part in given:
-            if not isinstance(part, str) or "\0" in part:
-                return None
-        text = _BETWEEN_TEXTS.join([part for part in map(str, given) if part.strip()])
+        text = _BETWEEN_TEXTS.join(part for part in map(str, given) if part.strip())
         if is_unicode(text):
             return text
         if self.strict and _RAW.search(text):
-            raise DataError(f"{place(row)}: {NOT_UTF8}.")
+            raise DataError(f"{place}: {NOT_UTF8}.")
         return None
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a source, in order: each list has an entry for every one of them."""
-
-    users: list[str]
-    texts: list[str | None]  # None where unusable; those that are blank are no documents
-    dates: list[date | None] | None  # None if there is no such column
-    labels: list[str | None] | None  # None if there is no such column
+    def label(self, cells: Cells) -> str | None:
+        """The class of a row; None where one of its columns names none."""
+        known = [label for name in self.labels if (label := parse_label(cells.get(name)))]
+        return _BETWEEN_LABELS.join(known) if len(known) == len(self.labels) else None
 
 
 def is_unicode(text: str) -> bool:
@@ -182,38 +182,18 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _user(value: object, column: str, place: Callable[[int], str], row: int) -> str:
-    """Whose a row is."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        value = str(int(value))
-    if not isinstance(value, str):
-        said = f"a string or an integer, not {'null' if value is None else type(value).__name__}"
-    elif not value:
-        raise DataError(f"{place(row)}: {column!r} must not be empty.")
-    elif is_unicode(value):
-        return value
-    else:
-        said = "text that UTF-8 can hold"
-    raise DataError(f"{place(row)}: {column!r} must be {said}.")
-
-
-def _label(parts: Sequence[object]) -> str | None:
-    """A class of its columns; None where one of them names none."""
-    known = [label.strip() for part in parts if (label := parse_label(part)) is not None]
-    return _BETWEEN_LABELS.join(known) if len(known) == len(parts) else None
-
-
 def parse_date(value: object) -> date | None:
     """The day: of UTC for a moment with a zone, of its own words for a text; None for no day."""
     if isinstance(value, np.datetime64):
-        value = value.astype("datetime64[us]").item()
+        value = value.astype("datetime64[D]").item()
     try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.strip())
+        elif isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC)
         if isinstance(value, datetime):
-            return (value if value.tzinfo is None else value.astimezone(UTC)).date()
-        if isinstance(value, date):
-            return value
-        text = value.decode() if isinstance(value, bytes) else value
-        return datetime.fromisoformat(text.strip()).date() if isinstance(text, str) else None
+            return value.date()
+        return value if isinstance(value, date) else None
     # Also of pandas: NaT is a datetime without a day, and its years go beyond Python's.
     except (ValueError, OverflowError, NotImplementedError):
         return None
@@ -229,4 +209,4 @@ def parse_label(value: object) -> str | None:
             return str(value)
         except ValueError:  # of more digits than Python writes
             return None
-    return value if isinstance(value, str) and is_unicode(value) else None
+    return value.strip() if isinstance(value, str) and is_unicode(value) else None

@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.data.columns import Columns, Rows
+from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.read import check_names, rows_of_table, suffix_of
 from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
-from flower_privsyn.models.hub import hub_unreachable
+from flower_privsyn.models.library import shorten
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))?")
-# How the library names those there are: of a folder or the hub, and of its cache.
-_CONFIGURATIONS: Final = re.compile(
-    r"vailable[^:\[]*: \[([^\]]+)\]|configurations in the cache: ([^\n]+)"
-)
 # What `save_to_disk` writes.
 _SAVED: Final = ("dataset_dict.json", "dataset_info.json")
 
@@ -38,7 +34,7 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
         location: owner/name:config:split; nothing between two colons is the only configuration,
             and the split is `train` where the name says none.
         streaming: Read its rows from the hub as they are asked for and store none; from the cache
-            where there is no network.
+            where `HF_HUB_OFFLINE` is set.
 
     Raises:
         DataError: There is no such data set, configuration or split.
@@ -48,23 +44,17 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
     if found is None:
         raise DataError(f"{location} is no owner/name:config:split of a data set.")
     name, config, split = found[1], found[2], found[3] or "train"
-    refusal = f"{location} (split {split!r}) is not a file, and the hub gives no such data set"
-    if unreachable := hub_unreachable("HF_DATASETS_OFFLINE"):
-        refusal = (
-            f"{location} is neither a file nor in the data set cache, and the hub cannot be "
-            f"reached: {unreachable}"
-        )
     library = _library()
     try:
-        with _quiet(library), _offline() if unreachable else contextlib.nullcontext():
-            data_set = library.load_dataset(name, config, streaming=streaming and not unreachable)
+        with _quiet(library):
+            data_set = library.load_dataset(
+                name, config, streaming=streaming and not library.config.HF_HUB_OFFLINE
+            )
     except Exception as error:
-        known = _CONFIGURATIONS.search(str(error)) if isinstance(error, ValueError) else None
-        if known is None:
-            raise DataError(f"{refusal} ({type(error).__name__}).") from None
-        asked = f"has no configuration {config!r}" if config else "has several configurations"
-        names = (known[1] or known[2]).replace("'", "")
-        raise DataError(f"{name} {asked}: write {name}:CONFIG:SPLIT with one of {names}.") from None
+        raise DataError(
+            f"{location} is neither a file nor a data set owner/name:CONFIG:SPLIT that the hub or "
+            f"the cache gives ({shorten(error)})."
+        ) from None
     return split_of(data_set, split, where=f"{name}:{config or ''}".rstrip(":"))
 
 
@@ -167,62 +157,29 @@ def _library() -> Any:
     return datasets
 
 
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Only what an earlier run has downloaded: without a network the library retries for long.
-
-    Both libraries read the environment when they are imported, and these names after that.
-    """
-    datasets = _library()
-    from huggingface_hub import constants
-
-    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
-    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
 # ---- what is in it -----------------------------------------------------------------------------
 
 
-def rows_of(dataset: Any, columns: Columns, *, where: str) -> Rows:
-    """The rows of a `datasets.Dataset`.
+def rows_of(dataset: Any, columns: Columns, *, where: str) -> Iterator[tuple[str, Cells]]:
+    """The rows of a `datasets.Dataset`, and what sentences call each.
 
     Raises:
-        DataError: It is no data set, or one that streams, or has no such column or no rows.
+        DataError: It is no data set, or one that streams, or has no such column.
     """
-    if not hasattr(dataset, "column_names") or not hasattr(dataset, "with_format"):
+    import pyarrow as pa
+
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         raise DataError(
-            "source must be a file, a folder, a data set name, a datasets.Dataset or a table, "
-            f"got {type(dataset).__name__}."
+            "source must be a file, a folder, a data set name, a datasets.Dataset without "
+            f"streaming, or a table, got {type(dataset).__name__}."
         )
-    if not hasattr(dataset, "__len__"):
-        raise DataError(f"{where} is a streaming data set: load it without streaming=True.")
     check_names(dataset.column_names, columns, where, schema=True)
     present = [name for name in dataset.column_names if name in columns.wanted]
-    return rows_of_table(_arrow(dataset, present), columns, where)
-
-
-def _arrow(dataset: Any, names: list[str]) -> Any:
-    """The named columns as an Arrow table, in the order of the data set.
-
-    Not by the library's own columns, which are read row by row, seconds per 100,000 rows.
-    """
-    import pyarrow as pa
-
-    table = dataset.select_columns(names).with_format("arrow")[:]
-    return pa.table([_named(table.column(name), dataset, name) for name in names], names=names)
-
-
-def _named(column: Any, dataset: Any, name: str) -> Any:
-    """A column of class labels as their names; any other one as it is."""
-    import pyarrow as pa
-
-    names = getattr((getattr(dataset, "features", None) or {}).get(name), "names", None)
-    if not names or not pa.types.is_integer(column.type):
-        return column
-    # The library writes -1 for a label that is not known.
-    known = dict(enumerate(names))
-    return pa.array([known.get(place) for place in column.to_pylist()], pa.string())
+    # Not by the library's own columns, which are read row by row, seconds per 100,000 rows.
+    table = dataset.select_columns(present).with_format("arrow")[:].select(present)
+    for place, name in enumerate(present):
+        if names := getattr(dataset.features[name], "names", None):
+            # The library writes -1 for a label that is not known.
+            known = map(dict(enumerate(names)).get, table[name].to_pylist())
+            table = table.set_column(place, name, pa.array(known, pa.string()))
+    return rows_of_table(table, columns, where)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.data import data_sets, read
-from flower_privsyn.data.columns import Columns, Rows
+from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.users import Gathered, Users
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
@@ -152,47 +152,40 @@ def _configured(source: str) -> str:
 
 
 def _gathered(source: Any, columns: Columns) -> Gathered:
-    """All rows of a source."""
-    where = _name_of(source)
-    gathered = Gathered(where)
+    """All rows of a source.
+
+    Raises:
+        DataError: It cannot be read, or has no rows.
+    """
+    where = "the table" if read.is_table(source) else "the data set"
+    if isinstance(source, str | os.PathLike):
+        where = os.fspath(source)
+    gathered = Gathered(where, columns)
     try:
-        if isinstance(source, str | os.PathLike):
-            parts = _from_location(where, columns)
-        elif read.is_table(source):
-            parts = iter([read.rows_of_table(source, columns, where)])
-        else:
-            parts = _from_dataset(source, columns)
-        for part in parts:
-            gathered.add(part)
+        for place, cells in _rows(source, columns, where):
+            gathered.add(place, cells)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"{error.filename or where} cannot be read ({reason}).") from None
+    if not len(gathered):
+        raise DataError(f"{where} holds no rows.")
     return gathered
 
 
-# ---- where it is -------------------------------------------------------------------------------
-
-
-def _name_of(source: Any) -> str:
-    """What sentences call a source."""
+def _rows(source: Any, columns: Columns, where: str) -> Iterator[tuple[str, Cells]]:
+    """The rows of a source, wherever it is, and what sentences call each."""
     if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    return "the table" if read.is_table(source) else "the data set"
-
-
-def _from_location(location: str, columns: Columns) -> Iterator[Rows]:
-    path = expanded(location)
-    if path.is_dir():
-        if data_sets.is_saved(path):
-            return _from_dataset(data_sets.saved(path), columns, where=location)
-        return read.read_folder(path, columns)
-    if path.exists():
-        return read.read_file(path, columns)
-    if not data_sets.is_named(location):
-        raise DataError(f"{path} does not exist.")
-    return _from_dataset(data_sets.from_hub(location), columns, where=location)
-
-
-def _from_dataset(source: Any, columns: Columns, where: str = "the data set") -> Iterator[Rows]:
-    dataset = data_sets.split_of(source, "train", where=where)
-    yield data_sets.rows_of(dataset, columns, where=where)
+        path = expanded(where)
+        if path.is_dir() and data_sets.is_saved(path):
+            source = data_sets.saved(path)
+        elif path.is_dir():
+            return read.read_folder(path, columns)
+        elif path.exists():
+            return read.read_file(path, columns)
+        elif data_sets.is_named(where):
+            source = data_sets.from_hub(where)
+        else:
+            raise DataError(f"{path} does not exist.")
+    if read.is_table(source):
+        return read.rows_of_table(source, columns, where)
+    return data_sets.rows_of(data_sets.split_of(source, "train", where=where), columns, where=where)

@@ -7,17 +7,13 @@ import contextlib
 import csv
 import gzip
 import io
-import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-import numpy as np
-
-from flower_privsyn.data.columns import Columns, Rows, is_unicode
+from flower_privsyn.data.columns import Cells, Columns, is_unicode
 from flower_privsyn.errors import DataError
 
 _LINES: Final = (".jsonl", ".ndjson", ".json")
@@ -32,20 +28,13 @@ READ: Final = (
 """What is read, for sentences."""
 
 _DELIMITERS: Final = ",\t;|"
-# Rows that are looked at together.
+# Rows of Parquet that are in memory together.
 _PART_ROWS: Final = 2**15
 # What is too long for a document is its user's affair (`limits`), and must not end the reading.
 _LONGEST_FIELD: Final = 2**31 - 1
-_LONGEST_HEADER: Final = 2**20
 
 #: Where a table says which of its files count, and who writes such ones.
 _JOURNALS: Final = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
-
-_EPOCH: Final = date(1970, 1, 1)
-
-
-class EmptyError(DataError):
-    """A file has no rows: it is refused where it is named, and passed over in a folder."""
 
 
 # ---- files and folders -------------------------------------------------------------------------
@@ -57,11 +46,10 @@ def suffix_of(path: Path) -> str | None:
     return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
 
 
-def read_file(path: Path, columns: Columns) -> Iterator[Rows]:
-    """The rows of a file, told by its name.
+def read_file(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
+    """The rows of a file, told by its name, and what sentences call each.
 
     Raises:
-        EmptyError: It has no rows.
         DataError: The name says nothing, there is no such column, or a row does not say whose it
             is; the sentence names the line or row, and never quotes what stands there.
         OSError: It cannot be read.
@@ -80,16 +68,16 @@ def read_file(path: Path, columns: Columns) -> Iterator[Rows]:
         yield from _read_delimited(path, columns)
 
 
-def read_folder(folder: Path, columns: Columns) -> Iterator[Rows]:
+def read_folder(folder: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """The rows of the data files of a folder in the order of their names, or else its texts.
 
     Where it holds no data files but folders with texts, each of these is one user, named as the
     folder, with everything below it. Where it holds only texts, each file is one user, named as the
-    file without `.txt`. What begins with a dot is passed over, and so is a file without rows.
+    file without `.txt`. What begins with a dot is passed over.
 
     Raises:
-        DataError: As `read_file`, or no file has rows; texts lie beside folders with texts, so that
-            it is unclear what a user is; or it is a table that keeps rows which were deleted.
+        DataError: As `read_file`; or texts lie beside folders with texts, so that it is unclear
+            what a user is; or it is a table that keeps rows which were deleted.
         OSError: A file or folder cannot be read.
     """
     for name, writer in _JOURNALS.items():
@@ -101,17 +89,10 @@ def read_folder(folder: Path, columns: Columns) -> Iterator[Rows]:
             )
     visible = _visible(folder)
     files = [path for path in visible if suffix_of(path) is not None and path.is_file()]
-    if not files:
-        yield _read_texts(folder, columns)
-        return
-    empty = 0
     for file in files:
-        try:
-            yield from read_file(file, columns)
-        except EmptyError:
-            empty += 1
-    if empty == len(files):
-        raise DataError(f"{folder} holds no rows: all of its {len(files):,} data files are empty.")
+        yield from read_file(file, columns)
+    if not files:
+        yield from _read_texts(folder, columns)
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -126,7 +107,7 @@ def _texts_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _read_texts(folder: Path, columns: Columns) -> Rows:
+def _read_texts(folder: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """The texts of a folder of `.txt` files; none of them has a date or a label."""
     persons = [path for path in _visible(folder) if path.is_dir()]
     below = [(person.name, path) for person in persons for path in _texts_below(person)]
@@ -143,12 +124,8 @@ def _read_texts(folder: Path, columns: Columns) -> Rows:
     found = below or alone
     if not found:
         raise DataError(f"{folder} holds no data file; what is read: {READ}.")
-    texts = [text_of(path) for _, path in found]
-    # The columns are not theirs to name: a file name is a user.
-    of_files = Columns("user", "text", "", strict=columns.strict)
-    return of_files.rows(
-        {"user": [name for name, _ in found], "text": texts}, lambda row: str(found[row][1])
-    )
+    for user, path in found:
+        yield str(path), {columns.client: user, columns.texts[0]: text_of(path)}
 
 
 # ---- lines of text -----------------------------------------------------------------------------
@@ -176,26 +153,18 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
         raise DataError(f"{path} is not a complete gzip file.") from None
 
 
-def _read_json(path: Path, columns: Columns) -> Iterator[Rows]:
+def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """Objects, one in each line, or those of an array."""
-    first: dict[str, Any] | None = None
-    there, strings = set[str](), set[str]()  # columns with values, and those with text
-    found = json_values(path)
-    while part := list(itertools.islice(found, _PART_ROWS)):
-        places, rows = [place for place, _ in part], [_row(*one, columns) for one in part]
-        first = rows[0] if first is None else first
-        cells = {name: [row.get(name) for row in rows] for name in columns.wanted}
-        for name in columns.texts:
-            there |= {name for value in cells[name] if value is not None}
-            strings |= {name for value in cells[name] if isinstance(value, str)}
-        yield columns.rows(cells, places.__getitem__)
-    if first is None:
-        raise EmptyError(f"{path} is empty.")
-    for name in columns.texts if columns.strict else ():
-        if name not in there:
-            raise DataError(f"{path} {columns.missing(name, first, schema=False)}.")
-        if name not in strings:
-            raise DataError(f"{path}: {name!r} must be a string, and is one in no row.")
+    first: dict[str, Any] = {}
+    unseen = set(columns.texts)
+    for place, value in json_values(path):
+        row = _row(place, value, columns)
+        first = first or row
+        unseen -= row.keys()
+        # Lines have no columns: what is in none of a row's keys must not decide for the file.
+        yield place, {name: row.get(name) for name in columns.wanted}
+    if first and unseen and columns.strict:
+        raise DataError(f"{path} {columns.missing(min(unseen), first, schema=False)}.")
 
 
 def json_values(path: Path) -> Iterator[tuple[str, object]]:
@@ -252,82 +221,69 @@ def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:
     raise DataError(f"{place}: the key {columns.client!r} is missing{known}.")
 
 
-def _read_delimited(path: Path, columns: Columns) -> Iterator[Rows]:
+def _read_delimited(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """Rows of CSV and TSV, read strictly, with the names of the columns in the first of them.
 
-    Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. The
-    delimiter is what a first line `sep=;` of Excel names, or whichever of comma, tab, semicolon and
-    bar parts the names of the columns. Blank lines are passed over.
+    Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. Blank
+    lines are passed over.
     """
     # Of the whole process; nothing that reads CSV beside this fails of it.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     with _opened(path) as text:
-        where, (before, delimiter, names) = str(path), _header(path, text, columns)
-        rows = _fields(path, csv.reader(text, delimiter=delimiter, strict=True), before, len(names))
-        empty = True
-        while part := list(itertools.islice(rows, _PART_ROWS)):
-            empty = False
-            cells = {
-                name: [row[names.index(name)] for _, row in part]
-                for name in columns.wanted
-                if name in names
-            }
-            lines = [f"{where} line {line}" for line, _ in part]
-            yield columns.rows(cells, lines.__getitem__)
-    if empty:
-        raise EmptyError(f"{path} holds no rows below the names of its columns.")
+        before, delimiter, names = _header(path, text, columns)
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        line = before + 1  # in which the row begins
+        try:
+            for row in reader:
+                if len(row) > 1 or any(field.strip() for field in row):
+                    if len(row) != len(names):
+                        raise DataError(
+                            f"{path} line {line}: {len(row)} field{'s' if len(row) > 1 else ''} "
+                            f"where the first row has {len(names)}; a text that holds the "
+                            "delimiter or a line break must stand in double quotes."
+                        )
+                    cells = dict(zip(names, row, strict=True))
+                    yield f"{path} line {line}", cells
+                line = before + reader.line_num + 1
+        except csv.Error:
+            raise DataError(
+                f"{path} line {line}: the quotes of a field do not match; a field in quotes ends "
+                'with one, and quotes inside it are written twice ("").'
+            ) from None
 
 
 def _header(path: Path, text: io.TextIOWrapper, columns: Columns) -> tuple[int, str, list[str]]:
-    """How many lines it takes, what parts the fields, and the names of the columns."""
+    """How many lines it takes, what parts the fields, and the names of the columns.
+
+    The delimiter is what a first line `sep=;` of Excel names, or whichever of comma, tab, semicolon
+    and bar gives the columns that are read, or else most of them.
+    """
     lines, delimiters = 0, _DELIMITERS
     if path.name.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
         delimiters = "\t" + delimiters
-    for line in iter(lambda: text.readline(_LONGEST_HEADER), ""):
+    for line in iter(text.readline, ""):
         lines += 1
-        # Of the names of the columns alone: what follows is somebody's text.
-        if "\0" in line or not is_unicode(line):
-            raise DataError(
-                f"{path} holds no UTF-8 text in its first line (UTF-16, an Excel workbook, a ZIP "
-                "archive?): save it as CSV in UTF-8."
-            )
         if line.lower().startswith("sep="):
             delimiters = line[4:5] if line[4:5] in tuple(_DELIMITERS) else delimiters
         elif line.strip():
             break
     else:
-        raise EmptyError(f"{path} is empty.")
+        return lines, delimiters[0], []
+    # Of the names of the columns alone: what follows is somebody's text.
+    if "\0" in line or not is_unicode(line):
+        raise DataError(
+            f"{path} holds no UTF-8 text in its first line (UTF-16, an Excel workbook, a ZIP "
+            "archive?): save it as CSV in UTF-8."
+        )
     found = [
         (one, [name.strip() for name in next(csv.reader([line], delimiter=one))])
         for one in delimiters
     ]
-    # That which gives the columns that are read, or else most of them, is what was meant.
     delimiter, names = max(
         found, key=lambda one: (len(set(columns.required).intersection(one[1])), len(one[1]))
     )
     check_names(names, columns, str(path), schema=False)
     return lines, delimiter, names
-
-
-def _fields(path: Path, reader: Any, before: int, columns: int) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the line in which it begins, from 1."""
-    line = before + 1
-    try:
-        for row in reader:
-            if len(row) > 1 or any(field.strip() for field in row):
-                if len(row) != columns:
-                    raise DataError(
-                        f"{path} line {line}: {len(row)} field{'s' if len(row) > 1 else ''} where "
-                        f"the first row has {columns}; a text that holds the delimiter or a line "
-                        "break must stand in double quotes."
-                    )
-                yield line, row
-            line = before + reader.line_num + 1
-    except csv.Error:
-        raise DataError(
-            f"{path} line {line}: the quotes of a field do not match; a field in quotes ends with "
-            'one, and quotes inside it are written twice ("").'
-        ) from None
 
 
 def check_names(names: Sequence[str], columns: Columns, where: str, *, schema: bool) -> None:
@@ -353,24 +309,21 @@ def check_names(names: Sequence[str], columns: Columns, where: str, *, schema: b
 # ---- Arrow and pandas --------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path, columns: Columns) -> Iterator[Rows]:
+def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    done = 0
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             check_names(names, columns, str(path), schema=True)
-            present = [name for name in columns.wanted if name in names]
+            present, done = [name for name in columns.wanted if name in names], 0
             for batch in file.iter_batches(batch_size=_PART_ROWS, columns=present):
                 table = pa.Table.from_batches([batch])
-                yield rows_of_table(table, columns, str(path), before=done)
+                yield from rows_of_table(table, columns, str(path), before=done)
                 done += table.num_rows
     except pa.ArrowException as error:
         raise DataError(f"{path} is not a Parquet file ({type(error).__name__}).") from None
-    if not done:
-        raise EmptyError(f"{path} holds no rows.")
 
 
 def is_table(source: Any) -> bool:
@@ -382,8 +335,10 @@ def is_table(source: Any) -> bool:
     )
 
 
-def rows_of_table(source: Any, columns: Columns, where: str, *, before: int = 0) -> Rows:
-    """The rows of a table in memory, or of a part of one.
+def rows_of_table(
+    source: Any, columns: Columns, where: str, *, before: int = 0
+) -> Iterator[tuple[str, Cells]]:
+    """The rows of a table in memory, or of a part of one, and what sentences call each.
 
     Args:
         source: See `is_table`. A stream of batches is read to its end.
@@ -392,94 +347,54 @@ def rows_of_table(source: Any, columns: Columns, where: str, *, before: int = 0)
         before: Rows of the source before these.
 
     Raises:
-        EmptyError: It has no rows.
-        DataError: It has no such column, one twice, or one of another type; or a row does not say
-            whose it is.
+        DataError: It has no such column, one twice, or one of another type.
     """
     import pyarrow as pa
 
-    if hasattr(source, "itertuples"):  # of pandas
-        names, column_of = list(source.columns), source.__getitem__
-    else:
-        try:
-            table = pa.table(source)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise DataError(f"{where} is none that Arrow reads ({type(error).__name__}).") from None
-        names, column_of = table.column_names, table.column
+    frame = hasattr(source, "itertuples")  # of pandas
+    try:
+        table = source if frame else pa.table(source)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{where} is none that Arrow reads ({type(error).__name__}).") from None
+    names = list(table.columns) if frame else table.column_names
     check_names(names, columns, where, schema=True)
-    cells: dict[str, list[Any]] = {}
-    for name in (name for name in columns.wanted if name in names):
-        values, said = _values(column_of(name), name, columns)
-        if said and name in columns.required:
-            raise DataError(f"{where}: {said}.")
-        if not said:  # of a type that has no dates, or no labels, there are none
-            cells[name] = values
-    if not cells[columns.texts[0]]:
-        raise EmptyError(f"{where} holds no rows.")
-    return columns.rows(cells, lambda row: f"{where} row {before + row + 1}")
+    read = {
+        name: _objects(table[name]) if frame else _values(table[name], name, columns, where)
+        for name in columns.wanted
+        if name in names
+    }
+    there = {name: values for name, values in read.items() if values is not None}
+    for number, row in enumerate(zip(*there.values(), strict=True), start=before + 1):
+        yield f"{where} row {number}", dict(zip(there, row, strict=True))
 
 
-def _values(column: Any, name: str, columns: Columns) -> tuple[list[Any], str]:
-    """The values of a column, and what is wrong with its type.
+def _objects(column: Any) -> list[Any]:
+    """The values of a column of pandas, each as it is.
 
-    Of objects of pandas each is what it is: Arrow takes a type that suits them all, and one user's
-    value would decide how everybody's are read.
+    Not by Arrow, which takes a type that suits all of them: one user's value would decide how
+    everybody's are read.
     """
+    return [None if no else one for one, no in zip(column, column.isna(), strict=True)]
+
+
+def _values(column: Any, name: str, columns: Columns, where: str) -> list[Any] | None:
+    """The values of a column of Arrow; None of one of dates whose type has none."""
     import pyarrow as pa
     import pyarrow.types as types
 
-    if not isinstance(column, pa.ChunkedArray):
-        try:
-            made = None if column.dtype == object else pa.array(column, from_pandas=True)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            made = None  # what Arrow says may quote a value
-        if made is None:
-            missing = column.isna()
-            return [None if no else v for v, no in zip(column, missing, strict=True)], ""
-        column = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
-    views = getattr(types, "is_string_view", lambda _: False)  # of pyarrow 16 and later
-    if types.is_string(kind) or types.is_large_string(kind) or views(kind):
+    if kind in (pa.string(), pa.large_string()) or str(kind) == "string_view":
         # As bytes: Parquet does not check that they are UTF-8.
         found = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
-        return [one if one is None else one.decode("utf-8", "surrogateescape") for one in found], ""
-    if types.is_floating(kind):  # as pandas stores whole numbers, and texts, that are missing
-        values = [None if v is None or v != v else v for v in column.to_pylist()]
-    else:
-        values = _days(column) if types.is_temporal(kind) else column.to_pylist()
-    if all(value is None for value in values):
-        return values, ""
-    allowed, fits = "a string", False
-    if name == columns.date:
-        allowed = "an ISO date such as 2025-03-18"
-        fits = types.is_date(kind) or types.is_timestamp(kind)
-    elif name not in columns.texts:
-        allowed = "a string or an integer"
-        fits = types.is_integer(kind) or (types.is_floating(kind) and name in columns.labels)
-    said = "" if fits else f"{name!r} must be {allowed}, but the column holds {kind}"
-    if said and name == columns.client and types.is_floating(kind):
-        said += "; of a DataFrame: frame[column].astype('Int64').astype(str)"
-    return values, said
-
-
-def _days(column: Any) -> list[date | None]:
-    """Dates or timestamps as days (of UTC where there is a zone), None beyond the years 1 to 9999.
-
-    Arrow's 32-bit days reach the year 5,881,580 and wrap around after that; Python's do not, and
-    one such row would take everybody's away.
-    """
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_date32(kind):
-        column, per_day = column.cast(pa.int32()), 1
-    else:
-        unit = "ms" if pa.types.is_date64(kind) else kind.unit
-        per_day = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-    known = ~column.is_null().to_numpy()
-    days = column.cast(pa.int64()).fill_null(0).to_numpy() // per_day
-    known &= (days >= (date.min - _EPOCH).days) & (days <= (date.max - _EPOCH).days)
-    found = np.where(known, days, 0).astype("datetime64[D]").tolist()
-    return [day if there else None for day, there in zip(found, known.tolist(), strict=True)]
+        return [one if one is None else one.decode("utf-8", "surrogateescape") for one in found]
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if name in columns.texts:
+        raise DataError(f"{where}: {name!r} must be a string, but the column holds {kind}.")
+    if types.is_date(kind) or types.is_timestamp(kind):
+        # By NumPy, to which a day beyond Python's calendar is a number: one such value would take
+        # everybody's away.
+        return cast(list[Any], column.to_numpy().astype("datetime64[D]").tolist())
+    return None if name == columns.date else cast(list[Any], column.to_pylist())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number, check_whole
-from flower_privsyn.data.columns import Columns, Rows
+from flower_privsyn.data.columns import Cells, Columns, is_unicode, parse_date
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.privacy import skipping
 
@@ -41,14 +41,9 @@ def seed_key(seed: int) -> bytes:
         seed: Any integer that fits 16 bytes.
 
     Raises:
-        ConfigError: If the seed is not such an integer.
+        OverflowError: If it does not.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise ConfigError(f"seed must be an integer, got {type(seed).__name__}.")
-    try:
-        return int(seed).to_bytes(16, "big", signed=True)
-    except OverflowError:
-        raise ConfigError("seed must be an integer that fits 16 bytes.") from None
+    return int(seed).to_bytes(16, "big", signed=True)
 
 
 def parse_min_date(value: date | str) -> date:
@@ -97,43 +92,24 @@ class Users:
     labels: list[str | None] | None = None
 
     def __post_init__(self) -> None:
-        owners = np.asarray(self.owners)
-        if owners.ndim != 1 or (owners.size and owners.dtype.kind not in "iu"):
+        owners = np.asarray(self.owners, dtype=np.int64)
+        columns = [one for one in (self.texts, self.dates, self.labels) if one is not None]
+        if any(len(column) != len(owners) for column in columns):
             raise DataError(
-                f"owners must be a one-dimensional integer array, got shape {owners.shape} "
-                f"of {owners.dtype}."
+                f"dates, labels and owners must hold one entry for each of {len(self.texts)} texts."
             )
-        if len(self.texts) != len(owners):
+        # Every coin and every turn is a hash of an id's bytes. What has none would fail in the
+        # rounds, when the budget is being spent, and take the node's other users along.
+        if len(set(self.user_ids)) != len(self.user_ids) or not is_unicode("".join(self.user_ids)):
+            raise DataError("user_ids must be distinct, of text that UTF-8 can hold.")
+        ordered = np.concatenate([[0], owners, [len(self.user_ids) - 1]])
+        if owners.size and np.any(np.diff(ordered) < 0):
             raise DataError(
-                f"owners must hold one entry per text: {len(owners)} owners, "
-                f"{len(self.texts)} texts."
+                f"owners must lie in 0..{len(self.user_ids) - 1} and be nondecreasing: a user's "
+                "texts stand together."
             )
-        for name, values in (("dates", self.dates), ("labels", self.labels)):
-            if values is not None and len(values) != len(self.texts):
-                raise DataError(
-                    f"{name} must hold one entry per text: {len(values)} {name}, "
-                    f"{len(self.texts)} texts."
-                )
-        if len(set(self.user_ids)) != len(self.user_ids):
-            raise DataError("user_ids must be distinct, but some occur twice.")
-        try:
-            # Every coin and every turn is a hash of an id's bytes. What has none would fail in the
-            # rounds, when the budget is being spent, and take the node's other users along.
-            "\n".join(self.user_ids).encode()
-        except UnicodeEncodeError:
-            raise DataError(
-                "user_ids must be text that UTF-8 can hold, but one holds half of a surrogate pair."
-            ) from None
-        if owners.size:
-            if owners[0] < 0 or owners[-1] >= len(self.user_ids):
-                raise DataError(
-                    f"owners must lie in 0..{len(self.user_ids) - 1}, "
-                    f"got {owners.min()}..{owners.max()}."
-                )
-            if np.any(np.diff(owners) < 0):
-                raise DataError("owners must be nondecreasing: a user's texts stand together.")
         object.__setattr__(self, "user_ids", tuple(self.user_ids))
-        object.__setattr__(self, "owners", owners.astype(np.int64, copy=False))
+        object.__setattr__(self, "owners", owners)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[object]]) -> Users:
@@ -154,15 +130,11 @@ class Users:
             DataError: If a row has other fields, or an id that is neither or empty; the sentence
                 names the row.
         """
-        fields = [_fields(row, number) for number, row in enumerate(rows, start=1)]
-        widest = max(map(len, fields), default=2)
-        cells = {
-            name: [row[place] if place < len(row) else None for row in fields]
-            for place, name in enumerate(("user id", "text", "date", "label")[:widest])
-        }
-        gathered = Gathered("the rows")
-        columns = Columns("user id", "text", "date", label="label")
-        gathered.add(columns.rows(cells, lambda row: f"row {row + 1}"))
+        names = ("user id", "text", "date", "label")
+        gathered = Gathered("the rows", Columns(*names[:3], label=names[3]))
+        for number, row in enumerate(rows, start=1):
+            cells = dict(zip(names, _fields(row, number), strict=False))
+            gathered.add(f"row {number}", cells)
         return gathered.users()
 
     def __len__(self) -> int:
@@ -178,16 +150,7 @@ class Users:
 
         Args:
             mask: bool (u,).
-
-        Raises:
-            DataError: If the mask is not boolean or has another length.
         """
-        mask = np.asarray(mask)
-        if mask.dtype != np.bool_ or mask.shape != (len(self),):
-            raise DataError(
-                f"mask must be a boolean array of shape ({len(self)},), "
-                f"got {mask.dtype} of shape {mask.shape}."
-            )
         # By their positions: in a simulation every node takes its few out of everybody's.
         rows = np.flatnonzero(mask[self.owners])
         new_index = np.cumsum(mask, dtype=np.int64) - 1
@@ -255,13 +218,11 @@ class Users:
         first = parse_min_date(day)
         if self.dates is None:
             raise DataError(_UNDATED)
-        undated = np.fromiter((day is None for day in self.dates), bool, len(self.dates))
+        undated = np.array([dated is None for dated in self.dates], dtype=np.bool_)
         if undated.any():
             skipping.note(self.owners_of(undated), records=int(undated.sum()))
-        keep = np.fromiter(
-            (dated is not None and dated >= first for dated in self.dates), bool, len(self.dates)
-        )
-        return self.only(keep)
+        keep = [dated is not None and dated >= first for dated in self.dates]
+        return self.only(np.array(keep, dtype=np.bool_))
 
     def of_classes(self, classes: Sequence[str]) -> Users:
         """Drop documents that are of none of some classes; every user stays.
@@ -277,8 +238,7 @@ class Users:
         """
         if self.labels is None:
             raise DataError(_UNLABELLED)
-        known = frozenset(classes)
-        keep = np.fromiter((label in known for label in self.labels), bool, len(self.labels))
+        keep = np.array([label in classes for label in self.labels], dtype=np.bool_)
         if not keep.all():
             skipping.note_other_class(self.owners_of(~keep), documents=int((~keep).sum()))
         return self.only(keep)
@@ -334,20 +294,11 @@ class Users:
         check_number("held-out-fraction", fraction, ge=0, le=1)
         key = seed_key(seed)
         limit = int(fraction * 2**64)
-        held_out = np.fromiter(
-            (
-                int.from_bytes(
-                    hashlib.blake2b(
-                        user.encode(), digest_size=8, key=key, person=_HELD_OUT
-                    ).digest(),
-                    "big",
-                )
-                < limit
-                for user in self.user_ids
-            ),
-            bool,
-            len(self),
-        )
+        coins = [
+            hashlib.blake2b(user.encode(), digest_size=8, key=key, person=_HELD_OUT).digest()
+            for user in self.user_ids
+        ]
+        held_out = np.array([int.from_bytes(coin) < limit for coin in coins], dtype=np.bool_)
         return self.select(~held_out), self.select(held_out)
 
 
@@ -365,31 +316,45 @@ def _fields(row: Sequence[object], number: int) -> Sequence[object]:
 
 
 class Gathered:
-    """What was read, part after part, grouped by user in order of first appearance.
+    """What was read, row after row, grouped by user in order of first appearance.
 
     Args:
         where: The rows are from, for sentences.
+        columns: Which of them to read, and what may stand there.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, columns: Columns) -> None:
         self.where = where
+        self._columns = columns
         self._codes: dict[str, int] = {}
         self._documents: list[tuple[int, str, date | None, str | None]] = []
         self._unusable: list[int] = []
         self._dated = self._labelled = False
 
-    def add(self, rows: Rows) -> None:
-        """Take in the rows of a file, or some of them; those of a file come in order."""
-        self._dated |= rows.dates is not None
-        self._labelled |= rows.labels is not None
-        nothing = [None] * len(rows.texts)
-        columns = (rows.users, rows.texts, rows.dates or nothing, rows.labels or nothing)
-        for user, text, day, label in zip(*columns, strict=True):
-            owner = self._codes.setdefault(user, len(self._codes))
-            if text is None:
-                self._unusable.append(owner)
-            elif text.strip():
-                self._documents.append((owner, text, day, label))
+    def add(self, place: str, cells: Cells) -> None:
+        """Take in a row; those of a file come in order.
+
+        Args:
+            place: What sentences call it.
+            cells: What stands in each column that is there, at least in the user's.
+
+        Raises:
+            DataError: It does not say whose it is; or the owner looks, and its text is no UTF-8.
+        """
+        columns = self._columns
+        owner = self._codes.setdefault(columns.user(place, cells), len(self._codes))
+        text = columns.text(place, cells)
+        self._dated |= columns.date in cells
+        self._labelled |= bool(columns.labels) and cells.keys() >= set(columns.labels)
+        if text is None:
+            self._unusable.append(owner)
+        elif text.strip():
+            day = parse_date(cells.get(columns.date))
+            self._documents.append((owner, text, day, columns.label(cells)))
+
+    def __len__(self) -> int:
+        """Number of users."""
+        return len(self._codes)
 
     @cached_property
     def _everybody(self) -> Users:

@@ -485,8 +485,8 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a line of nobody's drops a user from the roster",
             guards="nobody is dropped from the roster by a damaged file",
             where="data/read.py::_read_json",
-            before="[_row(*one, columns) for one in part]",
-            after="[_row(*one, columns) for one in part if isinstance(one[1], dict)]",
+            before="in json_values(path):",
+            after="in (one for one in json_values(path) if isinstance(one[1], dict)):",
             tests=("tests/data/test_read.py",),
         ),
         Mutation(

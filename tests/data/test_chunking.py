@@ -207,7 +207,8 @@ def test_the_pieces_of_public_texts_are_the_samples_of_users_without_a_cap() -> 
 def test_who_is_asked_and_with_which_documents() -> None:
     rows = [(f"user {number}", text) for number in range(200) for text in ("old", "new", "bad")]
     users = Users.from_rows(rows)
-    users = replace(users, texts=[text.replace("bad", "\0") for text in users.texts])
+    long = "x" * (2**20 + 1)
+    users = replace(users, texts=[text.replace("bad", long) for text in users.texts])
     days = [date(2025, 1, 1 + row % 3) for row in range(len(rows))]
     users = replace(users, dates=list(days))
     chunking = Chunking(min_date="2025-01-02", held_out_fraction=0.25, seed=5)

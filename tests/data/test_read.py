@@ -357,7 +357,7 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
     assert load_users(table).user_ids == ("1", "2")
     assert "'number' must be a string, but the column" in sentence(table, text_column="number")
     said = sentence(table, client_column="number")
-    assert "'number' must be a string or an integer, but the column holds double" in said
+    assert "row 1: 'number' must be a string or an integer, not float" in said
     assert "astype('Int64')" in said
     # Of dates and labels it matters only where they are asked for.
     users = load_users(table, date_column="number")

@@ -111,11 +111,11 @@ def test_since_without_dates() -> None:
     ("fields", "words"),
     [
         ({"user_ids": ("a", "a")}, "distinct"),
-        ({"owners": np.array([0])}, "one entry per text: 1 owners, 2 texts"),
+        ({"owners": np.array([0])}, "one entry for each of 2 texts"),
         ({"owners": np.array([1, 0])}, "nondecreasing"),
         ({"owners": np.array([0, 2])}, r"lie in 0\.\.1"),
-        ({"dates": [None]}, "one entry per text: 1 dates"),
-        ({"labels": []}, "labels must hold one entry per text"),
+        ({"dates": [None]}, "one entry for each of 2 texts"),
+        ({"labels": []}, "one entry for each of 2 texts"),
     ],
 )
 def test_inconsistent_users_are_refused(fields: dict[str, object], words: str) -> None:

@@ -198,7 +198,7 @@ BAD = [
         "b.txt",
     ),
     _file("UTF-16", "u.csv", _GOOD_CSV.encode("utf-16"), "UTF-16"),
-    _file("numbers JSON lines", "u.jsonl", lines(_NUMBERS), "'text'"),
+    _file("numbers JSON lines", "u.jsonl", lines(_NUMBERS), "text column"),
     _file("numbers CSV", "u.csv", delimited(_NUMBERS), "u.csv"),
     DataCase(
         "numbers Parquet",
