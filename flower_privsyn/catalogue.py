@@ -118,6 +118,18 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
     ComparedMethod(name="expand-only", title="public text, expanded", kind="public text"),
     ComparedMethod(name="random-public", title="public text, at random", kind="public text"),
     ComparedMethod(name="distill-public", title="the same, distilled", kind="public text"),
+    ComparedMethod(
+        name="told-domain",
+        title="text of the writer, told the domain",
+        kind="public text",
+        seeded=False,
+    ),
+    ComparedMethod(
+        name="prompt-chosen",
+        title="public text, chosen by that text",
+        kind="public text",
+        seeded=False,
+    ),
     CatalogueEntry(
         name="private-evolution",
         title="private evolution",

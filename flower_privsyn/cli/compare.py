@@ -35,7 +35,12 @@ def compare(
     ] = None,
     seeds: Annotated[int, option("N", "repetitions of every cell")] = 3,
     users: Annotated[
-        int, option("N", "users that take part (default: all)", show_default=False)
+        int,
+        option(
+            "N",
+            "users that take part, others for every seed while there are some (default: all)",
+            show_default=False,
+        ),
     ] = 0,
     held_out_users: Annotated[
         int | None,
@@ -44,6 +49,14 @@ def compare(
         ),
     ] = None,
     held_out: Annotated[str | None, option("FILE", "users that never take part")] = None,
+    tuning_users: Annotated[
+        int | None,
+        option(
+            "N",
+            "users that choose how long students learn, and do no more (default: 300, or a tenth "
+            "below 3,000 users)",
+        ),
+    ] = None,
     delta: Annotated[
         float | None, option("D", "of every run (default: 1 / (n ln n), n users)")
     ] = None,
@@ -53,8 +66,8 @@ def compare(
     downstream: Annotated[
         str, option("MODEL", "causal model every method is to make better")
     ] = "privsyn-tiny",
-    steps: Annotated[int, option("N", "of its fine-tuning")] = 200,
-    learning_rate: Annotated[float, option("X", "AdamW's")] = 2e-4,
+    steps: Annotated[int, option("N", "of its fine-tuning, at most")] = 3000,
+    learning_rate: Annotated[float, option("X", "AdamW's")] = 5e-4,
     app: Annotated[
         str | None, option("DIR", "folder of the runs' settings (default: the package's)")
     ] = None,
@@ -90,7 +103,8 @@ def compare(
 ) -> int:
     """Run every method on the same users through Flower and measure what each gives.
 
-    One downstream model is fine-tuned on what each gives and measured on users who took no part.
+    One downstream model is fine-tuned on what each gives, in as many steps as suit it best, and
+    measured on users who took no part.
     The figures are computed from private text without noise: they are for choosing a method. The
     same command continues what was interrupted; one for more methods, epsilons or seeds with the
     same --output adds them to the table.
@@ -106,6 +120,8 @@ def compare(
         data,
         held_out,
         users=users,
+        seeds=seeds,
+        tuning_users=tuning_users,
         held_out_users=held_out_users,
         min_date=min_date,
         columns=columns_of(columns),
@@ -135,7 +151,7 @@ def _follow(comparison: Comparison) -> int:
     plan = comparison.plan
     sys.stderr.write(
         f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
-        f"{len(plan.people.private):,} users and {len(plan.people.held_out):,} held out, in "
+        f"{plan.people.number:,} users and {len(plan.people.held_out):,} held out, in "
         f"{comparison.folder}\n"
     )
     try:

@@ -1,14 +1,21 @@
 """What is measured of every cell, the same for all: figures about users who took no part.
 
-What methods are compared with is made here, too: floor, public text alone, and ceiling.
-Everything here is computed from private text without noise.
+What methods are compared with is made here, too: floors, which ask nobody, and ceiling. Everything
+here is computed from private text without noise.
+
+Every student that learns at the server has as many steps as suit it best, whatever gave the text:
+it is trained in 100, 300, 900 ... steps, each time anew with a schedule of that length, until the
+next is no better on tuning users, by bits; the held-out ones are read once, with the best.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,10 +41,12 @@ from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 
 if TYPE_CHECKING:
+    from flower_privsyn.data.public_rows import TokenRows
+    from flower_privsyn.evaluation.language_model import Float64Array, LanguageModelEvaluation
     from flower_privsyn.training.distillation import Distillation
 
-#: Folder of the model that a cell has fine-tuned, in that of the cell.
-STUDENT: Final = "downstream"
+#: Folder of a model that a cell has trained, in that of the cell; the steps follow.
+STUDENT: Final = "student-"
 
 #: How many tokens of each held-out user it finds: in the folder of a cell.
 USERS_FILE: Final = "held_out.npy"
@@ -89,7 +98,7 @@ class Measures:
         self.plan = plan
         self._common = plan.common_values()
         self._embedders: dict[tuple[str, str], RememberingEmbedder] = {}
-        self._held_out_copies: float | None = None
+        self._held_out_copies: dict[int, float] = {}
 
     def of_text(self, job: Job, texts: Sequence[str], costs: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of a cell that wrote text.
@@ -112,43 +121,70 @@ class Measures:
             "samples": list(texts[::step][:_SAMPLES]),
         }
 
-    def tuned(self, job: Job, texts: Sequence[str]) -> dict[str, Any]:
-        """The figures of the downstream model, fine-tuned on texts."""
-        return self.quality(job, self.trained(job, texts))
-
-    def trained(
+    def tuned(
         self, job: Job, texts: Sequence[str], distillation: Distillation | None = None
-    ) -> str:
-        """Fine-tune the downstream model; the folder that it is in.
+    ) -> dict[str, Any]:
+        """The figures of the downstream model, fine-tuned on texts.
 
         Args:
             job: the cell.
             texts: to fine-tune on.
             distillation: a teacher on them; None for the texts alone.
         """
-        output = tuned(
-            self.plan.downstream,
-            texts,
-            settings=self.plan.training,
-            output=job.folder / STUDENT,
-            seed=job.cell.seed,
+
+        def train(steps: int, output: Path) -> None:
+            tuned(
+                self.plan.downstream,
+                texts,
+                settings=replace(self.plan.training, max_steps=steps),
+                output=output,
+                seed=job.cell.seed,
+                progress=job.progress,
+                distillation=distillation,
+                stamp=STAMP if job.cell.method.kind == "private text" else "",
+            )
+
+        return self.of_best(job, train)
+
+    def of_best(self, job: Job, train: Callable[[int, Path], None]) -> dict[str, Any]:
+        """The figures of a student of as many steps as are best on tuning users.
+
+        Args:
+            job: the cell.
+            train: trains it in so many steps and writes it to a folder, unless that is there.
+        """
+        bits: dict[int, float] = {}
+        for steps in (lengths := self.plan.lengths):
+            train(steps, student := job.folder / f"{STUDENT}{steps}")
+            if len(lengths) == 1:
+                bits[steps] = 0.0
+                break
+            tuning = self.samples(self.plan.people.tuning)
+            bits[steps] = self._evaluated(job, str(student), tuning).cross_entropy.value
+            if bits[steps] > min(bits.values()):
+                break
+        best = min(bits, key=lambda steps: bits[steps])
+        found = self.quality(job, str(job.folder / f"{STUDENT}{best}"))
+        for steps in bits.keys() - {best}:
+            shutil.rmtree(job.folder / f"{STUDENT}{steps}")
+        return {**found, "steps": best, "tried_steps": list(bits)}
+
+    def _evaluated(
+        self, job: Job, model: str, samples: Samples, users_file: Path | None = None
+    ) -> LanguageModelEvaluation:
+        return evaluate_language_model(
+            model,
+            samples.texts,
+            owners=samples.owners,
+            max_tokens=self.plan.training.max_tokens,
+            users_file=users_file,
             progress=job.progress,
-            distillation=distillation,
-            stamp=STAMP if job.cell.method.kind == "private text" else "",
         )
-        return str(output)
 
     def quality(self, job: Job, model: str) -> dict[str, Any]:
         """The figures of a language model on held-out text."""
         held_out = self.samples(self.plan.people.held_out)
-        figures = evaluate_language_model(
-            model,
-            held_out.texts,
-            owners=held_out.owners,
-            max_tokens=self.plan.training.max_tokens,
-            users_file=job.folder / USERS_FILE,
-            progress=job.progress,
-        )
+        figures = self._evaluated(job, model, held_out, job.folder / USERS_FILE)
         accuracy, bits = figures.next_token_accuracy, figures.bits_per_byte
         return {
             "next_token_accuracy": accuracy.value,
@@ -160,7 +196,8 @@ class Measures:
         held_out = self.samples(self.plan.people.held_out).texts
         if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
-        private = self.samples(self.plan.people.private).texts
+        people, seed = self.plan.people, job.cell.seed
+        private = self.samples(people.private(seed)).texts
         found = compare_texts(
             texts,
             held_out,
@@ -170,14 +207,14 @@ class Measures:
             max_texts=MAX_TEXTS,
             progress=job.progress,
         )
-        if self._held_out_copies is None:
-            self._held_out_copies = copy_rates(held_out, private).any
+        if (group := people.group_of(seed)) not in self._held_out_copies:
+            self._held_out_copies[group] = copy_rates(held_out, private).any
         copies = found.private_copies or found.held_out_copies
         return {
             "frechet": found.frechet.squared,
             "mauve": found.mauve.score,
             "copies": copies.any,
-            "copies_held_out": self._held_out_copies,
+            "copies_held_out": self._held_out_copies[group],
         }
 
     def samples(self, users: Users, *, max_tokens: int | None = None) -> Samples:
@@ -250,7 +287,7 @@ def floor(job: Job, measures: Measures) -> dict[str, Any]:
 def ceiling(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
     # No costs: the text itself is what leaves. No samples: they would be the users' own.
-    own = measures.samples(measures.plan.people.private).texts
+    own = measures.samples(measures.plan.people.private(job.cell.seed)).texts
     return {
         "quality": measures.tuned(job, own),
         "texts": None,
@@ -277,7 +314,7 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
 
 def expanded_private(job: Job, measures: Measures) -> dict[str, Any]:
     """The same of the private text itself: the ceiling of private evolution, without privacy."""
-    own = measures.samples(measures.plan.people.private).texts
+    own = measures.samples(measures.plan.people.private(job.cell.seed)).texts
     found = measures.of_text(job, _expanded(job, own, source="private"), {})
     # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
     return {**found, "costs": None, "samples": []}
@@ -301,9 +338,67 @@ def random_text(job: Job, measures: Measures) -> dict[str, Any]:
             settings=measures.plan.training,
             seed=job.cell.seed,
         )
-    model = measures.trained(job, texts, taught)
+    quality = measures.tuned(job, texts, taught)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    return {"quality": measures.quality(job, model), "texts": None, "costs": costs, "samples": []}
+    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
+
+
+def told_domain(job: Job, measures: Measures) -> dict[str, Any]:
+    """The model fine-tuned on what the generator writes when it is told the `domain`, no more."""
+    begun = time.monotonic()
+    texts = _told(job)
+    return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
+
+
+def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
+    """The model fine-tuned on public text that is like what the generator writes of the `domain`.
+
+    Rows are scored by the log-ratio of their tokens in that text to public text (DSIR, Xie et al.,
+    NeurIPS 2023), and as many are chosen as a joint sketch chooses.
+    """
+    from flower_privsyn.data.chunking import token_ids
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.embedding import load_tokenizer
+    from flower_privsyn.training.selection import LogRatioScorer, select, surprisal_weights
+
+    begun, values, like = time.monotonic(), job.values, _told(job)
+    tokenizer = load_tokenizer(located(measures.plan.downstream))[0]
+    public = PublicRows.of(
+        located(str(values["public-text"])),
+        tokenizer=tokenizer,
+        max_tokens=int(values["max-tokens"]),
+        setting="public-text",
+    )
+    size = public.vocabulary
+    there = np.zeros(size, dtype=np.int64)
+    for chunk in public.chunks():
+        there += np.bincount(chunk.tokens, minlength=size)
+    written = np.bincount(np.concatenate(token_ids(tokenizer, like)), minlength=size)
+    ratios = np.log((written + 0.5) / written.sum()) - np.log((there + 0.5) / there.sum())
+    scorer = LogRatioScorer(tokens=ratios, weights=surprisal_weights(there))
+
+    def of_long_rows(rows: TokenRows) -> Float64Array:
+        return np.where(rows.lengths < int(values["least-row-tokens"]), -np.inf, scorer(rows))
+
+    count = max(round(float(values["select-share"]) * len(public)), int(values["least-selected"]))
+    with job.progress.stage("Choose public text"):
+        chosen = select(public.chunks(), of_long_rows, count=count).indices
+    quality = measures.tuned(job, [public.text_of(int(index)) for index in chosen])
+    costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
+    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
+
+
+def _told(job: Job) -> list[str]:
+    """What the generator writes of the domain: once for all cells that are told the same."""
+    from flower_privsyn.generation.generators import ExpandingSettings
+
+    said = {key: job.values[key] for key in (*ExpandingSettings.of_lists(), "synthetic-samples")}
+    said |= {"prompt": "", "num-candidates": 1}
+    told = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
+    once = replace(job, values={**job.values, **said, "seed": 0})
+    # Text is cut to whole sentences where what it is like has some.
+    like = [f"This sentence is one of {said['domain']}."]
+    return _expanded(once, like, source="told", kept=job.folder.parent / f"told-{told}.jsonl")
 
 
 def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
@@ -322,7 +417,8 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
     from flower_privsyn.privacy.randomness import SecureRandom
 
     values = job.values
-    samples = measures.samples(measures.plan.people.private, max_tokens=int(values["max-tokens"]))
+    private = measures.plan.people.private(job.cell.seed)
+    samples = measures.samples(private, max_tokens=int(values["max-tokens"]))
     random = np.random.default_rng([job.cell.seed, 4])
     wanted = min(int(values["synthetic-samples"]), len(samples))
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
@@ -346,7 +442,7 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
         for batch in paraphraser.paraphrase(chosen, choice, random=SecureRandom()):
             texts += batch
             stage.update(len(batch))
-    people = len(measures.plan.people.private)
+    people = len(private)
     costs = {
         **_NO_COSTS,
         # A message of the text itself; of those whose text was not drawn, none.
@@ -365,24 +461,29 @@ REFERENCES: Final[Mapping[str, Callable[[Job, Measures], dict[str, Any]]]] = {
     "expand-only": expanded_public,
     "random-public": random_text,
     "distill-public": random_text,
+    "told-domain": told_domain,
+    "prompt-chosen": prompt_chosen,
     "dp-prompt": paraphrases,
     "expand-private": expanded_private,
     "finetune-private": ceiling,
 }
 
 
-def _expanded(job: Job, known: Sequence[str], *, source: str) -> list[str]:
+def _expanded(
+    job: Job, known: Sequence[str], *, source: str, kept: Path | None = None
+) -> list[str]:
     """Text, expanded by the generator: what private evolution does without any votes.
 
     Args:
         job: the cell.
         known: texts to show the generator, of which as many as there are candidates are drawn.
         source: what they are called.
+        kept: where the texts are written down; None for a file of the cell's.
     """
     from flower_privsyn.generation.generators import ExpandingSettings
     from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 
-    values, kept = job.values, job.folder / "expanded.jsonl"
+    values, kept = job.values, kept or job.folder / "expanded.jsonl"
     kept.touch(mode=0o600)  # for its owner's eyes, whatever it is made of
     seed = int(values["seed"])
     drawn = np.random.default_rng([seed, 1]).permutation(len(known))

@@ -1,8 +1,9 @@
-"""Who takes part in a comparison, and whose text measures it: dealt by ids alone.
+"""Who takes part in a comparison, who tunes it, and whose text measures it: dealt by ids alone.
 
-Whatever is chosen while looking at held-out users fits them better than others. So one user in ten,
-by a hash of the id, is sealed: in no private set, no held-out set and no tuning, whatever the order
-of a file, until the choices are made and one last table is.
+Whatever is chosen while looking at users fits them better than others. So how long a student learns
+is chosen on tuning users, who are in no other set; and one user in ten, by a hash of the id, is
+sealed: in no private set, no held-out set and no tuning, whatever the order of a file, until the
+choices are made and one last table is.
 """
 
 from __future__ import annotations
@@ -50,15 +51,31 @@ class People:
 
     Attributes:
         source: the data, as it was named.
-        private: users that take part.
+        groups: users that take part, at least one group of them, no user in two: a seed asks one,
+            the next seed the next.
+        tuning: users that never do; how long a student learns is chosen on them.
         held_out: users that never do; all figures are about them.
         opened: whether the held-out users are sealed ones.
     """
 
     source: str
-    private: Users
+    groups: tuple[Users, ...]
+    tuning: Users
     held_out: Users
     opened: bool = False
+
+    def group_of(self, seed: int) -> int:
+        """Which group a seed asks."""
+        return seed % len(self.groups)
+
+    def private(self, seed: int) -> Users:
+        """The users that take part where a cell has this seed."""
+        return self.groups[self.group_of(seed)]
+
+    @property
+    def number(self) -> int:
+        """Users that take part, the same of every seed."""
+        return len(self.groups[0])
 
     @classmethod
     def read(
@@ -67,21 +84,26 @@ class People:
         held_out: str | None = None,
         *,
         users: int = 0,
+        seeds: int = 1,
         held_out_users: int | None = None,
+        tuning_users: int | None = None,
         min_date: str = "",
         columns: Mapping[str, str] | None = None,
         sealed_users: int = 0,
     ) -> Self:
-        """Read users and draw both sides by a hash of their ids.
+        """Read users and draw all sides by a hash of their ids.
 
         The same people are held out whatever the order of the file and the seed of a run.
 
         Args:
             data: a file, folder or data set name, as `load_users` takes it.
             held_out: the same of users that do not take part, in place of `held_out_users`.
-            users: how many take part; 0 for all.
+            users: how many take part, and as many others for the next seed while there are some; 0
+                for all of them for every seed.
+            seeds: for which that is.
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
+            tuning_users: the same; None for 300, or a tenth where there are fewer than 3,000.
             min_date: ISO day; only text of it and later days; "" for all.
             columns: their names, by the keys of a run (`load_configured`).
             sealed_users: hold out as many sealed users and no others; the same users take part as
@@ -107,29 +129,39 @@ class People:
                 "--sealed-users"
             )
         private, others = every.select(~sealed(every.user_ids)), others.select(~closed)
+        size = len(private)
         if held_out is None:
             aside = held_out_users
             if aside is None:
-                aside = 500 if len(private) >= 2500 else max(1, len(private) // 5)
+                aside = 500 if size >= 2500 else max(1, size // 5)
             check_whole("--held-out-users", aside, ge=1)
-            chosen = _first(private, aside)
-            others, private = private.select(chosen), private.select(~chosen)
+            others, private = _parted(private, aside)
         elif both := set(others.user_ids) & set(private.user_ids):
             raise ConfigError(
                 f"{len(both)} users of --held-out are in --data as well: held-out users must "
                 "not take part"
             )
+        tunes = tuning_users
+        if tunes is None:
+            tunes = 300 if size >= 3000 else max(1, size // 10)
+        check_whole("--tuning-users", tunes, ge=1)
+        tuning, private = _parted(private, tunes)
         if len(private) < max(users, 2):
             raise DataError(
-                f"the data has {len(private)} users that are neither held out nor sealed, fewer "
-                f"than the {max(users, 2)} that take part"
+                f"the data has {len(private)} users that are neither held out nor sealed nor for "
+                f"tuning, fewer than the {max(users, 2)} that take part"
             )
         others = kept.select(_first(kept, sealed_users)) if sealed_users else others
         if not len(others):
             raise DataError("all users of --held-out are sealed: --sealed-users opens them")
+        groups, taking = list[Users](), users or len(private)
+        while len(private) >= taking and len(groups) < seeds:
+            group, private = _parted(private, taking)
+            groups.append(replace(group, dates=None))
         return cls(
             source=data,
-            private=replace(private.select(_first(private, users or len(private))), dates=None),
+            groups=tuple(groups),
+            tuning=replace(tuning, dates=None),
             held_out=replace(others, dates=None),
             opened=bool(sealed_users),
         )
@@ -137,7 +169,7 @@ class People:
     def fingerprint(self) -> str:
         """What the figures of every cell depend on besides its own settings."""
         digest = hashlib.blake2b(digest_size=16)
-        for users in (self.private, self.held_out):
+        for users in (self.groups[0], self.tuning, self.held_out):
             for part in (users.user_ids, users.texts, users.owners.tolist(), users.labels or ()):
                 for item in part:
                     encoded = _bytes(str(item))
@@ -154,6 +186,12 @@ def _read(source: str, *, min_date: str, columns: Mapping[str, str]) -> Users:
     found = load_configured({"data": source}, columns, strict=True, labels=True)
     found.check_documents(dated=bool(min_date))
     return found.since(min_date) if min_date else found
+
+
+def _parted(users: Users, count: int) -> tuple[Users, Users]:
+    """So many users, by a hash of their ids, and the others."""
+    chosen = _first(users, count)
+    return users.select(chosen), users.select(~chosen)
 
 
 def _first(users: Users, count: int) -> npt.NDArray[np.bool_]:

@@ -38,9 +38,19 @@ from flower_privsyn.training.causal import CausalTraining
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"
 
-#: What asks nobody, and is in every table: the model as it is, public text at random, and the same
-#: taught by a larger public model.
-FLOORS: Final = ("public-only", "random-public", "distill-public")
+#: What asks nobody, and is in every table: the model as it is; public text at random; the same
+#: taught by a larger public model; the text of a writer that is told the domain; and public text
+#: that is chosen by what this one writes.
+FLOORS: Final = (
+    "public-only",
+    "random-public",
+    "distill-public",
+    "told-domain",
+    "prompt-chosen",
+)
+
+#: The shortest training of a student.
+_SHORTEST: Final = 100
 
 #: `synthesis` of a method that has a generator write after what its release chose.
 _WRITTEN: Final = "written"
@@ -95,7 +105,8 @@ class Plan:
         seeds: repetitions, of the seeds 0, 1 and so on.
         delta: of every run.
         downstream: causal language model that every method is to make better.
-        training: how it is fine-tuned, the same for every method that fine-tunes.
+        training: how it is fine-tuned, the same for every method that fine-tunes; its steps are
+            the most.
         settings: `key=value` or `method.key=value`.
     """
 
@@ -114,6 +125,17 @@ class Plan:
     def stamp(self) -> str:
         """What every figure of the comparison carries."""
         return f"{STAMP}; {OPENED}" if self.people.opened else STAMP
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Steps that a student is trained in, each of them with a schedule of its own.
+
+        From 100 on three times as many up to the most; the best on tuning users counts.
+        """
+        most, found = self.training.max_steps, [_SHORTEST]
+        while found[-1] < most:
+            found.append(3 * found[-1])
+        return (*found[:-1], most)
 
     def cells(self) -> list[Cell]:
         """All cells, in the order in which they are run: a whole table per seed.
@@ -139,7 +161,7 @@ class Plan:
 
         Args:
             cell: of a method that asks users, or that needs settings as they do.
-            data: file of the private users.
+            data: folder of the users' files.
         """
         method = cell.method
         defaults = self._defaults(method)
@@ -209,8 +231,8 @@ class Plan:
             "training-batch-size": self.training.batch_size,
             "learning-rate": self.training.learning_rate,
         }
-        if self.training.max_steps:
-            trained["student-steps"] = self.training.max_steps
+        if method.kind == "chosen text":
+            trained["student-steps"] = self.lengths[0]
         file = self._file_of(method)
         own = {} if file is None else written_settings(self.app, file)
         return {key: value for key, value in trained.items() if key == "model" or key not in own}
@@ -218,12 +240,12 @@ class Plan:
     def _decided(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:
         """What the comparison decides, the same for every method."""
         return {
-            "data": str(data),
+            "data": str(data / f"private-{self.people.group_of(cell.seed)}.jsonl"),
             "client-column": "client_id",
             "text-column": "text",
             "date-column": "date",
             **({"label-column": "label"} if "label-column" in self.app.defaults else {}),
-            "num-users": len(self.people.private),
+            "num-users": self.people.number,
             "held-out-fraction": 0.0,
             "min-date": "",  # older text is not in the file
             "epsilon": float(cell.epsilon or 1.0),
@@ -299,11 +321,11 @@ class Plan:
         """
         name = cell.method.name
         with report.refusals(name):
-            values, found = self.values(cell, Path("private.jsonl")), Report()
+            values, found = self.values(cell, Path()), Report()
             if cell.method.asks_users:
                 settings, strategy = need(strategy_of_app(self.app, values))
                 people = people_of(
-                    [self.people.private],
+                    [self.people.private(cell.seed)],
                     chunking=Chunking.of(settings.to_dict()),
                 )
                 method = strategy(settings).method
@@ -432,7 +454,7 @@ def make_plan(
         )
     check_whole("--seeds", seeds, ge=1)
     chosen = _chosen(app, configs, methods)
-    size = len(people.private)
+    size = people.number
     public = () if public_text is None else (f"public-text={public_text}",)
     plan = Plan(
         app=app,
@@ -443,7 +465,7 @@ def make_plan(
         seeds=seeds,
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
         downstream=downstream,
-        training=training or CausalTraining(train_on_eos=False),
+        training=training or CausalTraining(max_steps=3000, train_on_eos=False),
         settings=(*public, *settings),
     )
     plan.check()

@@ -17,9 +17,11 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +47,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
     StoppedError,
 )
-from flower_privsyn.evaluation.language_model import Float64Array, resampled_accuracies
+from flower_privsyn.evaluation.language_model import Float64Array, resampled_figures
 from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import Follower, resume_run, run_app
 from flower_privsyn.locks import lock_file
@@ -63,7 +65,7 @@ Shown = Callable[[], contextlib.AbstractContextManager[Follower]]
 
 #: Figures of a cell that the table has, by the part of its record.
 _FIGURES: Final[Mapping[str, Sequence[str]]] = {
-    "quality": ("next_token_accuracy", "bits_per_byte"),
+    "quality": ("next_token_accuracy", "bits_per_byte", "steps"),
     "texts": ("frechet", "mauve", "copies", "copies_held_out"),
     "local_epsilon": ("sample", "user"),
     "costs": ("rounds", "bytes_up", "bytes_down", "client_cpu_seconds", "server_seconds"),
@@ -174,19 +176,20 @@ class Comparison:
             return self._write(running=None)
 
     def _write_users(self) -> Path:
-        """Both groups of users as files; the private one is what the nodes read."""
-        folder = self.folder / "data"
+        """The users as files; the private ones are what the nodes read."""
+        folder, people = self.folder / "data", self.plan.people
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, users in (
-            ("private", self.plan.people.private),
-            ("held_out", self.plan.people.held_out),
+            *((f"private-{group}", users) for group, users in enumerate(people.groups)),
+            ("tuning", people.tuning),
+            ("held_out", people.held_out),
         ):
             file = folder / f"{name}.jsonl"
             # What a kill before the first cell left may be of other users.
             if not (self.document_file.exists() and file.exists()):
                 with files.replacing(file) as temporary:
                     files.append_json_lines(temporary, _rows(users))
-        return folder / "private.jsonl"
+        return folder
 
     def _refuse_changed(self, cell: Cell, data: Path) -> None:
         """Refuse to put a cell of other settings beside the new ones."""
@@ -278,13 +281,35 @@ class Comparison:
 
     def _released(self, job: Job, run: RunDirectory) -> dict[str, Any]:
         """What a finished run gave, spent and cost."""
-        found = spent(run, job.folder / "cpu_time.jsonl", len(self.plan.people.private))
+        found = spent(run, job.folder / "cpu_time.jsonl", self.plan.people.number)
         found["run"] = str(run.path.relative_to(self.folder))
         if job.cell.method.trains_student:
-            quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
+            if job.cell.method.kind == "chosen text":
+                quality = self._measures.of_best(job, partial(self._taught, run))
+            else:
+                quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
             return {**found, "quality": quality, "texts": None, "samples": []}
         texts = [str(record["text"]) for record in files.read_json_lines(run.synthetic_jsonl)]
         return {**found, **self._measures.of_text(job, texts, found["costs"])}
+
+    def _taught(self, run: RunDirectory, steps: int, output: Path) -> None:
+        """Train the student of a finished run anew in so many steps, of the releases that it has.
+
+        Args:
+            run: whose student the server trains.
+            steps: of the student.
+            output: folder of a copy of it, unless it is there.
+        """
+        if output.exists():
+            return
+        if steps != run.config["student-steps"]:
+            run.mark_failed(ConfigError("its student is trained anew, of the same releases"))
+            outcome = resume_run(run.path, settings=[f"student-steps={steps}"])
+            if outcome.error is not None:
+                raise FederationError(outcome.error)
+        built = output.with_name(f"{output.name}.built")
+        shutil.copytree(run.path / TRAINED_MODEL, built, dirs_exist_ok=True)
+        built.rename(output)
 
     # ------------------------------------------------------------------ the document
 
@@ -333,7 +358,9 @@ class Comparison:
             f"Python {platform.python_version()}",
             "data": {
                 "name": Path(people.source).name,
-                "private_users": len(people.private),
+                "private_users": people.number,
+                "groups": len(people.groups),
+                "tuning_users": len(people.tuning),
                 "held_out_users": len(people.held_out),
             },
             "downstream": self.plan.downstream,
@@ -381,15 +408,14 @@ def summarise(
         their names the figures of cells as `{"mean", "standard_error"}` over the finished seeds
         (the standard error is None for one seed; None where no cell has the figure).
 
-        `gap_closed` is the share of the way from the accuracy of the public model (0) to that of
-        private fine-tuning (1), both means over their seeds; None where one of them is missing or
-        the second is not above the first. `over_floor` is the accuracy above that of the best
-        floor, `to_best` that above the best method at the same epsilon: `{"value", "low", "high",
-        "of"}` with a 95 % interval over people who are drawn for both alike; None where there is
-        none but itself.
+        By bits per byte, on held-out people who are drawn for all alike, `{"value", "low",
+        "high"}` with a 95 % interval over these: `gap_closed`, the share of the way from the
+        public model (0) to fine-tuning on the private text itself (1), and `from_floor`, the same
+        from the best floor; `over_floor`, the bits that are saved beside that floor, and `to_best`,
+        beside the best method at the same epsilon, which `"of"` names. None where there is none but
+        itself, or the ceiling is not above what is beneath it.
     """
-    gap = (_accuracy(cells, "public-only"), _accuracy(cells, "finetune-private"))
-    rows: dict[tuple[str, float | None], dict[str, Any]] = {}
+    rows: dict[Place, dict[str, Any]] = {}
     for method in dict.fromkeys(cell["method"] for cell in cells):
         own = [cell for cell in cells if cell["method"] == method]
         for epsilon in dict.fromkeys(cell["epsilon"] for cell in own):
@@ -406,43 +432,52 @@ def summarise(
             for part, keys in _FIGURES.items():
                 prefix = "local_epsilon_" if part == "local_epsilon" else ""
                 row |= {prefix + key: _mean(_column(done, part, key)) for key in keys}
-            row["gap_closed"] = _gap(_column(done, "quality", "next_token_accuracy"), *gap)
             rows[method, epsilon] = row
     _compare_people(rows, cells, counts or {})
     return list(rows.values())
 
 
+Place = tuple[str, float | None]
+"""A method and its epsilon."""
+
+
 def _compare_people(
-    rows: Mapping[tuple[str, float | None], dict[str, Any]],
+    rows: Mapping[Place, dict[str, Any]],
     cells: Sequence[Mapping[str, Any]],
     counts: Mapping[str, Float64Array],
 ) -> None:
-    """Put `over_floor` and `to_best` of `summarise` into its rows."""
+    """Put what `summarise` says of people who are drawn into its rows."""
     known = [cell for cell in cells if cell.get("folder") in counts]
-    drawn: dict[tuple[str, float | None], Float64Array] = {}
+    bits: dict[Place, Float64Array] = {}  # of everybody, then of each draw
     if known:
-        accuracies = resampled_accuracies([counts[cell["folder"]] for cell in known])
+        drawn = resampled_figures([counts[cell["folder"]] for cell in known])[1]
         places = [(cell["method"], cell["epsilon"]) for cell in known]
         for key in dict.fromkeys(places):
-            drawn[key] = accuracies[:, [place == key for place in places]].mean(axis=1)
+            bits[key] = drawn[:, [place == key for place in places]].mean(axis=1)
 
-    def mean(key: tuple[str, float | None]) -> float:
-        return float(rows[key]["next_token_accuracy"]["mean"])
+    def interval(values: Float64Array, of: Place | None = None) -> dict[str, Any]:
+        low, high = np.percentile(values[1:], [2.5, 97.5]).tolist()
+        named = {} if of is None else {"of": rows[of]["title"]}
+        return {"value": float(values[0]), "low": low, "high": high, **named}
 
-    def above(
-        key: tuple[str, float | None], others: Iterable[tuple[str, float | None]]
-    ) -> dict[str, Any] | None:
-        best = max(others, key=mean, default=key)
-        if best == key or key not in drawn:
+    def best_of(others: Iterable[Place]) -> Place | None:
+        return min(others, key=lambda place: bits[place][0], default=None)
+
+    def share(key: Place, begin: Place | None, end: Place) -> dict[str, Any] | None:
+        if begin not in bits or end not in bits or bits[begin][0] <= bits[end][0]:
             return None
-        low, high = np.percentile(drawn[key] - drawn[best], [2.5, 97.5]).tolist()
-        of = rows[best]["title"]
-        return {"value": mean(key) - mean(best), "low": low, "high": high, "of": of}
+        return interval((bits[begin] - bits[key]) / (bits[begin] - bits[end]), begin)
 
+    public, ceiling = ("public-only", 0.0), ("finetune-private", None)
+    floor = best_of(place for place in bits if place[0] in FLOORS)
     for key, row in rows.items():
-        floors = [other for other in drawn if other[0] in FLOORS]
-        rivals = [other for other in drawn if other[1] == key[1] and key[1]]
-        row["over_floor"], row["to_best"] = above(key, floors), above(key, rivals)
+        best = best_of(place for place in bits if place[1] == key[1] and key[1])
+        for name, other in (("over_floor", floor), ("to_best", best)):
+            row[name] = None
+            if other is not None and other != key and key in bits:
+                row[name] = interval(bits[other] - bits[key], other)
+        row["gap_closed"] = share(key, public, ceiling) if key in bits else None
+        row["from_floor"] = share(key, floor, ceiling) if key in bits else None
 
 
 def _column(cells: Sequence[Mapping[str, Any]], part: str, key: str) -> list[float]:
@@ -455,17 +490,3 @@ def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
         return None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "standard_error": error}
-
-
-def _accuracy(cells: Sequence[Mapping[str, Any]], method: str) -> float | None:
-    done = [cell for cell in cells if cell["method"] == method and cell["status"] == "finished"]
-    figure = _mean(_column(done, "quality", "next_token_accuracy"))
-    return None if figure is None else figure["mean"]
-
-
-def _gap(
-    values: Sequence[float], floor: float | None, ceiling: float | None
-) -> dict[str, float | None] | None:
-    if floor is None or ceiling is None or ceiling <= floor:
-        return None
-    return _mean([(value - floor) / (ceiling - floor) for value in values])

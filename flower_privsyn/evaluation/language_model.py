@@ -146,7 +146,7 @@ def evaluate_language_model(
         precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
-        users_file: where the counts of each user are kept, for `resampled_accuracies`; None to
+        users_file: where the counts of each user are kept, for `resampled_figures`; None to
             keep none.
         progress: where the step is shown.
 
@@ -190,7 +190,7 @@ def evaluate_language_model(
     table = np.stack(counts, axis=1, dtype=np.float64)
     table = table[table[:, 0] > 0]  # users with a token
     if users_file is not None:
-        np.save(users_file, table[:, :2])
+        np.save(users_file, table[:, :4])
     unknown = int(scores.unknown.sum())
     figures = _figures(table, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
@@ -233,22 +233,23 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
     return found
 
 
-def resampled_accuracies(counts: Sequence[Float64Array]) -> Float64Array:
-    """The accuracies of several models on the same people, drawn with replacement 2,000 times.
+def resampled_figures(counts: Sequence[Float64Array]) -> tuple[Float64Array, Float64Array]:
+    """The figures of several models on the same people, and on draws of them with replacement.
 
     What two models differ by has the spread of the difference over draws: people are in it once,
     and not once for each model.
 
     Args:
-        counts: of each model (users, 2): tokens, and right ones, as `evaluate_language_model` keeps
-            them, of the same users in the same order.
+        counts: of each model (users, 4): tokens, right ones, nats and bytes, as
+            `evaluate_language_model` keeps them, of the same users in the same order.
 
     Returns:
-        (2000, models).
+        (2001, models) accuracies, and as many bits per byte: of all people, then of each draw.
     """
-    draws = resampled(np.concatenate(counts, axis=1), resamples=2000, seed=0)
-    accuracies: Float64Array = draws[:, 1::2] / draws[:, 0::2]
-    return accuracies
+    table = np.concatenate(counts, axis=1)
+    draws = np.vstack([table.mean(axis=0), resampled(table, resamples=2000, seed=0)])
+    tokens, correct, nats, size = (draws[:, place::4] for place in range(4))
+    return correct / tokens, nats / math.log(2) / size
 
 
 def score_texts(

@@ -37,13 +37,15 @@ def _value(key: str, shown: Callable[[float | None], str]) -> Callable[[Mapping[
     return lambda row: shown((row.get(key) or {"mean": None})["mean"])
 
 
-def _difference(key: str) -> Callable[[Mapping[str, Any]], str]:
+def _interval(key: str, digits: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
     def text(row: Mapping[str, Any]) -> str:
         found = row.get(key)
         if found is None:
             return "-"
-        value, low, high = (100.0 * found[name] for name in ("value", "low", "high"))
-        return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+        value, low, high = (
+            format(scale * found[name], digits) for name in ("value", "low", "high")
+        )
+        return f"{value} [{low}, {high}]"
 
     return text
 
@@ -66,13 +68,15 @@ _EPSILON: Final[Column] = (
 
 _QUALITY: Final[tuple[Column, ...]] = (
     ("next-token accuracy, %", _figure("next_token_accuracy", 2, 100.0)),
-    ("gap closed, %", _figure("gap_closed", 0, 100.0)),
     ("bits per byte", _figure("bits_per_byte", 4)),
+    ("gap closed, %", _interval("gap_closed", "z.0f", 100.0)),
+    ("from the best floor, %", _interval("from_floor", "z.0f", 100.0)),
+    ("steps", _value("steps", whole)),
 )
 
 _DIFFERENCES: Final[tuple[Column, ...]] = (
-    ("above the best floor", _difference("over_floor")),
-    ("above the best at its ε", _difference("to_best")),
+    ("bits below the best floor", _interval("over_floor", "+.4f")),
+    ("bits below the best at its ε", _interval("to_best", "+.4f")),
 )
 
 _COSTS: Final[tuple[Column, ...]] = (
@@ -148,14 +152,17 @@ def caption(document: Mapping[str, Any]) -> str:
             " Copies: texts that are a user's, share 13 words in a row with one, or half of their "
             f"three-word pieces; of the held-out texts themselves {100 * others[0]:.2f} %."
         )
+    people = f"{data['private_users']:,} users took part"
+    if data["groups"] > 1:
+        people += f" in each of {data['groups']} groups without one in common, a seed each"
     return (
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
-        f"{data['name']}; {data['private_users']:,} users took part, δ = {document['delta']:.2g}; "
-        f"mean ± standard error over {counted(seeds, 'seed')}. Above the best floor, and above "
-        "the best method at the same ε: percentage points of accuracy, with 95 % intervals over "
-        "held-out users, the same of both. Gap closed: from the public model (0) to fine-tuning on "
-        f"the private text itself (100), where both are measured.{_lost_rounds(document)}{copies}"
-        " Traffic and CPU time are of one user in the whole run."
+        f"{data['name']}; {people}, δ = {document['delta']:.2g}; mean ± standard error over "
+        f"{counted(seeds, 'seed')}. A student of the server's has as many steps as are best on "
+        f"{data['tuning_users']:,} other users. Gap closed: by bits, from the public model (0), or "
+        "the best floor, to fine-tuning on the private text itself (100). In brackets 95 % "
+        "intervals over held-out users, the same of both that are compared."
+        f"{_lost_rounds(document)}{copies} Traffic and CPU time are of one user in the whole run."
     )
 
 

@@ -61,7 +61,10 @@ def test_figures_by_token_and_by_user(
     assert found.bits_per_byte.value == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     people = [rows[np.array(owners) == user].sum(axis=0) for user in (1, 3, 9)]
     assert found.users == 3
-    np.testing.assert_array_equal(np.load(kept), [row[:2] for row in people])
+    counted = np.load(kept)
+    np.testing.assert_array_equal(counted[:, :2], [row[:2] for row in people])
+    np.testing.assert_allclose(counted[:, 2], [row[2] for row in people], rtol=1e-5)
+    assert counted[:, 3].sum() == size
 
 
 def test_padding_and_batches_do_not_matter(
