@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flower_privsyn.comparison import APP, Cell, People, Plan, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
+from flower_privsyn.evaluation.language_model import Interval
 from flower_privsyn.host.app import load_app
 from flower_privsyn.progress import Progress
 from flower_privsyn.testing import HashEmbedder
@@ -31,13 +33,13 @@ def plan_of(private: Users, held_out: Users) -> Plan:
     return Plan(
         app=load_app(APP),
         configs=("cpu",),
-        people=People(source="users.jsonl", private=private, held_out=held_out),
+        people=People(source="users.jsonl", groups=(private,), tuning=held_out, held_out=held_out),
         methods=(compared()["pre-text"],),
         epsilons=(1.0,),
         seeds=1,
         delta=1e-3,
         downstream="privsyn-tiny",
-        training=CausalTraining(),
+        training=CausalTraining(max_steps=3000),
     )
 
 
@@ -88,3 +90,29 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     assert found is not None
     assert found["copies"] == pytest.approx(0.2)  # the window too
     assert found["copies_held_out"] == pytest.approx(0.05)
+
+
+def test_a_student_has_the_steps_that_are_best_on_tuning_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And held-out users are read once, whatever they would have chosen."""
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    tuning, held_out = people("t", users=2, texts=1), people("h", users=3, texts=1)
+    plan = plan_of(people("p", users=2, texts=1), held_out)
+    plan = replace(plan, people=replace(plan.people, tuning=tuning))
+    read: list[tuple[str, bool]] = []
+
+    def evaluate(model: str, texts: list[str], **_: Any) -> Any:
+        read.append((Path(model).name, len(texts) == len(held_out)))
+        nats = {"student-100": 3.0, "student-300": 2.5, "student-900": 2.7}[Path(model).name]
+        one = Interval(value=nats, low=nats, high=nats)
+        return SimpleNamespace(cross_entropy=one, next_token_accuracy=one, bits_per_byte=one)
+
+    monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
+    found = Measures(plan).of_best(job_in(tmp_path), lambda _, output: output.mkdir())
+    assert (found["steps"], found["bits_per_byte"]) == (300, 2.5)
+    assert read == [
+        *((f"student-{steps}", False) for steps in (100, 300, 900)),
+        ("student-300", True),
+    ]
+    assert [folder.name for folder in tmp_path.glob("student-*")] == ["student-300"]

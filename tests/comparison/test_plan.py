@@ -23,6 +23,7 @@ from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 #: From the floor to the ceiling.
 METHODS = [
     *("public-only", "expand-only", "random-public", "distill-public"),
+    *("told-domain", "prompt-chosen"),
     *("pre-text", "aug-pe", "pe-sft", "popri", "joint-sketch"),
     *("ctcl", "dp-fedavg", "dp-ftrl", "hybrid", "finetune-private"),
 ]
@@ -50,7 +51,7 @@ def data(write: Write) -> str:
 
 
 #: Of `People.read`.
-ABOUT_PEOPLE = ("held_out", "held_out_users", "columns", "sealed_users")
+ABOUT_PEOPLE = ("held_out", "held_out_users", "tuning_users", "columns", "sealed_users")
 
 
 def plan_of(data: str, **changes):
@@ -111,7 +112,7 @@ class TestApp:
         for cell in asked:
             config = configuration_of(plan.values(cell, Path("users.jsonl")))
             assert config.epsilon == 1.0
-            assert config.num_users == 29  # of 36 that are not sealed, a fifth is held out
+            assert config.num_users == 26  # of 36 not sealed; a fifth is held out, a tenth tunes
 
     def test_what_costs_a_local_epsilon_is_compared_where_it_is_named(self, data: str) -> None:
         every = list(methods_of(load_app(APP), "cpu"))
@@ -174,23 +175,39 @@ class TestUsers:
 
     def test_the_split_depends_on_the_ids_alone(self, data: str, write: Write) -> None:
         ids = [f"user-{i}" for i in range(40)]
-        one = People.read(data, users=20, held_out_users=6)
-        other = People.read(write("backwards", ids[::-1]), users=20, held_out_users=6)
-        assert (len(one.private), len(one.held_out)) == (20, 6)
-        assert set(one.private.user_ids) == set(other.private.user_ids)
-        assert set(one.held_out.user_ids) == set(other.held_out.user_ids)
-        # More private users change nobody's side, and the sealed are on neither.
-        every = People.read(data, held_out_users=6)
-        assert set(one.private.user_ids) < set(every.private.user_ids)
+        dealt = {"users": 12, "seeds": 3, "held_out_users": 6, "tuning_users": 5}
+        one = People.read(data, **dealt)
+        other = People.read(write("backwards", ids[::-1]), **dealt)
+        sides = [(*people.groups, people.tuning, people.held_out) for people in (one, other)]
+        assert [len(users) for users in sides[0]] == [12, 12, 5, 6]
+        for mine, theirs in zip(*sides, strict=True):
+            assert set(mine.user_ids) == set(theirs.user_ids)
+        # More private users change nobody's side; the sealed are on none, and nobody is on two.
+        every = People.read(data, held_out_users=6, tuning_users=5)
         assert every.held_out.user_ids == one.held_out.user_ids
-        both = {*every.private.user_ids, *every.held_out.user_ids}
-        assert both == set(ids) - {"user-0", "user-2", "user-9", "user-35"}
+        assert every.tuning.user_ids == one.tuning.user_ids
+        dealt_to = [user for users in sides[0] for user in users.user_ids]
+        assert len(set(dealt_to)) == len(dealt_to)
+        both = {*every.private(0).user_ids, *every.held_out.user_ids, *every.tuning.user_ids}
+        assert set(dealt_to) <= both == set(ids) - {"user-0", "user-2", "user-9", "user-35"}
+
+    def test_every_seed_asks_people_of_its_own_while_there_are_some(self, data: str) -> None:
+        people = People.read(data, users=12, seeds=3, held_out_users=6, tuning_users=5)
+        assert people.private(0) is not people.private(1)
+        assert people.private(2) is people.private(0)
+        cells = plan_of(data, seeds=2, methods=["joint-sketch"]).cells()
+        plan = Plan(**{**vars(plan_of(data, seeds=3)), "people": people})
+        files = {plan.values(cell, Path("x"))["data"] for cell in cells}
+        assert files == {str(Path("x") / "private-0.jsonl"), str(Path("x") / "private-1.jsonl")}
+        # One that asks for fewer seeds has the same people, and goes on with more.
+        first = People.read(data, users=12, held_out_users=6, tuning_users=5)
+        assert first.fingerprint() == people.fingerprint()
 
     def test_opened_the_sealed_alone_are_held_out_and_everything_says_so(self, data: str) -> None:
         closed = People.read(data, held_out_users=6)
         people = People.read(data, held_out_users=6, sealed_users=4)
         assert set(people.held_out.user_ids) == {"user-0", "user-2", "user-9", "user-35"}
-        assert people.private.user_ids == closed.private.user_ids
+        assert people.private(0).user_ids == closed.private(0).user_ids
         assert people.fingerprint() != closed.fingerprint()
         some = People.read(data, held_out_users=6, sealed_users=3)
         assert set(some.held_out.user_ids) < set(people.held_out.user_ids)
@@ -199,8 +216,8 @@ class TestUsers:
 
     def test_of_another_file_nobody_takes_part(self, data: str, write: Write) -> None:
         other = write("others", [f"other-{i}" for i in range(40)])
-        people = People.read(data, other, users=36)  # all but the sealed
-        assert len(people.private) == 36
+        people = People.read(data, other, users=33)  # all but the sealed, and three that tune
+        assert people.number == 33
         assert not sealed(people.held_out.user_ids).any()
         assert 20 < len(people.held_out) < 40
 
@@ -210,7 +227,7 @@ class TestUsers:
             (data, {}, ConfigError, "36 users of --held-out are in --data"),
             (closed, {}, DataError, "all users of --held-out are sealed"),
             (closed, {"held_out_users": 2}, ConfigError, "--held-out or --held-out-users"),
-            (None, {"users": 30}, DataError, "29 users that are neither held out nor sealed"),
+            (None, {"users": 30}, DataError, "26 users that are neither held out nor sealed"),
             (None, {"held_out_users": 0}, ConfigError, "--held-out-users must be"),
             (None, {"sealed_users": 5}, DataError, "4 sealed users, fewer than the 5"),
         ]
@@ -224,7 +241,7 @@ class TestUsers:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         columns = {"label-column": "kind"}
         plan = plan_of(str(path), columns=columns, held_out_users=2)
-        written = list(_rows(plan.people.private))
+        written = list(_rows(plan.people.private(0)))
         assert {(row["text"], row["label"]) for row in written} < {
             (str(row["text"]), str(row["kind"])) for row in rows
         }
@@ -244,6 +261,8 @@ class TestCells:
             ("public-only", 0.0, 0),
             ("random-public", 0.0, 0),
             ("distill-public", 0.0, 0),
+            ("told-domain", 0.0, 0),
+            ("prompt-chosen", 0.0, 0),
             ("finetune-private", None, 0),
             ("popri", 1.0, 0),
             ("random-public", 0.0, 1),

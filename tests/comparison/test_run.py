@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,13 @@ def command(folder: Path, *methods: str) -> list[str]:
         *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=48"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
         *("--set", "pre-text.embedding-precision=float32", "--set", "generator=privsyn-lm"),
+        *("--set", "told-domain.synthetic-samples=12", "--set", "prompt-chosen.least-selected=32"),
+        *(
+            "--set",
+            "prompt-chosen.synthetic-samples=12",
+            "--set",
+            "prompt-chosen.least-row-tokens=4",
+        ),
     ]
 
 
@@ -125,7 +133,7 @@ def test_a_cell_is_run_by_the_processes_of_a_run(
 class TestComparison:
     def test_all_it_writes_is_stamped_and_a_failure_says_why(self, compared: Compared) -> None:
         assert compared.code == 1
-        assert "1 of 6 cells failed" in compared.complained
+        assert "1 of 8 cells failed" in compared.complained
         found = cells(compared.folder)
         status = {name: cell["status"] for name, cell in found.items()}
         assert status == {**dict.fromkeys(status, "finished"), "expand-only": "failed"}
@@ -152,24 +160,25 @@ class TestComparison:
         floors = [found[name] for name in FLOORS]
         for floor in floors[1:]:
             assert floor["epsilon"] == floor["costs"]["bytes_up"] == 0
-            assert floor["samples"] == []
+            assert bool(floor["samples"]) == (floor["method"] == "told-domain")
         students = [*floors, found["dp-prompt"], found["pre-text"]]
         # Few tokens and two steps: accuracies may coincide.
         assert len({cell["quality"]["bits_per_byte"] for cell in students}) == len(students)
 
     def test_a_difference_is_of_the_same_people(self, compared: Compared) -> None:
         rows = {row["method"]: row for row in document(compared.folder)["summary"]}
-        best = max(FLOORS, key=lambda name: rows[name]["next_token_accuracy"]["mean"])
+        best = min(FLOORS, key=lambda name: rows[name]["bits_per_byte"]["mean"])
         found = rows["pre-text"]["over_floor"]
         assert found["of"] == rows[best]["title"]
-        means = [rows[name]["next_token_accuracy"]["mean"] for name in ("pre-text", best)]
+        means = [rows[name]["bits_per_byte"]["mean"] for name in (best, "pre-text")]
         assert found["value"] == pytest.approx(means[0] - means[1])
         assert found["low"] <= found["value"] <= found["high"]
         assert rows[best]["over_floor"] is None
         assert rows["pre-text"]["to_best"] is None  # alone at its epsilon
         counts = np.load(compared.folder / "cells" / "pre-text-eps-8-seed-0" / USERS_FILE)
-        assert counts.shape == (4, 2)
-        assert counts[:, 1].sum() / counts[:, 0].sum() == pytest.approx(means[0])
+        assert counts.shape == (4, 4)
+        bits = counts[:, 2].sum() / math.log(2) / counts[:, 3].sum()
+        assert bits == pytest.approx(means[1])
 
     def test_what_owners_told_in_other_words_has_an_epsilon_of_its_own(
         self, compared: Compared
@@ -185,7 +194,7 @@ class TestComparison:
     def test_held_out_users_are_in_no_file_a_node_reads(self, compared: Compared) -> None:
         private, held_out = (
             {json.loads(line)["client_id"] for line in (compared.folder / "data" / name).open()}
-            for name in ("private.jsonl", "held_out.jsonl")
+            for name in ("private-0.jsonl", "held_out.jsonl")
         )
         assert (len(private), len(held_out)) == (8, 4)
         assert not private & held_out

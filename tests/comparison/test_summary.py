@@ -1,5 +1,6 @@
 """From cells to rows: means, standard errors, and the gap that was closed."""
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,15 +56,11 @@ class TestSummary:
         assert "gave nothing: POPri, ε = 1, seed 0 (2)." in table_of(cells)
         assert "gave nothing" not in table_of(CELLS)
 
-    def test_mean_standard_error_and_gap(self) -> None:
-        floor, row, _, ceiling = summarise(CELLS)
+    def test_mean_and_standard_error(self) -> None:
+        floor, row, _, _ = summarise(CELLS)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.28)
         # Two values two hundredths to either side: s = 0.02 sqrt(2), over sqrt(2).
         assert row["next_token_accuracy"]["standard_error"] == pytest.approx(0.02)
-        assert row["gap_closed"]["mean"] == pytest.approx((0.28 - 0.2) / (0.4 - 0.2))
-        assert row["gap_closed"]["standard_error"] == pytest.approx(0.02 / 0.2)
-        assert floor["gap_closed"]["mean"] == 0.0
-        assert ceiling["gap_closed"]["mean"] == pytest.approx(1.0)
         assert floor["next_token_accuracy"]["standard_error"] is None
         assert row["bytes_up"]["mean"] == 2000
 
@@ -72,55 +69,65 @@ class TestSummary:
         assert (row["seeds"], row["failed"], row["planned"]) == (1, 1, 2)
         assert row["next_token_accuracy"]["mean"] == pytest.approx(0.32)
 
-    def test_no_gap_without_a_ceiling_above_the_floor(self) -> None:
-        assert summarise(CELLS[:-2])[1]["gap_closed"] is None
-        upside_down = [cell("public-only", 0.0, 0, 0.5), *CELLS[1:]]
-        assert summarise(upside_down)[1]["gap_closed"] is None
-
 
 class TestPeople:
-    """What two methods differ by, over people who are drawn for both alike."""
+    """What two methods differ by in bits, over people who are drawn for both alike."""
 
-    #: Of two users, tokens and right ones: both methods do better on the second.
-    COUNTS: ClassVar = {
-        "public-only-0.0-0": [[100.0, 10.0], [100.0, 30.0]],
-        "random-public-0.0-0": [[100.0, 12.0], [100.0, 32.0]],
-        "popri-1.0-0": [[100.0, 15.0], [100.0, 35.0]],
-        "popri-1.0-1": [[100.0, 17.0], [100.0, 37.0]],
-        "pre-text-1.0-0": [[100.0, 10.0], [100.0, 50.0]],
+    #: Of two users of 100 bytes each, the bits that a byte of theirs takes.
+    BITS: ClassVar = {
+        "public-only-0.0-0": [2.2, 2.0],
+        "random-public-0.0-0": [2.1, 1.9],
+        "popri-1.0-0": [1.9, 1.7],
+        "popri-1.0-1": [1.7, 1.5],
+        "pre-text-1.0-0": [2.2, 1.0],
+        "finetune-private-None-0": [1.2, 1.0],
     }
 
-    def rows(self) -> dict[str, dict[str, Any]]:
+    def rows(self, *without: str) -> dict[str, dict[str, Any]]:
         cells, counts = [], {}
-        for folder, table in self.COUNTS.items():
+        for folder, bits in self.BITS.items():
             *words, epsilon, seed = folder.rsplit("-", 2)
-            counts[folder] = np.array(table)
-            accuracy = counts[folder][:, 1].sum() / 200
-            cells.append(cell("-".join(words), float(epsilon), int(seed), accuracy))
+            if (method := "-".join(words)) not in without:
+                table = [[25.0, 5.0, 100 * one * math.log(2), 100.0] for one in bits]
+                counts[folder] = np.array(table)
+                budget = None if epsilon == "None" else float(epsilon)
+                cells.append(cell(method, budget, int(seed), 0.2))
         return {row["method"]: row for row in summarise(cells, counts)}
 
-    def test_one_that_is_above_the_floor_for_everybody_is_surely_above_it(self) -> None:
-        found = self.rows()["popri"]["over_floor"]
-        # 5 and 3 points over the best floor for either user, whoever is drawn: 4 in the mean.
-        assert [found[key] for key in ("value", "low", "high")] == pytest.approx([0.04] * 3)
+    def test_one_that_saves_as_much_for_everybody_surely_saves_it(self) -> None:
+        rows = self.rows()
+        found = rows["popri"]["over_floor"]
+        # A fifth and two fifths of a bit below the best floor: 0.3 in the mean, whoever is drawn.
+        assert [found[key] for key in ("value", "low", "high")] == pytest.approx([0.3] * 3)
         assert found["of"] == "public text, at random"
-        assert self.rows()["public-only"]["over_floor"]["value"] == pytest.approx(-0.02)
-        assert self.rows()["random-public"]["over_floor"] is None
+        assert rows["public-only"]["over_floor"]["value"] == pytest.approx(-0.1)
+        assert rows["random-public"]["over_floor"] is None
+
+    def test_shares_are_of_the_way_from_the_public_model_and_from_the_best_floor(self) -> None:
+        rows = self.rows()
+        shares = {name: (row["gap_closed"], row["from_floor"]) for name, row in rows.items()}
+        assert [one["value"] for one in shares["popri"]] == pytest.approx([0.4, 1 / 3])
+        assert [one["value"] for one in shares["public-only"]] == pytest.approx([0, -1 / 9])
+        assert [one["value"] for one in shares["finetune-private"]] == pytest.approx([1, 1])
+        low, high = (shares["pre-text"][0][key] for key in ("low", "high"))
+        assert (low, high) == pytest.approx((0, 1))  # one of the two, drawn twice
+
+    def test_no_share_without_a_ceiling_below_the_floor(self) -> None:
+        assert self.rows("finetune-private")["popri"]["gap_closed"] is None
 
     def test_the_best_at_an_epsilon_is_what_others_are_held_against(self) -> None:
         rows = self.rows()
         found = rows["popri"]["to_best"]
         assert found["of"] == "PrE-Text"
-        assert found["value"] == pytest.approx(-0.04)
-        # Worse for one of the two, and better for the other.
-        assert found["low"] == pytest.approx(-0.14)
-        assert found["high"] == pytest.approx(0.06)
+        # Better for one of the two, and worse for the other.
+        values = [found[key] for key in ("value", "low", "high")]
+        assert values == pytest.approx([-0.1, -0.6, 0.4])
         assert rows["pre-text"]["to_best"] is None
         assert rows["public-only"]["to_best"] is None
 
     def test_what_was_kept_of_nobody_is_in_no_difference(self) -> None:
         row = summarise(CELLS)[1]
-        assert (row["over_floor"], row["to_best"]) == (None, None)
+        assert (row["over_floor"], row["to_best"], row["gap_closed"]) == (None, None, None)
 
 
 def document_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
@@ -128,7 +135,13 @@ def document_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
         "stamp": STAMP,
         "summary": summarise(cells),
         "cells": cells,
-        "data": {"name": "x.jsonl", "private_users": 3000, "held_out_users": 500},
+        "data": {
+            "name": "x.jsonl",
+            "private_users": 3000,
+            "groups": 2,
+            "tuning_users": 300,
+            "held_out_users": 500,
+        },
         "downstream": "privsyn-tiny",
         "delta": 4.2e-5,
     }
@@ -145,7 +158,6 @@ class TestTable:
         assert lines[0] == f"> {STAMP}"
         row = next(line for line in lines if line.startswith("| POPri |"))
         assert "28.00 ± 2.00" in row
-        assert "40 ± 10" in row
         assert "2 kB" in row or "2.0 kB" in row
         assert any(line.startswith("| POPri (1 of 2 seeds, 1 failed) |") for line in lines)
         assert "- POPri, ε = 7, seed 0: it broke | here" in lines
