@@ -91,12 +91,8 @@ PLAIN_MODEL: Final = "models/plain"
 """The same without a bias of its logits, where that one has one."""
 
 
-WRITER: Final = "models/writer"
-"""The generator with a bias of its logits, of a run that ends with a student and texts."""
-
-
 TRAINED_WRITER: Final = "models/generator"
-"""The generator that learnt from public text which was chosen, of such a run; without the bias."""
+"""The generator that learnt from public text which was chosen, beside a student."""
 
 
 def writer_in(run: Path) -> Path | None:
@@ -105,8 +101,8 @@ def writer_in(run: Path) -> Path | None:
     Args:
         run: its directory.
     """
-    made = (run / name for name in (WRITER, TRAINED_WRITER))
-    return next((folder for folder in made if (folder / "config.json").is_file()), None)
+    made = run / TRAINED_WRITER
+    return made if (made / "config.json").is_file() else None
 
 
 class RoundFiles:

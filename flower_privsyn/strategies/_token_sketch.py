@@ -14,7 +14,6 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
-from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.run.method import RunContext
 from flower_privsyn.run.question import Question, RecordSource, SumOfUsers
@@ -380,9 +379,8 @@ class SketchedStudent:
     def train_writer(self, model: str, *, steps: int, domain: str | None, output: Path) -> None:
         """Train a generator on the best sentences that were chosen; free where it was done before.
 
-        As many as its steps read once: what is further down is less like the users' text. All
-        weights of a bundled model, at the student's rate; LoRA adapters of a larger one, whose
-        weights a few hundred sentences would rather harm.
+        As many as its steps read once: what is further down is less like the users' text. By LoRA
+        adapters: the weights of a model that writes a few hundred sentences would rather harm.
 
         Args:
             model: that begins, a public one.
@@ -396,9 +394,7 @@ class SketchedStudent:
         """
         from flower_privsyn.generation.prompts import quoted
 
-        adapters: dict[str, Any] = {} if model in BUNDLED_MODELS else _ADAPTERS
-        read = steps * int(adapters.get("batch_size", self._config.training_batch_size))
-        texts = [text for _, text in self.sentences[:read]]
+        texts = [text for _, text in self.sentences[: steps * int(_ADAPTERS["batch_size"])]]
         self._fine_tune(
             model,
             output,
@@ -408,7 +404,7 @@ class SketchedStudent:
             max_tokens=_QUOTATION * self._config.max_tokens,
             long_texts="cut",
             train_on_eos=True,  # a whole sentence is one
-            **adapters,
+            **_ADAPTERS,
         )
 
     def _fine_tune(
@@ -453,7 +449,12 @@ class SketchedStudent:
         save_biased(plain, output, self.bias_of(plain, who=who))
 
     def bias_of(self, plain: Path, *, who: str = "student") -> LogitBias:
-        """What a model lacks in its logits, as much of it as the settings say.
+        """What a model must say more often to say each token as often as users do.
+
+        The users' text is told from the chosen text, whose kind it is nearly of; and what the model
+        says there is compared with that text, which it was trained on for some steps or not at all.
+        All of it as far as the release is to be trusted (`TokenSketch.trust`), and as much of it as
+        the settings say.
 
         Args:
             plain: folder of the model, trained on what was chosen and on whatever else.
@@ -462,31 +463,16 @@ class SketchedStudent:
         Raises:
             ModelError: the model cannot be loaded.
         """
-        config = self._config
-        with self._text.place.progress.stage(f"Read what the {who} lacks", total=None):
-            return self.lacking(plain).scaled(config.token_bias)
-
-    def lacking(self, model: str | Path) -> LogitBias:
-        """What a model must say more often to say each token as often as users do.
-
-        The users' text is told from the chosen text, whose kind it is nearly of; and what the model
-        says there is compared with that text, which it was trained on for some steps or not at all.
-        All of it as far as the release is to be trusted (`TokenSketch.trust`).
-
-        Args:
-            model: a bundled short name, a folder or a hub name, of the sketch's tokens.
-
-        Raises:
-            ModelError: the model cannot be used.
-        """
         from flower_privsyn.training.bias import unlearnt
 
-        config, chosen, trust = self._config, self.selection.tokens, self.sketch.trust
-        told = TokenSketch.of(
-            config.sketch_question(),
-            self._text.question.broadcast,
-            self._releases,
-            documents=chosen,
-            tokens_per_user=self.sketch.tokens_per_user,
-        )
-        return told.bias(unlearnt(model, chosen, seed=config.seed)).scaled(trust)
+        config, chosen = self._config, self.selection.tokens
+        with self._text.place.progress.stage(f"Read what the {who} lacks", total=None):
+            told = TokenSketch.of(
+                config.sketch_question(),
+                self._text.question.broadcast,
+                self._releases,
+                documents=chosen,
+                tokens_per_user=self.sketch.tokens_per_user,
+            )
+            bias = told.bias(unlearnt(plain, chosen, seed=config.seed))
+            return bias.scaled(self.sketch.trust).scaled(config.token_bias)

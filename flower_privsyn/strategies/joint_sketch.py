@@ -20,23 +20,20 @@ Papers:
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero, PositiveFloat
-from flower_privsyn.errors import ConfigError, MissingExtraError, PrivsynError
+from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import located
-from flower_privsyn.generation.generators import ExpandingSettings, runs_elsewhere
+from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
-from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITER, WRITTEN
+from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITTEN
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
@@ -49,7 +46,6 @@ from flower_privsyn.strategies._token_sketch import (
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import Expand, TextGenerator
-    from flower_privsyn.models.bias import LogitBias
 
 
 #: Of a generator that learns from the chosen text: more make it write what it read.
@@ -103,8 +99,8 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Texts that are written for each one that is kept; 1 keeps all of them."""
     generator_steps: Annotated[int | None, OrZero("the generator as it is"), Ge(1)] = None
     """Steps in which the generator first learns from whole sentences of the chosen text, the best
-    ones: LoRA adapters, or all weights of a bundled model. None, in a run configuration a negative
-    number: 8 for a model of this process that goes on without a prompt, none for all others.
+    ones, by LoRA adapters. None, in a run configuration a negative number: 8 for a model of this
+    process that goes on without a prompt, none for all others.
     """
     prompt: str = ""
     """A prompt of lists, "pre-text" or a JSON file, in which the generator is shown whole sentences
@@ -146,7 +142,8 @@ class AskedOnce(Method):
         self, config: JointSketchConfig, *, generator: TextGenerator | None = None
     ) -> None:
         self.config = config
-        self.given_writer = self._generator = generator
+        self.given_writer = generator
+        self._generator: TextGenerator | None = None
         self._steps, self._prompt = config.writing(by_object=generator is not None)
         self._text: SketchedText | None = None
 
@@ -166,11 +163,11 @@ class AskedOnce(Method):
         """Load tokenizers, check models and read the public text."""
         config, self.place = self.config, place
         check_student(config, config.model)
-        self._generator = self.given_writer  # and not what an earlier start was to write with
         expand: Expand | None = None
         if config.synthesis == "written":
             self._refuse_untrainable()
-            expand = config.expansion_by(self._prompt, self._load_generator())
+            self._generator = self.given_writer or config.load_generator()
+            expand = config.expansion_by(self._prompt, self._generator)
         self._text = SketchedText(config, place)
         if expand is not None:
             # It writes after the last release: it must not be missing then.
@@ -234,34 +231,17 @@ class AskedOnce(Method):
         return {"synthetic": written, "dropped": dropped}
 
     def _writer(self, student: SketchedStudent) -> TextGenerator:
-        """The generator, as it learnt from what was chosen and with what it lacks in its logits.
-
-        The second where it has the sketch's tokens.
-        """
-        from flower_privsyn.generation import load_generator
-
-        config = self.config
-        if self.given_writer is not None:
-            return self.given_writer
-        name, made = located(config.generator), None
-        if self._steps:
-            made = self.run.path / TRAINED_WRITER
-            student.train_writer(
-                config.generator,
-                steps=self._steps,
-                domain=None if self._prompt else config.domain,
-                output=made,
-            )
-            name = str(made)
-        with self.progress.stage("Read what the generator lacks", total=None):
-            biased = biased_generator(
-                name,
-                tokens_of=located(config.model),
-                folder=self.run.path / WRITER,
-                lacking=student.lacking,
-            )
-        made = biased or made
-        return self._load_generator() if made is None else load_generator(str(made))
+        """The generator, as it learnt from what was chosen."""
+        if not self._steps:
+            return need(self._generator)
+        made = self.run.path / TRAINED_WRITER
+        student.train_writer(
+            self.config.generator,
+            steps=self._steps,
+            domain=None if self._prompt else self.config.domain,
+            output=made,
+        )
+        return load_generator(str(made))
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
@@ -276,17 +256,12 @@ class AskedOnce(Method):
                 "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
                 "folder or a hub name, or no generator-steps"
             )
-        if config.generator not in BUNDLED_MODELS and importlib.util.find_spec("peft") is None:
+        if importlib.util.find_spec("peft") is None:
             raise MissingExtraError(
                 f"generator-steps = {self._steps} trains adapters with PEFT, which is not "
                 "installed: pip install 'flower-privsyn[training]'; or generator-steps = 0"
             )
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
-
-    def _load_generator(self) -> TextGenerator:
-        if self._generator is None:
-            self._generator = self.config.load_generator()
-        return self._generator
 
     def _need_text(self) -> SketchedText:
         return need(self._text)
@@ -320,31 +295,3 @@ class JointSketch(PrivateSumStrategy):
 
     config_class = JointSketchConfig
     method_class = AskedOnce
-
-
-def biased_generator(
-    name: str, *, tokens_of: str, folder: Path, lacking: Callable[[str], LogitBias]
-) -> Path | None:
-    """Write a generator with a bias of its logits, where it has the tokens that the bias is of.
-
-    Args:
-        name: of the generator, as `load_generator` takes it.
-        tokens_of: a model whose tokens the bias is of.
-        folder: where to write it.
-        lacking: from the generator's name to the bias.
-
-    Returns:
-        The folder; None for one that runs elsewhere, has other tokens, or has a bias already.
-    """
-    from flower_privsyn.training.bias import load_plain, save_biased
-    from flower_privsyn.training.distillation import check_same_tokens
-
-    if runs_elsewhere(name):
-        return None
-    try:
-        check_same_tokens(tokens_of, name, setting="its model")
-        load_plain(name)
-    except PrivsynError:
-        return None
-    save_biased(name, folder, lacking(name))
-    return folder

@@ -28,7 +28,7 @@ from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import TRAINED_WRITER, WRITER, WRITTEN, writer_in
+from flower_privsyn.run.directory import TRAINED_WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.testing import EchoGenerator, flower_identity
 from flower_privsyn.training.bias import save_biased, unlearnt
@@ -277,10 +277,8 @@ class TestWriting:
         strategy.start(federation(make_users(20)))
         run = strategy.run
         assert 0 < len(lines(run.path / "synthetic.jsonl")) <= 2
-        learnt = nats(run.path / TRAINED_WRITER, COURTS)
-        # The bias is put on what learnt, and that is who wrote.
-        assert writer_in(run.path) == run.path / WRITER
-        assert nats(run.path / WRITER, COURTS) < learnt < nats("privsyn-tiny", COURTS)
+        assert writer_in(run.path) == run.path / TRAINED_WRITER
+        assert nats(run.path / TRAINED_WRITER, COURTS) < nats("privsyn-tiny", COURTS)
 
 
 class TestTeaching:
