@@ -230,6 +230,11 @@ def compared() -> Mapping[str, ComparedMethod]:
     return {entry.name: entry for entry in (*others, *_outside()[0], ceiling)}
 
 
+def from_outside() -> Mapping[str, CatalogueEntry]:
+    """The strategies of other distributions, by name."""
+    return {entry.name: entry for entry in _outside()[0]}
+
+
 def refusals() -> tuple[str, ...]:
     """Why methods of other distributions were left out: a sentence each."""
     return _outside()[1]
@@ -291,7 +296,7 @@ def configuration_of(
         ConfigError: There is no such strategy, it has no such key, or a value has the wrong type or
             is out of range.
     """
-    return _chosen(run_config).config_class.from_run_config(
+    return strategy_named(unfolded(run_config).get("strategy")).config_class.from_run_config(
         run_config, other_keys={"strategy", *other_keys}
     )
 
@@ -316,14 +321,35 @@ def strategy_of(
     Raises:
         ConfigError: The same.
     """
-    return _chosen(run_config)(configuration_of(run_config, other_keys=other_keys), **parts)
+    strategy = strategy_named(unfolded(run_config).get("strategy"))
+    return strategy(configuration_of(run_config, other_keys=other_keys), **parts)
 
 
-def _chosen(run_config: Mapping[str, Any]) -> type[PrivateSumStrategy]:
-    name, known = unfolded(run_config).get("strategy"), entries()
-    if name not in known:
-        raise ConfigError(f"strategy must be {listed_strategies()}, got {name!r}")
-    return known[str(name)].strategy
+def strategy_named(name: object) -> type[PrivateSumStrategy]:
+    """The strategy that the key `strategy` names: one of the list, or "module:Class".
+
+    Args:
+        name: the key's value.
+
+    Raises:
+        ConfigError: There is no such strategy.
+    """
+    from flower_privsyn.run.strategy import PrivateSumStrategy
+
+    known, found = entries(), None
+    if name in known:
+        return known[str(name)].strategy
+    if ":" in str(name):
+        try:
+            found = metadata.EntryPoint("", str(name), GROUP).load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, PrivateSumStrategy)):
+        raise ConfigError(
+            f'strategy must be {listed_strategies()}, or "module:Class" of a PrivateSumStrategy, '
+            f"got {name!r}"
+        )
+    return found
 
 
 def listed_strategies() -> str:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.catalogue import (
+    CatalogueEntry,
     ComparedMethod,
     compared,
     entries,
+    from_outside,
     listed_strategies,
+    strategy_named,
 )
 from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
@@ -170,7 +173,7 @@ class Plan:
             config_name=self._file_of(method),
             settings=self._settings_of(method.name, defaults),
         )
-        values = {**defaults, **values, **self._decided(cell, data)}
+        values = {**defaults, **values, **_strategy_of(method), **self._decided(cell, data)}
         values |= {key: set_ for key, set_ in self._trained(method).items() if key in defaults}
         return values
 
@@ -205,17 +208,17 @@ class Plan:
         names = ["joint-sketch", "private-evolution"]
         if method.asks_users:
             values = resolve_config(self.app, config_name=self._file_of(method))
-            names = [str(values["strategy"])]
+            names = [str({**values, **_strategy_of(method)}["strategy"])]
         found: dict[str, ConfigValue] = {}
         for name in names:
-            found |= _stated(entries()[name].strategy.config_class)
+            found |= _stated(strategy_named(name).config_class)
         return found
 
     def _file_of(self, method: ComparedMethod) -> str | None:
         """Its settings in the app; None for a reference without any."""
         files = [f"{config}/{method.name}" for config in self.configs]
         written = [name for name in files if (self.app.path / "conf" / f"{name}.toml").is_file()]
-        return next(iter(written or files if method.asks_users else written), None)
+        return next(iter(written), None)
 
     def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
@@ -381,6 +384,7 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
                 f"{app.name} has no settings {config!r}; it has {', '.join(sizes) or 'none'}"
             )
     found = {name: method for name, method in compared().items() if not method.asks_users}
+    found |= from_outside()
     for config in configs:
         for file in sorted((app.path / "conf" / config).glob("*.toml")):
             if file.stem not in found:
@@ -475,6 +479,7 @@ def make_plan(
 def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[ComparedMethod, ...]:
     """The methods of these names, in the order of the table."""
     known = methods_of(app, *configs)
+    known = {**known, **{name: _of_class(name) for name in names if ":" in name}}
     for name in names:
         if name not in known:
             folders = sorted(file.parent.name for file in app.path.glob(f"conf/*/{name}.toml"))
@@ -485,6 +490,22 @@ def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[Com
             )
     wanted = {*FLOORS, *names} if names else {n for n, one in known.items() if one.by_default}
     return tuple(method for name, method in known.items() if name in wanted)
+
+
+def _of_class(name: str) -> CatalogueEntry:
+    """A method that writes text, of no distribution's list: "module:Class"."""
+    title = strategy_named(name).__name__
+    return CatalogueEntry(
+        name=title, title=title, kind="synthetic text", import_path=name, paper=name
+    )
+
+
+def _strategy_of(method: ComparedMethod) -> dict[str, ConfigValue]:
+    """The strategy of one's own, which no file of the app names."""
+    listed = compared().keys() - from_outside().keys()
+    if method.name in listed or not isinstance(method, CatalogueEntry):
+        return {}
+    return {"strategy": method.import_path}
 
 
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:

@@ -88,16 +88,13 @@ def strategy_of_app(
         ConfigError: There is no such strategy, it has no such key, or a value is out of range or
             contradicts another one.
     """
-    from flower_privsyn.catalogue import configuration_of, entries
+    from flower_privsyn.catalogue import configuration_of, strategy_named
 
     if "strategy" not in values:
         return None
-    name, known = str(values["strategy"]), entries()
-    own = set(app.defaults)
-    if name in known:
-        own -= known[name].strategy.config_class.keys()
-    settings = configuration_of(values, other_keys=own)
-    return settings, known[name].strategy
+    strategy = strategy_named(values["strategy"])
+    own = set(app.defaults) - strategy.config_class.keys()
+    return configuration_of(values, other_keys=own), strategy
 
 
 def resolve_config(

@@ -254,6 +254,26 @@ class TestUsers:
                 checked(str(path), columns=named, **asked)
 
 
+class TestOwnMethods:
+    #: No method's name: any class of a strategy will do.
+    NAME = "flower_privsyn.strategies.private_evolution:PrivateEvolution"
+
+    def test_a_class_is_a_row_without_a_file(self, data: str) -> None:
+        plan = plan_of(
+            data, methods=[self.NAME, "popri"], settings=["PrivateEvolution.num-rounds=3"]
+        )
+        assert [method.name for method in plan.methods] == [*FLOORS, "popri", "PrivateEvolution"]
+        values = values_of(plan)["PrivateEvolution"]
+        assert (values["strategy"], values["num-rounds"]) == (self.NAME, 3)
+        assert configuration_of(values).num_rounds == 3
+        assert values_of(plan)["popri"]["strategy"] == "popri"
+
+    @pytest.mark.parametrize("name", ["nowhere:Method", "json:loads", "flower_privsyn:Nothing"])
+    def test_what_is_no_strategy_is_named(self, data: str, name: str) -> None:
+        with pytest.raises(ConfigError, match=name):
+            plan_of(data, methods=[name])
+
+
 class TestCells:
     def test_a_seed_is_a_whole_table(self, data: str) -> None:
         plan = plan_of(data, methods=["popri", "finetune-private"], seeds=2)
