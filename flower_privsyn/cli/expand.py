@@ -35,10 +35,6 @@ def expand(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, option("N", "another one gives other texts (default: 0)")] = None,
-    output: Annotated[
-        str | None,
-        option("FILE", "where to write (default: DIR/expanded-<generator>-<seed>.jsonl)"),
-    ] = None,
     anew: Annotated[
         str | None,
         option("NEW", "instead: text and student of a joint sketch once more, in a run directory"),
@@ -47,7 +43,8 @@ def expand(
     """Write more text after what a finished run released, or make its result anew.
 
     DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
-    the prompts. The texts go into a file of their own; the same command goes on with that file.
+    the prompts. The texts go into a file in DIR of their own, one for each generator, settings and
+    seed; the same command goes on with that file.
     Where texts have classes, every prompt and its text are of one class, and there are as many of
     each as the released votes say. A run of CTCL writes by its topics, with the generator it has
     trained. --set names another generator, prompt, temperature, or how a server is reached.
@@ -57,25 +54,22 @@ def expand(
     asked, and nothing is spent.
     """
     if anew is None:
-        return _more(run_dir, samples, settings or [], seed, output)
-    if (samples, seed, output) != (None, None, None):
+        return _more(run_dir, samples, settings or [], seed or 0)
+    if (samples, seed) != (None, None):
         raise ConfigError("--anew goes with --set alone, which says how much is made, and of what")
     return _anew(run_dir, anew, settings)
 
 
-def _more(
-    run_dir: str, samples: int | None, changed: list[str], seed: int | None, output: str | None
-) -> int:
+def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> int:
     from flower_privsyn.checks import check_whole
     from flower_privsyn.cli.terminal import follower
-    from flower_privsyn.files import expanded
     from flower_privsyn.models import provenance
     from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, write_more
 
     wanted = check_whole("--samples", 1000 if samples is None else samples, ge=1)
-    check_whole("--seed", seed or 0, ge=0, le=2**64 - 1)
+    check_whole("--seed", seed, ge=0, le=2**64 - 1)
     run = RunDirectory.open(run_dir)
     given = _given(changed)
     settings = MoreText.of(run, given)
@@ -84,12 +78,7 @@ def _more(
     kept = "What was written is kept; the same command goes on with it.\n"
     with ended_by_signals(kept), follower() as follow:
         written = write_more(
-            run,
-            settings,
-            num_samples=wanted,
-            seed=seed or 0,
-            output=None if output is None else expanded(output).absolute(),
-            progress=Progress(follow),
+            run, settings, num_samples=wanted, seed=seed, progress=Progress(follow)
         )
     return _said(run, settings, written, wanted)
 
@@ -203,20 +192,15 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
     for folder in (output, for_the_owner):
         if folder.exists():
             raise ConfigError(f"{folder} exists: name a folder that does not")
-    unfinished = output.with_name(f".{output.name}.partial")
-    for left in (unfinished, unfinished.with_name(f"{unfinished.name}.owner")):
-        shutil.rmtree(left, ignore_errors=True)
     kept = (path.name for path in run.path.glob("checkpoint-*.npz"))
     for name in (*_RELEASED, *kept):
-        source, target = run.path / name, unfinished / name
+        source, target = run.path / name, output / name
         if source.is_dir():
             shutil.copytree(source, target)
         elif source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-    copied = RunDirectory(unfinished)
+    copied = RunDirectory(output)
     copied.owner.remember(**own)
     copied.mark_failed(ConfigError(f"its release is that of {run.path.name}, to be read again"))
-    copied.owner.path.rename(for_the_owner)
-    unfinished.rename(output)
     return RunDirectory.open(output)

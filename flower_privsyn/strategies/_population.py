@@ -170,24 +170,20 @@ def released_texts(
                 yield number, row
 
 
-def survivors(
-    run: RunDirectory, *, counted: bool = False, rounds: Sequence[int] | None = None
-) -> Population:
-    """The union of the survivors of released rounds of a run.
+def survivors(run: RunDirectory, *, rounds: Sequence[int] | None = None) -> Population:
+    """The union of the survivors of released rounds of a run, a text of several rounds once.
 
     Args:
         run: its directory.
-        counted: take a text that survived in several rounds several times.
         rounds: of which rounds; None for all that were released.
 
     Returns:
         The survivors; none of a run whose rounds choose no texts.
     """
     found: dict[Any, dict[str, Any]] = {}
-    for number, row in released_texts(run, rounds):
+    for _, row in released_texts(run, rounds):
         if row.get("survived"):
-            key = (number, row["id"]) if counted else (row["text"], row.get("label"))
-            found.setdefault(key, row)
+            found.setdefault((row["text"], row.get("label")), row)
     rows = list(found.values())
     return Population(
         texts=[row["text"] for row in rows],

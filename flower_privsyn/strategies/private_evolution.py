@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, NonNegativeInt
+from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt
 from flower_privsyn.run.question import ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
@@ -53,7 +53,7 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
         Hou et al. 2024, section 4 and appendix; the defaults are from there unless said.
     """
 
-    afterwards = ExpansionSettings.of_lists() | {"synthetic-samples", "survivor-weights"}
+    afterwards = ExpansionSettings.of_lists() | {"synthetic-samples"}
 
     num_rounds: int = 11
     delta: float = 3e-6
@@ -63,10 +63,6 @@ class PrivateEvolutionConfig(EvolutionConfig, ExpansionSettings):
     """
     synthetic_samples: NonNegativeInt = 2000
     """Synthetic texts to write; 0: the survivors are the result."""
-    survivor_weights: Annotated[Literal["distinct", "counted"], IN_PYTHON] = "distinct"
-    """What a seed is: "distinct": a text that survived in several rounds is one seed; "counted": it
-    is as many seeds, as in the authors' code.
-    """
 
 
 class EvolutionByVotes(Evolution):
@@ -126,7 +122,7 @@ class EvolutionByVotes(Evolution):
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Line 11: expand the survivors of all rounds into the synthetic corpus."""
         config = self.config
-        seeds = survivors(self.run, counted=config.survivor_weights == "counted")
+        seeds = survivors(self.run)
         figures: dict[str, Any] = {"survivors": len(set(seeds.texts))}
         if config.synthetic_samples == 0:
             return {**figures, "synthetic_texts": self.run.write_synthetic(survivor_records(seeds))}

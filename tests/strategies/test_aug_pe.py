@@ -99,7 +99,7 @@ def population(run: Path, number: int) -> list[dict[str, Any]]:
 
 class TestLabels:
     def test_the_whole_path_from_file_to_synthetic_text(
-        self, config: Builder, tmp_path: Path
+        self, config: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "users.jsonl"
         users = labelled_users(20)
@@ -135,16 +135,10 @@ class TestLabels:
         asked = [m.metadata.message_type for m in grid.requests]
         assert asked.count("query.labelled_histogram") == 6
         # More text has the classes of users' text, which the votes told exactly here.
+        monkeypatch.setattr(MoreText, "load_generator", lambda settings: EchoGenerator())
         done = RunDirectory.open(run)
-        more = write_more(
-            done,
-            MoreText.of(done, {"generator": "privsyn-lm"}),
-            num_samples=10,
-            seed=0,
-            output=None,
-            progress=Progress(),
-            generator=EchoGenerator(),
-        )
+        settings = MoreText.of(done, {"generator": "privsyn-lm"})
+        more = write_more(done, settings, num_samples=10, seed=0, progress=Progress())
         wanted = round(10 * counts["law"] / counts.total())
         assert more.by_class == {"law": wanted, "river": 10 - wanted}
         for row in lines(more.path):

@@ -28,18 +28,14 @@ def finished(federation: Builder, settings: Builder, evolution: Builder) -> RunD
     return RunDirectory.open(strategy.run.path)
 
 
-def write(run: RunDirectory, num_samples: int = 20, **changes: Any) -> Written:
-    arguments: dict[str, Any] = {"seed": 1, "output": None, "writer": EchoGenerator()}
-    arguments |= {key: changes.pop(key) for key in list(changes) if key in arguments}
-    return write_more(
-        run,
-        MoreText.of(run, {"generator": "privsyn-lm", **changes}),
-        num_samples=num_samples,
-        progress=Progress(),
-        seed=arguments["seed"],
-        output=arguments["output"],
-        generator=arguments["writer"],
-    )
+@pytest.fixture
+def echoing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MoreText, "load_generator", lambda settings: EchoGenerator())
+
+
+def write(run: RunDirectory, num_samples: int = 20, *, seed: int = 1, **changes: Any) -> Written:
+    settings = MoreText.of(run, {"generator": "privsyn-lm", **changes})
+    return write_more(run, settings, num_samples=num_samples, seed=seed, progress=Progress())
 
 
 def everything(run: RunDirectory) -> dict[str, bytes]:
@@ -50,10 +46,12 @@ def everything(run: RunDirectory) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.usefixtures("echoing")
 def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> None:
     before = everything(finished)
     written = write(finished)
-    assert written.path == finished.path / "expanded-privsyn-lm-1.jsonl"
+    assert written.path.parent == finished.path
+    assert written.path.match("expanded-privsyn-lm-*.jsonl")
     texts = lines(written.path)
     assert len(texts) == written.texts == 20
     kept = survivors(finished)
@@ -64,17 +62,22 @@ def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> No
         assert row["source"] == "expanded"
     after = everything(finished)
     added = set(after) - set(before)
-    assert {name for name in added if not name.startswith(".")} == {
-        "expanded-privsyn-lm-1.jsonl",
-        "expanded-privsyn-lm-1.jsonl.settings.json",
-    }
+    assert {name for name in added if not name.startswith(".")} == {written.path.name}
     assert {name: after[name] for name in before} == before
-    note = json.loads((finished.path / "expanded-privsyn-lm-1.jsonl.settings.json").read_text())
-    assert note["generator"] == "privsyn-lm"
-    assert note["temperature"] == finished.config["temperature"]
 
 
-def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> None:
+@pytest.mark.usefixtures("echoing")
+def test_other_settings_have_another_file(finished: RunDirectory) -> None:
+    files = {
+        write(finished, 2, **changes).path
+        for changes in ({}, {"temperature": 0.5}, {"seed": 2}, {"generator": "privsyn-tiny"})
+    }
+    assert len(files) == 4
+
+
+def test_goes_on_after_a_failure_and_to_more_texts(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(EchoGenerator):
         calls = 0
 
@@ -84,29 +87,18 @@ def test_goes_on_after_a_failure_and_to_more_texts(finished: RunDirectory) -> No
                 raise GenerationError("the server refused: 400")
             return super().generate(prompts, **kwargs)
 
+    monkeypatch.setattr(MoreText, "load_generator", lambda settings: Failing())
     with pytest.raises(GenerationError, match="400"):
-        write(finished, 100, writer=Failing())
-    first = lines(finished.path / "expanded-privsyn-lm-1.jsonl")
+        write(finished, 100)
+    (file,) = finished.path.glob("expanded-*")
+    first = lines(file)
     assert 0 < len(first) <= 64
+    monkeypatch.setattr(MoreText, "load_generator", lambda settings: EchoGenerator())
     assert write(finished, 100).texts == 100
-    whole = lines(finished.path / "expanded-privsyn-lm-1.jsonl")
+    whole = lines(file)
     assert whole[: len(first)] == first
     assert len({row["text"] for row in whole}) == 100
     assert write(finished, 50).texts == 100  # there are more than that
-
-
-def test_a_file_written_otherwise_is_not_added_to(finished: RunDirectory, tmp_path: Path) -> None:
-    output = tmp_path / "more.jsonl"
-    write(finished, output=output)
-    with pytest.raises(ConfigError, match=r"written with temperature = 0.7, not 0.5: give another"):
-        write(finished, output=output, temperature=0.5)
-    (tmp_path / "mine.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="was not written by `privsyn expand`"):
-        write(finished, output=tmp_path / "mine.jsonl")
-    with pytest.raises(ConfigError, match="a file of the run itself"):
-        write(finished, output=finished.synthetic_jsonl)
-    with pytest.raises(ConfigError, match="does not exist"):
-        write(finished, output=tmp_path / "nowhere" / "more.jsonl")
 
 
 def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
@@ -125,6 +117,7 @@ def test_parameters_of_the_run_s_server_are_not_sent_to_another_generator(
         MoreText.of(run, {"generator": "privsyn-lm", "generator_parameters": "{}"})
 
 
+@pytest.mark.usefixtures("echoing")
 def test_a_run_without_survivors_gives_its_synthetic_texts(finished: RunDirectory) -> None:
     for file in finished.path.glob("rounds/*/population.parquet"):
         file.unlink()
@@ -142,10 +135,10 @@ def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) 
     del document["writer"]
     finished.config_file.write_text(json.dumps(document))
     assert MoreText.of(finished, {}).generator == "smollm2-135m"
-    for name in ("models/generator", "models/writer"):  # learnt, and with a bias as well
-        (finished.path / name).mkdir(parents=True)
-        (finished.path / name / "config.json").write_text("{}")
-        assert MoreText.of(finished, {}).generator == str(finished.path / name)
+    made = finished.path / "models" / "generator"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    assert MoreText.of(finished, {}).generator == str(made)
     assert MoreText.of(finished, {"generator": "privsyn-tiny"}).generator == "privsyn-tiny"
 
 
@@ -168,7 +161,7 @@ def test_the_command_says_what_it_used_and_that_nothing_was_spent(
     words = ["expand", str(finished.path), "--set", "generator=privsyn-tiny", "--samples", "3"]
     assert main([*words, "--set", "temperature=0.7"]) == 0
     shown = capsys.readouterr().out
-    file = finished.path / "expanded-privsyn-tiny-0.jsonl"
+    (file,) = finished.path.glob("expanded-privsyn-tiny-*.jsonl")
     assert f"Texts: {file} (3), by privsyn-tiny with the prompt pre-text, from " in shown
     assert "Nothing was spent." in shown
     assert "epsilon_known_cohorts" in shown
