@@ -57,9 +57,6 @@ _COMMON: Final = 0.25
 #: Topics of the levels, coarse to fine, for a corpus of some ten thousand documents.
 COUNTS: Final = (32, 64, 128, 256)
 
-#: Letters that hold a token of any text of the bundled corpus, and then some.
-_LETTERS_PER_TOKEN: Final = 12.5
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topics:
@@ -280,6 +277,8 @@ def make_topics(
 ) -> TopicHierarchy:
     """Make topics of one passage of each document; `save` writes what the setting `topics` takes.
 
+    Passages are clustered by k-means; coarse topics are clusters of fine ones.
+
     Args:
         documents: public, whole, each once; some thousands, of the kind that the users write.
         embedder: of all of them, the run's.
@@ -288,68 +287,6 @@ def make_topics(
         seed: of where k-means begins and of where passages do, 0 to 2^32 - 1.
         max_tokens: of a passage, >= 1; the run's.
         progress: called with the number of texts that were embedded since the last call.
-
-    Raises:
-        ConfigError: as of `cluster`.
-        MissingExtraError: scikit-learn is not installed.
-    """
-    passages = passage_of_each(
-        documents, tokenizer=embedder.tokenizer, seed=seed, max_tokens=max_tokens
-    )
-    return cluster(
-        passages,
-        embedder.embed(passages, progress=progress),
-        counts=counts,
-        seed=seed,
-        probe=probe_of(embedder),
-        about=f"k-means of {len(passages)} passages of {source}",
-    )
-
-
-def passage_of_each(
-    documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int = 64
-) -> list[str]:
-    """One passage of each document, begun at a word drawn at random and cut as samples are.
-
-    Args:
-        documents: whole, in an order that does not change.
-        tokenizer: the embedding model's.
-        seed: of where passages begin.
-        max_tokens: of a passage, >= 1.
-
-    Returns:
-        The passages in the order of the documents; of a document without text there is none.
-    """
-    random = np.random.default_rng(seed)
-    letters = int(_LETTERS_PER_TOKEN * check_whole("max_tokens", max_tokens, ge=1))
-    windows = []
-    for document in documents:
-        text = " ".join(document.split())
-        start = int(random.integers(max(1, len(text) - letters)))
-        start = text.find(" ", start) + 1 if start else 0
-        windows.append(text[start : start + letters])
-    pieces = Chunking(max_tokens=max_tokens).pieces(windows, tokenizer=tokenizer)
-    return [found[0] for found in pieces if found]
-
-
-def cluster(
-    texts: Sequence[str],
-    embeddings: Float32Array,
-    *,
-    counts: Sequence[int],
-    seed: int,
-    probe: Float32Array,
-    about: str,
-) -> TopicHierarchy:
-    """Cluster public texts by k-means and name the clusters; coarse ones are clusters of fine ones.
-
-    Args:
-        texts: (n,) public.
-        embeddings: (n, d) of the texts.
-        counts: topics of every level, ascending.
-        seed: of where k-means begins.
-        probe: from `probe_of`, of the model that embedded them.
-        about: where the texts come from.
 
     Raises:
         ConfigError: there are fewer different texts than topics, or no words for keywords; a topic
@@ -365,6 +302,7 @@ def cluster(
         ) from error
     if not counts or sorted(set(counts)) != list(counts) or counts[0] < 1:
         raise ConfigError(f"counts must ascend, and there must be one, got {list(counts)}")
+    texts = _passages(documents, tokenizer=embedder.tokenizer, seed=seed, max_tokens=max_tokens)
     least = min(_LEAST_DOCUMENTS, max(1, len(texts) // 20))
     most = max(least, int(_COMMON * len(texts)))
     counter = CountVectorizer(token_pattern=_WORD, min_df=least, max_df=most, stop_words="english")
@@ -376,7 +314,7 @@ def cluster(
             f"{len(texts)} texts: topics of them would have no keywords"
         ) from None
     names: list[str] = counter.get_feature_names_out().tolist()
-    vectors = unit(np.asarray(embeddings, dtype=np.float32))
+    vectors = unit(np.asarray(embedder.embed(texts, progress=progress), dtype=np.float32))
     different = len(np.unique(vectors, axis=0))
     if different < counts[-1]:
         raise ConfigError(f"counts {counts[-1]}: of {len(texts)} passages only {different} differ")
@@ -389,7 +327,18 @@ def cluster(
         belongs = np.unique(found.labels_, return_inverse=True)[1].astype(np.int64)[belongs]
         levels.insert(0, _named(vectors, belongs, words, names))
         points, weights = levels[0].centres, levels[0].shares
-    return TopicHierarchy(levels=tuple(levels), probe=probe, about=about)
+    return TopicHierarchy(
+        levels=tuple(levels),
+        probe=probe_of(embedder),
+        about=f"k-means of {len(texts)} passages of {source}",
+    )
+
+
+def _passages(documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int) -> list[str]:
+    """One passage of each document that has any, drawn at random, cut as samples are."""
+    random = np.random.default_rng(seed)
+    pieces = Chunking(max_tokens=max_tokens).pieces(list(documents), tokenizer=tokenizer)
+    return [found[int(random.integers(len(found)))] for found in pieces if found]
 
 
 def _named(vectors: Float32Array, belongs: IntArray, words: Any, names: Sequence[str]) -> Topics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,12 +126,6 @@ class MaskFill:
         self._max_tokens = self._fit_to_model(max_tokens, str(model))
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
-        self._places = threading.local()
-        # The head over the vocabulary is most of a small model's work, and 70 % of it would be
-        # thrown away: the encoder's states are gathered at the masked places before it.
-        self._gathers = self._model.base_model is not self._model
-        if self._gathers:
-            self._model.base_model.register_forward_hook(self._gather)
 
     def vary(
         self,
@@ -243,12 +236,11 @@ class MaskFill:
             where_place += masked.tolist()
             uniforms.append(row.stream.random(masked.size, dtype=np.float32))
         with torch.inference_mode():
-            logits = self._logits(
-                torch.from_numpy(tokens).to(device),
-                torch.from_numpy(attention).to(device),
-                torch.tensor(where_row, device=device),
-                torch.tensor(where_place, device=device),
-            )  # (k, v)
+            logits = self._model(
+                input_ids=torch.from_numpy(tokens).to(device),
+                attention_mask=torch.from_numpy(attention).to(device),
+            ).logits[where_row, where_place]  # (k, v)
+            logits = logits.float()
             logits[:, self._banned] = float("-inf")
             drawn = streams.sample_tokens(
                 logits,
@@ -258,32 +250,6 @@ class MaskFill:
             ).cpu()
         for index, place, token in zip(where_row, where_place, drawn.tolist(), strict=True):
             rows[index].tokens[place] = token
-
-    def _logits(
-        self,
-        tokens: torch.Tensor,
-        attention: torch.Tensor,
-        where_row: torch.Tensor,
-        where_place: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute the logits of the masked places only: (k, v)."""
-        self._places.masked = where_row, where_place
-        try:
-            logits: torch.Tensor = self._model(input_ids=tokens, attention_mask=attention).logits
-        finally:
-            self._places.masked = None
-        return (logits[0] if self._gathers else logits[where_row, where_place]).float()
-
-    def _gather(self, _module: Any, _inputs: Any, output: Any) -> Any:
-        """Keep of the encoder's states those that this thread asks for: (1, k, d)."""
-        masked = getattr(self._places, "masked", None)
-        if masked is None:
-            return output
-        states = output[0][masked][None]
-        if isinstance(output, tuple):
-            return (states, *output[1:])
-        output["last_hidden_state"] = states
-        return output
 
     def _find_banned_tokens(self) -> torch.Tensor:
         """Collect the token numbers that are never drawn.

@@ -12,7 +12,6 @@ from flower_privsyn.generation.topics import (
     condition,
     load_topics,
     make_topics,
-    passage_of_each,
     quotas,
 )
 from flower_privsyn.testing import HashEmbedder
@@ -48,23 +47,6 @@ def test_the_subjects_of_a_corpus_are_found_named_and_read_again(tmp_path: Path)
         with pytest.raises(ConfigError, match="another embedding model"):
             topics.check_embedder(other, setting="these")
     topics.check_embedder(EMBEDDER, setting="these")
-
-
-def test_a_passage_is_a_stretch_of_each_document() -> None:
-    """Of documents of numbered words, so that it can be seen which words are in a passage."""
-    long = [" ".join(f"w{document}x{place}" for place in range(600)) for document in range(8)]
-
-    def passages(seed: int) -> list[str]:
-        tokenizer = EMBEDDER.tokenizer
-        return passage_of_each([*long, " \n "], tokenizer=tokenizer, seed=seed, max_tokens=16)
-
-    assert len(passages(3)) == len(long)
-    for passage, document in zip(passages(3), long, strict=True):
-        assert f" {passage} " in f" {document} "
-        assert 1 <= len(passage.split()) <= 16
-    # Not where documents begin, and where the seed says.
-    assert sum(map(str.startswith, long, passages(3))) <= 1
-    assert passages(3) == passages(3) != passages(4)
 
 
 def test_the_bundled_ones() -> None:

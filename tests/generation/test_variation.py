@@ -15,15 +15,15 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]",
 def _watch_masks(variation: MaskFill) -> list[tuple[list[int], int]]:
     """Record (mask tokens per row, tokens per row) of every forward pass."""
     seen: list[tuple[list[int], int]] = []
-    inner = variation._logits
+    inner = variation._model
 
-    def watched(tokens, attention, where_row, where_place):
-        masked = (tokens == variation._tokenizer.mask_token_id).sum(-1).tolist()
-        seen.extend(zip(masked, attention.sum(-1).tolist(), strict=True))
-        assert len(where_row) == sum(masked)
-        return inner(tokens, attention, where_row, where_place)
+    def watched(*, input_ids, attention_mask):
+        masked = (input_ids == variation._tokenizer.mask_token_id).sum(-1).tolist()
+        seen.extend(zip(masked, attention_mask.sum(-1).tolist(), strict=True))
+        return inner(input_ids=input_ids, attention_mask=attention_mask)
 
-    variation._logits = watched  # type: ignore[method-assign]
+    watched.device = inner.device  # type: ignore[attr-defined]
+    variation._model = watched
     return seen
 
 
@@ -101,7 +101,6 @@ def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
 def test_the_bundled_model_prefers_what_fits():
     fill = MaskFill(mask_fraction=0.3, num_steps=1)
     assert fill.name == "mask-fill privsyn-mlm"
-    assert fill._gathers
     text = "He was born in the city of London in 1850 and lived there until the end of his life."
     varied = fill.vary([text] * 50, seed=0)
     assert len(set(varied)) == 50

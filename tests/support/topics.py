@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_privsyn.generation.topics import cluster, probe_of
+from flower_privsyn.generation.topics import make_topics
 from flower_privsyn.testing import HashEmbedder
 
 SUBJECTS = (
@@ -31,15 +31,7 @@ def documents(count: int = 120, *, seed: int = 0, words: int = 8) -> list[str]:
 
 def write_topics(folder: Path, counts: tuple[int, ...] = (3, 6), *, seed: int = 0) -> Path:
     """A file of topics, coarse and fine."""
-    texts, embedder = documents(seed=seed), HashEmbedder()
-    made = cluster(
-        texts,
-        embedder.embed(texts),
-        counts=counts,
-        seed=0,
-        probe=probe_of(embedder),
-        about="made-up subjects",
-    )
     path = folder / "topics.npz"
-    made.save(path)
+    texts = documents(seed=seed)
+    make_topics(texts, embedder=HashEmbedder(), source="made-up subjects", counts=counts).save(path)
     return path
