@@ -608,7 +608,7 @@ class NodeUsers:
             self._embedders[key] = embedder  # the last, where it was
             if len(self._embedders) > _MOST_EMBEDDERS:
                 self._embedders.popitem(last=False)
-        return EmbeddingSource(embedder, self.cache_directory, self._store)
+        return EmbeddingSource(embedder, self._store)
 
 
 def models_of(request: wire.DataRequest, guard: NodeGuard) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ and text are made from the node's own file by every process that needs them.
 from __future__ import annotations
 
 import logging
-import mmap
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -151,9 +150,6 @@ class FixedRecords:
         row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
         for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
             yield self.cohort.between(users.start, users.stop).select(chosen[users])
-            # Until another process needs them, pages count as memory of this one.
-            if self.on_disk.pages is not None and hasattr(mmap, "MADV_DONTNEED"):
-                self.on_disk.pages.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
     def stored(cls, stored: StoredRecords) -> FixedRecords:
@@ -199,12 +195,10 @@ class EmbeddingSource:
 
     Attributes:
         embedder: the model.
-        cache_directory: of the node.
-        store: in the same directory; None keeps records in memory.
+        store: in the node's cache; None keeps records in memory.
     """
 
     embedder: Embedder
-    cache_directory: Path
     store: RecordStore | None
 
     @property
@@ -287,7 +281,7 @@ class EmbeddingSource:
         return self._embedded(texts, self.store)
 
     def _embedded(self, texts: Sequence[str], store: RecordStore | None) -> npt.NDArray[np.float32]:
-        require_batch_invariance(self.embedder, self.cache_directory)
+        require_batch_invariance(self.embedder)
         return embed_texts(self.embedder, texts, store)
 
 

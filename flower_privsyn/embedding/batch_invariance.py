@@ -9,29 +9,23 @@ choice; this module asks the machine, once, before anything is spent.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.embedding.embedder import ROWS, Embedder
-from flower_privsyn.embedding.machine import device_of, machine_digest, threads
+from flower_privsyn.embedding.machine import device_of
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded, own_folder
 
-#: Another number when the probes or their batches change: machines are then asked anew.
-_VERSION: Final = 2
-_FOLDER: Final = "batch_invariance"
 _WORDS: Final = (
     "the river court school tax engine of light and paper market a ruling was price with forest in "
     "teacher protein to village rocket summer letter bridge winter question music"
 )
 
-_passed: set[str] = set()
+_passed: set[tuple[type, str, str]] = set()
 
 
 def probe_texts() -> list[str]:
@@ -93,36 +87,19 @@ def check_batch_invariance(embedder: Embedder) -> None:
         )
 
 
-def require_batch_invariance(embedder: Embedder, directory: str | Path) -> None:
-    """`check_batch_invariance`, once for a model, a device and an environment of a machine.
-
-    That it was passed is remembered in this process, and in the directory for all others.
+def require_batch_invariance(embedder: Embedder) -> None:
+    """`check_batch_invariance`, once in a process for a model and a device.
 
     Args:
         embedder: any embedder.
-        directory: the node's cache. Where it cannot be written, or somebody else can write it,
-            every process asks for itself.
 
     Raises:
         ModelError: as `check_batch_invariance`.
     """
-    kind = f"{type(embedder).__module__}.{type(embedder).__qualname__}"
-    here = machine_digest(device_of(embedder))
-    content = f"{_VERSION} {kind} {embedder.fingerprint} {here} {threads()}"
-    name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    if name in _passed:
-        return
-    folder = expanded(directory) / _FOLDER
-    try:
-        for place in (folder.parent, folder):
-            own_folder(place)
-        note = folder / name  # this user alone can write here: what stands here can be believed
-        if not note.is_file():
-            check_batch_invariance(embedder)
-            note.touch(mode=0o600)
-    except OSError:
+    asked = (type(embedder), embedder.fingerprint, device_of(embedder))
+    if asked not in _passed:
         check_batch_invariance(embedder)
-    _passed.add(name)
+        _passed.add(asked)
 
 
 def _bits(embedder: Embedder, texts: list[str]) -> NDArray[np.uint32]:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -20,7 +20,7 @@ from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS, pretrained
 from flower_privsyn.models.hub import folder_in_cache
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.text_batches import text_batches
-from flower_privsyn.models.threads import one_thread, side_by_side
+from flower_privsyn.models.threads import side_by_side
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -159,7 +159,8 @@ class SentenceTransformerEmbedder:
         encoded = list(itertools.chain.from_iterable(rows))
         passes = self._passes([len(row["input_ids"]) for row in encoded])
         work = [([encoded[row] for row in places], width) for places, width in passes]
-        for (places, _), vectors in zip(passes, self._run(work), strict=True):
+        run = side_by_side if self.model.device.type == "cpu" else map
+        for (places, _), vectors in zip(passes, run(self._padded, work), strict=True):
             result[places] = vectors
             if progress is not None:
                 progress(len(places))
@@ -188,14 +189,6 @@ class SentenceTransformerEmbedder:
             texts = ROWS - 1 if width == widest else ROWS
             passes += [(rows[at : at + texts], width) for at in range(0, len(rows), texts)]
         return passes
-
-    def _run(self, work: Sequence[tuple[list[_Row], int]]) -> Iterator[NDArray[np.float32]]:
-        """The vectors of every pass, in order; each pass is computed by one thread."""
-        if self.model.device.type == "cpu":
-            yield from side_by_side(self._padded, work)
-            return
-        with one_thread():
-            yield from map(self._padded, work)
 
     def _padded(self, work: tuple[list[_Row], int]) -> NDArray[np.float32]:
         """One pass of `ROWS` rows, padded to a width; the vectors of the rows that are given."""
@@ -238,7 +231,6 @@ def load_embedder(
         MissingExtraError: If sentence-transformers is needed and not installed.
         ModelError: If there is no such model, or it cannot be reached.
     """
-    check_choice("embedding-precision", precision, get_args(Precision))
     return SentenceTransformerEmbedder(model_folder(name), precision=precision, device=device)
 
 
@@ -414,14 +406,14 @@ def _name_of(device: Any) -> str:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The files that are loaded: in each folder of a module safetensors, else PyTorch's."""
-    found: dict[Path, list[Path]] = {}
-    for pattern in _WEIGHT_PATTERNS:
-        of_pattern: dict[Path, list[Path]] = {}
-        for path in folder.rglob(pattern):
-            if not {"onnx", "openvino"} & set(path.relative_to(folder).parts):
-                of_pattern.setdefault(path.parent, []).append(path)
-        found = of_pattern | found
-    return sorted(path for paths in found.values() for path in paths)
+    found = [
+        path
+        for pattern in _WEIGHT_PATTERNS
+        for path in folder.rglob(pattern)
+        if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)
+    ]
+    better = {path.parent for path in found if path.suffix == ".safetensors"}
+    return sorted(one for one in found if one.suffix == ".safetensors" or one.parent not in better)
 
 
 def _fingerprint(

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -36,12 +35,6 @@ def machine_digest(device: str = "") -> str:
 def device_of(embedder: object) -> str:
     """What an embedder computes on, such as "cpu"; "" where it does not say (`device`)."""
     return str(getattr(embedder, "device", ""))
-
-
-def threads() -> int:
-    """Threads that PyTorch computes with in this process; 0 where nothing has loaded it."""
-    torch = sys.modules.get("torch")
-    return 0 if torch is None else int(torch.get_num_threads())
 
 
 def processor() -> dict[str, str]:

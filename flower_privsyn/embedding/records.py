@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -56,7 +55,6 @@ class StoredRecords:
         user_ids: Of the u users, those without records included.
         fingerprint: Of the embedder that made them.
         labels: int64 (n,), classes of the records, as these; None where they have none.
-        pages: The mapped file; None in memory.
     """
 
     records: NDArray[np.float32]
@@ -64,7 +62,6 @@ class StoredRecords:
     user_ids: tuple[str, ...]
     fingerprint: str
     labels: NDArray[np.int64] | None = None
-    pages: mmap.mmap | None = None
 
 
 def content_key(
@@ -357,9 +354,7 @@ def _read(path: Path) -> StoredRecords:
     """
     import pyarrow as pa
 
-    with path.open("rb") as file:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    batch = pa.ipc.open_file(pa.py_buffer(pages)).get_batch(0)
+    batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     facts = json.loads(batch.schema.metadata[_FACTS])
     rows = batch.column("records")
     return StoredRecords(
@@ -368,5 +363,4 @@ def _read(path: Path) -> StoredRecords:
         user_ids=tuple(facts["user_ids"]),
         fingerprint=facts["fingerprint"],
         labels=batch.column("labels").to_numpy() if "labels" in batch.schema.names else None,
-        pages=pages,
     )

@@ -38,9 +38,8 @@ from flower_privsyn.evaluation.language_model import (
     evaluate_language_model,
 )
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.files import expanded, located, read_json_lines
+from flower_privsyn.files import expanded, located, read_json, read_json_lines
 from flower_privsyn.models import has_model
-from flower_privsyn.models.pretrained import holds_encoder_decoder
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
@@ -220,7 +219,9 @@ def _learned(
 ) -> Learned | None:
     """A model before a run, after as many steps on random public text, and with the release."""
     made = run.path / TRAINED_MODEL
-    predicts = (made / "config.json").is_file() and not holds_encoder_decoder(made)
+    predicts = (made / "config.json").is_file() and not read_json(made / "config.json").get(
+        "is_encoder_decoder"
+    )
     own = downstream is None and bool(run.config.get("model")) and predicts
     if not (own or synthetic):
         return None

@@ -10,12 +10,11 @@ packages of their own (`flower_privsyn.models.packaged`).
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded, user_path
+from flower_privsyn.files import expanded, read_json, user_path
 from flower_privsyn.models import packaged
 from flower_privsyn.models.hub import folder_in_cache
 
@@ -108,10 +107,8 @@ def register_architecture(folder: Path) -> None:
     Args:
         folder: A model folder; a ``config.json`` that cannot be read is left to the loader.
     """
-    try:
-        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-        module = _OWN_ARCHITECTURES[model_type]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    module = _OWN_ARCHITECTURES.get(str(read_json(folder / "config.json").get("model_type")))
+    if module is None:
         return
     try:
         importlib.import_module(module)

