@@ -36,7 +36,8 @@ from flower_privsyn.client_apps.records import (
 )
 from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
 from flower_privsyn.data.load import COLUMNS
-from flower_privsyn.embedding import Embedder, RecordStore, load_embedder, load_tokenizer
+from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
+from flower_privsyn.embedding.records import RecordStore
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,

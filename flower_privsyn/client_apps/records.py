@@ -19,16 +19,17 @@ import numpy.typing as npt
 
 from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.data.chunking import token_ids
-from flower_privsyn.embedding import (
-    Embedder,
+from flower_privsyn.embedding import Embedder
+from flower_privsyn.embedding.batch_invariance import require_batch_invariance
+from flower_privsyn.embedding.machine import device_of, machine_digest
+from flower_privsyn.embedding.records import (
+    BLOCK,
     RecordStore,
     StoredRecords,
     content_key,
     embed_texts,
-    require_batch_invariance,
+    limit_bytes,
 )
-from flower_privsyn.embedding.machine import device_of, machine_digest
-from flower_privsyn.embedding.records import BLOCK, limit_bytes
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping

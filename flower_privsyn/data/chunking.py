@@ -180,33 +180,28 @@ class Chunking(Settings):
         Raises:
             ConfigError: If the tokenizer gives no offsets.
         """
-        texts: list[str] = []
-        owners: list[int] = []
-        documents: list[int] = []
-        ends: list[bool] = []
-        failed: list[str] = []
-        found = self._pieces(users.texts, tokenizer)
-        for document, (owner, pieces) in enumerate(zip(users.owners.tolist(), found, strict=True)):
-            if pieces is None:
-                failed.append(users.user_ids[owner])
-                continue
-            texts.extend(pieces)
-            ends.extend(_ends(users.texts[document], pieces))
-            owners.extend([owner] * len(pieces))
-            documents.extend([document] * len(pieces))
-        if failed:
-            skipping.note(failed, records=len(failed))
-        owner_array = np.asarray(owners, dtype=np.int64)
-        end_array = np.asarray(ends, dtype=np.bool_)
+        found = list(self._pieces(users.texts, tokenizer))
+        failed = np.array([pieces is None for pieces in found], dtype=np.bool_)
+        if failed.any():
+            skipping.note(users.owners_of(failed), records=int(failed.sum()))
+        pieces = [one or [] for one in found]
+        texts = list(itertools.chain.from_iterable(pieces))
+        ends = np.array(
+            [end for one in zip(users.texts, pieces, strict=True) for end in _ends(*one)],
+            dtype=np.bool_,
+        )
+        documents = np.repeat(np.arange(len(pieces)), list(map(len, pieces)))
+        owners = users.owners[documents]
         labels = self._class_of(users)[documents] if self.classes else None
         if self.max_samples is not None:
-            keep = _cap(texts, owner_array, users.user_ids, self.max_samples, seed_key(self.seed))
-            texts = [texts[index] for index in keep]
-            owner_array, end_array = owner_array[keep], end_array[keep]
+            keep = np.ones(len(texts), dtype=np.bool_)
+            heavy = np.bincount(owners, minlength=len(users)) > self.max_samples
+            seed, most = self.seed, self.max_samples
+            _cap(keep, users, owners, texts, heavy, seed=seed, purpose=_CAP, most=most)
+            texts = list(itertools.compress(texts, keep))
+            owners, ends = owners[keep], ends[keep]
             labels = None if labels is None else labels[keep]
-        return Samples(
-            texts=texts, owners=owner_array, num_users=len(users), labels=labels, ends=end_array
-        )
+        return Samples(texts=texts, owners=owners, num_users=len(users), labels=labels, ends=ends)
 
     def _class_of(self, users: Users) -> NDArray[np.int64]:
         """Which class each document is of, all of which count."""
@@ -270,20 +265,47 @@ def within_limits(users: Users, *, seed: int) -> Users:
         skipping.note(users.owners_of(~keep), records=int((~keep).sum()))
     documents = np.bincount(users.owners[keep], minlength=len(users))
     characters = np.bincount(users.owners, lengths * keep, minlength=len(users))
-    heavy = np.flatnonzero((documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS))
-    for user in heavy.tolist():
-        first, last = np.searchsorted(users.owners, [user, user + 1]).tolist()
-        rows = [row for row in range(first, last) if keep[row]]
-        keep[first:last] = False
-        texts = [users.texts[row] for row in rows]
-        order = ranked(users.user_ids[user], texts, key=seed_key(seed), purpose=_DOCUMENTS)
-        total = 0
-        for place in order[:MAX_DOCUMENTS]:
-            total += len(texts[place])
-            if total > MAX_CHARACTERS:
-                break
-            keep[rows[place]] = True
+    heavy = (documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS)
+    _cap(
+        keep, users, users.owners, users.texts, heavy,
+        seed=seed, purpose=_DOCUMENTS, most=MAX_DOCUMENTS, most_characters=MAX_CHARACTERS,
+    )  # fmt: skip
     return users.only(keep)
+
+
+def _cap(
+    keep: NDArray[np.bool_],
+    users: Users,
+    owners: NDArray[np.int64],
+    texts: Sequence[str],
+    heavy: NDArray[np.bool_],
+    *,
+    seed: int,
+    purpose: bytes,
+    most: int,
+    most_characters: float = np.inf,
+) -> None:
+    """Of some users keep the texts with the lowest hashes, until as many or as long are kept.
+
+    Args:
+        keep: (n,) which texts are kept; those of these users are decided anew among them.
+        users: whose they are.
+        owners: (n,) of the texts, nondecreasing.
+        texts: the n texts.
+        heavy: (u,) of which users.
+        seed: key of the hashes; public.
+        purpose: as of `ranked`.
+        most: texts of a user.
+        most_characters: of all texts of a user together.
+    """
+    for user in np.flatnonzero(heavy).tolist():
+        first, last = np.searchsorted(owners, [user, user + 1]).tolist()
+        rows = first + np.flatnonzero(keep[first:last])
+        own = [texts[row] for row in rows.tolist()]
+        order = ranked(users.user_ids[user], own, key=seed_key(seed), purpose=purpose)[:most]
+        fits = np.cumsum([len(own[place]) for place in order]) <= most_characters
+        keep[first:last] = False
+        keep[rows[order][fits]] = True
 
 
 def ranked(user_id: str, texts: Sequence[str], *, key: bytes, purpose: bytes) -> list[int]:
@@ -319,16 +341,12 @@ def are_class_names(names: Sequence[object]) -> bool:
     Args:
         names: Of classes, each once.
     """
-    return (
-        len(names) <= MOST_CLASSES
-        and all(isinstance(name, str) and _is_class_name(name) for name in names)
-        and len(set(names)) == len(names)
-    )
-
-
-def _is_class_name(name: str) -> bool:
     # What is printable cannot write lines of its own into a log, nor is it half of a pair.
-    return bool(name.strip()) and len(name) <= LONGEST_CLASS and name.isprintable()
+    printable = all(
+        isinstance(name, str) and name.strip() and len(name) <= LONGEST_CLASS and name.isprintable()
+        for name in names
+    )
+    return printable and len(set(names)) == len(names) <= MOST_CLASSES
 
 
 def class_names(setting: str) -> tuple[str, ...]:
@@ -478,22 +496,3 @@ def _border(text: str, span: Callable[[int], tuple[int, int]], start: int, end: 
             return cut
         fallback = fallback or cut
     return fallback or end
-
-
-def _cap(
-    texts: list[str],
-    owners: NDArray[np.int64],
-    user_ids: tuple[str, ...],
-    max_samples: int,
-    key: bytes,
-) -> NDArray[np.int64]:
-    """Rows that survive the cap, in order."""
-    bounds = np.searchsorted(owners, np.arange(len(user_ids) + 1))
-    counts = np.diff(bounds)
-    keep = np.ones(len(texts), dtype=bool)
-    for user in np.flatnonzero(counts > max_samples):
-        first, last = int(bounds[user]), int(bounds[user + 1])
-        order = ranked(user_ids[user], texts[first:last], key=key, purpose=_CAP)
-        keep[first:last] = False
-        keep[[first + place for place in order[:max_samples]]] = True
-    return np.flatnonzero(keep).astype(np.int64, copy=False)

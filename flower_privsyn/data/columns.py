@@ -68,21 +68,16 @@ class Columns:
     ) -> None:
         self.texts = tuple(name.strip() for name in text.split(","))
         self.labels = tuple(name.strip() for name in label.split(",")) if label else ()
-        for key, values, given in (
-            ("client-column", (client,), client),
-            ("text-column", self.texts, text),
-            ("label-column", self.labels, label),
+        for key, names in (
+            ("client-column", (client,)),
+            ("text-column", self.texts),
+            ("label-column", self.labels),
         ):
-            if not all(values):
+            if not all(names) or len(set(names)) < len(names):
                 raise ConfigError(
-                    f"{key} must be the name of a column, got an empty string."
-                    if len(values) == 1
-                    else f"{key} must be names of columns with commas between them, got {given!r}."
+                    f"{key} must name columns, each once, with commas between several, got "
+                    f"{', '.join(names)!r}."
                 )
-        if len(set(self.texts)) < len(self.texts):
-            raise ConfigError(f"text-column names a column twice, got {text!r}.")
-        if len(set(self.labels)) < len(self.labels):
-            raise ConfigError(f"label-column names a column twice, got {label!r}.")
         self.client = client
         self.date = date_
         self.strict = strict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,16 +146,12 @@ def split_of(found: Any, split: str, *, where: str) -> Any:
 
 def _library() -> Any:
     try:
-        import datasets
+        return importlib.import_module("datasets")
     except ImportError as error:
-        if getattr(error, "name", None) != "datasets":
-            # Installed but broken: "install it" would send people the wrong way.
-            raise DataError(f"The datasets library cannot be imported ({error}).") from error
         raise MissingExtraError(
-            "Reading a Hugging Face data set needs the datasets library: "
+            f"Reading a Hugging Face data set needs the datasets library ({shorten(error)}): "
             "pip install 'flower-privsyn[client]'."
-        ) from None
-    return datasets
+        ) from error
 
 
 # ---- what is in it -----------------------------------------------------------------------------

@@ -14,9 +14,9 @@ What a name may be:
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -62,30 +62,22 @@ class PublicCorpus:
         """Find out what a name means, without reading it.
 
         Raises:
-            DataError: There is no such file or folder, and it cannot be the name of a data set; or
-                the name is empty, which would be the folder that the command was typed in.
+            DataError: The name is empty, which would be the folder that the command was typed in.
         """
         name, most = str(source), None
         if not name.strip():
             raise DataError(f'{setting} is empty: name a file of public text, or "bundled"')
-        if not _there(name) and (first := _FIRST.fullmatch(name)):
+        if not os.path.lexists(expanded(located(name))) and (first := _FIRST.fullmatch(name)):
             name, most = first[1], int(first[2])
-        if name == "bundled":
-            return cls(source=name, setting=setting, path=BUNDLED, most=most)
-        place = expanded(located(name))
-        if _there(name):
-            return cls(source=name, setting=setting, path=place, most=most)
-        if not data_sets.is_named(name):
-            raise DataError(
-                f'{setting} = "{name}": {place} cannot be read (No such file or directory)'
-            )
-        return cls(source=name, setting=setting, path=None, most=most)
+        path = BUNDLED if name == "bundled" else expanded(located(name))
+        of_hub = not os.path.lexists(path) and data_sets.is_named(name)
+        return cls(source=name, setting=setting, path=None if of_hub else path, most=most)
 
     def places(self) -> list[Path]:
-        """What is read of this machine: the file; the folder and the files of text below it."""
+        """What is read of this machine: the file; the folder and the files below it."""
         if self.path is None:
             return []
-        return [self.path, *(_files(self.path) if self.path.is_dir() else ())]
+        return [self.path, *(read.files_below(self.path) if self.path.is_dir() else ())]
 
     def identity(self) -> list[Any]:
         """What its documents depend on, as JSON can hold it.
@@ -94,15 +86,11 @@ class PublicCorpus:
         read of it once stands for it.
 
         Raises:
-            DataError: A file cannot be looked at.
+            OSError: A file cannot be looked at.
         """
-        found: list[Any] = ["hub", self.source]
-        if self.path is not None:
-            try:
-                found = _stamp(self.path)
-            except OSError as error:
-                raise _unreadable(self.setting, self.source, self.path, error) from error
-        return found if self.most is None else [*found, "first", self.most]
+        stats = [(str(path.absolute()), path.stat()) for path in self.places()]
+        files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        return [files or self.source, self.most]
 
     def documents(self) -> Iterator[str]:
         """The documents in the order of files and lines, those without text included.
@@ -117,7 +105,24 @@ class PublicCorpus:
         except DataError as error:
             raise DataError(f'{self.setting} = "{self.source}": {error}') from error
         except Exception as error:  # whatever a library of files or of the network raises
-            raise _unreadable(self.setting, self.source, self.path or self.source, error) from error
+            place = getattr(error, "filename", None) or self.path or self.source
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise DataError(
+                f'{self.setting} = "{self.source}": {place} cannot be read ({reason})'
+            ) from error
+
+    def pieces(
+        self, chunking: Chunking, *, tokenizer: Any, at_sentences: bool = False
+    ) -> Iterator[list[str]]:
+        """The pieces of each document, as `Chunking.pieces` cuts it.
+
+        Raises:
+            DataError: As `documents`.
+            MissingExtraError: As `documents`.
+        """
+        documents = self.documents()
+        while part := list(itertools.islice(documents, _DOCUMENTS)):
+            yield from chunking.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
 
     def _rows(self) -> Iterator[tuple[str, object]]:
         """What stands in each place, and where that is."""
@@ -127,7 +132,9 @@ class PublicCorpus:
         if self.path.is_dir() and data_sets.is_saved(self.path):
             yield from _numbered(data_sets.saved(self.path))
             return
-        files = _files(self.path) if self.path.is_dir() else [self.path]
+        files = [self.path]
+        if self.path.is_dir():
+            files = [one for one in self.places()[1:] if one.name.lower().endswith(_NAMES)]
         if not files:
             raise DataError(f"{self.path} holds no text ({', '.join(_NAMES)})")
         for file in files:
@@ -160,46 +167,6 @@ def _document(where: str, row: object) -> str:
     return text
 
 
-def _unreadable(setting: str, source: str, where: Path | str, error: Exception) -> DataError:
-    """The sentence for what cannot be read."""
-    where = getattr(error, "filename", None) or where
-    reason = getattr(error, "strerror", None) or type(error).__name__
-    return DataError(f'{setting} = "{source}": {where} cannot be read ({reason})')
-
-
-def _there(name: str) -> bool:
-    """Whether there is a file or a folder of this name; also one that may not be looked at."""
-    try:
-        return expanded(located(name)).exists()
-    except OSError:
-        return True
-
-
-def _files(folder: Path) -> list[Path]:
-    """The files of text below a folder, in the order of their paths; hidden ones are not."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.name.lower().endswith(_NAMES)
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
-def _stamp(path: Path) -> list[Any]:
-    """Path, bytes and time of change (in nanoseconds) of a file; of a folder those of its files."""
-    found = path.stat()
-    if not path.is_dir():
-        return [str(path.absolute()), found.st_size, found.st_mtime_ns]
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    stamps: list[Any] = [str(path.absolute())]
-    for file in files:
-        with suppress(FileNotFoundError):
-            stat = file.stat()
-            stamps.append([str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns])
-    return stamps
-
-
 def public_texts(
     source: str = "bundled",
     *,
@@ -227,16 +194,14 @@ def public_texts(
         DataError: the file is missing or a line is not as described.
         MissingExtraError: it is a data set, and the library is not installed.
     """
-    documents = PublicCorpus.find(source, setting="public-text").documents()
-    chunking, found = Chunking(max_tokens=max_tokens), dict[str, None]()
-    while part := list(itertools.islice(documents, _DOCUMENTS)):
-        pieces = chunking.pieces(part, tokenizer=tokenizer, at_sentences=whole_sentences)
-        found |= dict.fromkeys(itertools.chain.from_iterable(pieces))
-    texts = list(found)
-    if len(found) < fewest:
+    pieces = PublicCorpus.find(source, setting="public-text").pieces(
+        Chunking(max_tokens=max_tokens), tokenizer=tokenizer, at_sentences=whole_sentences
+    )
+    texts = list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
+    if len(texts) < fewest:
         raise ConfigError(
             f"{wanted_by} needs at least {fewest} different texts of at most {max_tokens} tokens, "
-            f'and public-text = "{source}" holds {len(found)}'
+            f'and public-text = "{source}" holds {len(texts)}'
         )
     if whole_sentences and mostly_whole(texts):
         whole = list(filter(is_whole, texts))

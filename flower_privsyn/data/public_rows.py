@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,6 @@ from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import default_cache_directory, own_folder
 
 IntArray = npt.NDArray[np.int64]
-
-#: Documents that are cut together.
-_DOCUMENTS: Final = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +105,11 @@ class PublicRows:
         """
         corpus = PublicCorpus.find(source, setting=setting)
         cache = default_cache_directory() if cache is None else cache
-        made_of = [*corpus.identity(), max_tokens]
-        digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16)
-        digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
-        folder = cache / "public-rows" / digest.hexdigest()
         try:
+            made_of = json.dumps([corpus.identity(), max_tokens])
+            digest = hashlib.blake2b(made_of.encode(), digest_size=16)
+            digest.update(tokenizer.to_str().encode("utf-8", "surrogatepass"))
+            folder = cache / "public-rows" / digest.hexdigest()
             for place in (cache, folder.parent, folder):
                 own_folder(place)
             rows = data_sets.rows_of_tokens(
@@ -126,7 +122,8 @@ class PublicRows:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(
-                f'{setting} = "{source}": {folder.parent} cannot be written ({reason})'
+                f'{setting} = "{source}": {error.filename or cache} cannot be read or written '
+                f"({reason})"
             ) from error
         if not len(rows):
             where = corpus.path or corpus.source
@@ -203,12 +200,7 @@ class PublicRows:
 
 def _rows(corpus: PublicCorpus, *, tokenizer: Any, chunking: Chunking) -> Iterator[dict[str, Any]]:
     """The rows of a corpus, one after another."""
-    waiting, document = corpus.documents(), 0
-    while documents := list(itertools.islice(waiting, _DOCUMENTS)):
-        pieces = chunking.pieces(documents, tokenizer=tokenizer)
-        rows = [(number, text) for number, found in enumerate(pieces, document) for text in found]
-        document += len(pieces)
-        tokens = token_ids(tokenizer, [text for _, text in rows])
-        for (number, text), row in zip(rows, tokens, strict=True):
+    for number, texts in enumerate(corpus.pieces(chunking, tokenizer=tokenizer)):
+        for text, tokens in zip(texts, token_ids(tokenizer, texts), strict=True):
             # A piece of a document may have more tokens than it had inside it.
-            yield {"tokens": row[: chunking.max_tokens], "text": text, "document": number}
+            yield {"tokens": tokens[: chunking.max_tokens], "text": text, "document": number}

@@ -99,32 +99,32 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _texts_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and of those in it, in the order of their paths; hidden ones are not.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
     for path in _visible(folder):
         if path.is_dir():
-            yield from _texts_below(path)
-        elif path.suffix.lower() == ".txt":
+            yield from files_below(path)
+        else:
             yield path
 
 
 def _read_texts(folder: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """The texts of a folder of `.txt` files; none of them has a date or a label."""
-    persons = [path for path in _visible(folder) if path.is_dir()]
-    below = [(person.name, path) for person in persons for path in _texts_below(person)]
-    alone = [
-        (path.stem, path)
-        for path in _visible(folder)
-        if path.suffix.lower() == ".txt" and path.is_file()
-    ]
-    if alone and below:
+    texts = [path for path in files_below(folder) if path.suffix.lower() == ".txt"]
+    if not texts:
+        raise DataError(f"{folder} holds no data file; what is read: {READ}.")
+    names = [path.relative_to(folder).parts for path in texts]
+    if len({len(parts) > 1 for parts in names}) > 1:
         raise DataError(
             f"{folder} holds .txt files beside folders of .txt files: let each file be one user, "
             "or each folder."
         )
-    found = below or alone
-    if not found:
-        raise DataError(f"{folder} holds no data file; what is read: {READ}.")
-    for user, path in found:
+    for path, parts in zip(texts, names, strict=True):
+        user = parts[0] if len(parts) > 1 else path.stem
         yield str(path), {columns.client: user, columns.texts[0]: text_of(path)}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -88,22 +88,9 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             self.register_buffer(name, torch.zeros(size, dtype=dtype))
         self.post_init()
 
-    @property
-    def accepted_arguments(self) -> frozenset[str]:
-        """The arguments that the forward pass of the model inside has a use for."""
-        return frozenset(inspect.signature(self.base.forward).parameters)
-
     def get_output_embeddings(self) -> nn.Module:
         """The output layer of the model inside."""
-        found: nn.Module = self.base.get_output_embeddings()
-        return found
-
-    def set_attn_implementation(
-        self, attn_implementation: str | dict[Any, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Change how the model inside computes attention."""
-        self.base.set_attn_implementation(attn_implementation, *args, **kwargs)
-        self.config._attn_implementation = self.base.config._attn_implementation
+        return cast(nn.Module, self.base.get_output_embeddings())
 
     def forward(
         self,
@@ -132,6 +119,7 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             What the model inside returns, with the bias in its `logits` and, with labels, `loss` in
             nats per token.
         """
+        accepted = inspect.signature(self.base.forward).parameters.keys()
         places = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -141,7 +129,7 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         }
         output = self.base(
             input_ids=input_ids,
-            **{name: places[name] for name in places.keys() & self.accepted_arguments},
+            **{name: places[name] for name in places.keys() & accepted},
             **kwargs | {"return_dict": True},
         )
         if isinstance(logits_to_keep, int):  # a model that does not know it predicts everywhere

@@ -242,9 +242,6 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
 
 
 def accepted_arguments(model: Any) -> frozenset[str]:
-    """The arguments that a model's forward pass has a use for.
-
-    A model of this package around another one takes more than it uses, and says which.
-    """
-    said: frozenset[str] | None = getattr(model, "accepted_arguments", None)
-    return frozenset(inspect.signature(model.forward).parameters) if said is None else said
+    """The arguments that a model's forward pass has a use for; with a bias, that of its inside."""
+    inside = model.base if model.config.model_type == "privsyn-biased" else model
+    return frozenset(inspect.signature(inside.forward).parameters)

@@ -24,7 +24,8 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    from flower_privsyn.embedding import load_embedder, require_batch_invariance
+    from flower_privsyn.embedding import load_embedder
+    from flower_privsyn.embedding.batch_invariance import require_batch_invariance
 
     found = given
     if found is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Chunking, public_rows
+from flower_privsyn.data import Chunking, public_corpus
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
@@ -41,7 +41,7 @@ def rows_of(file: Path, folder: Path, *, max_tokens: int = 8) -> PublicRows:
 def test_are_the_pieces_that_users_text_is_cut_into(
     tmp_path: Path, name: str, documents: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(public_rows, "_DOCUMENTS", documents)
+    monkeypatch.setattr(public_corpus, "_DOCUMENTS", documents)
     rows = rows_of(write(tmp_path / name, TEXTS), tmp_path / "rows")
     tokenizer, _ = load_tokenizer("privsyn-tiny")
     pieces = Chunking(max_tokens=8).pieces(TEXTS, tokenizer=tokenizer)
@@ -70,7 +70,7 @@ def test_are_made_once_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError("read again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(public_rows, "_rows", again)
+        patch.setattr("flower_privsyn.data.public_rows._rows", again)
         assert len(rows_of(file, tmp_path / "rows")) == len(first)
     write(file, TEXTS[:1])
     assert len(rows_of(file, tmp_path / "rows")) < len(first)

@@ -22,16 +22,18 @@ from numpy.typing import NDArray
 from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import (
-    RecordStore,
     SentenceTransformerEmbedder,
     batch_invariance,
     check_batch_invariance,
-    embed_texts,
     load_embedder,
+)
+from flower_privsyn.embedding.batch_invariance import (
+    probe_batches,
+    probe_texts,
     require_batch_invariance,
 )
-from flower_privsyn.embedding.batch_invariance import probe_batches, probe_texts
 from flower_privsyn.embedding.embedder import ROWS
+from flower_privsyn.embedding.records import RecordStore, embed_texts
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
 from tests.support.questions import DATA

@@ -22,14 +22,8 @@ from numpy.typing import NDArray
 
 from flower_privsyn.client_apps.node_users import check_partition
 from flower_privsyn.data.public_rows import PublicRows
-from flower_privsyn.embedding import (
-    RecordStore,
-    StoredRecords,
-    content_key,
-    embed_texts,
-    load_tokenizer,
-    records,
-)
+from flower_privsyn.embedding import load_tokenizer, records
+from flower_privsyn.embedding.records import RecordStore, StoredRecords, content_key, embed_texts
 from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
@@ -166,7 +160,7 @@ class TestProcesses:
         script = textwrap.dedent(
             f"""
             import os, signal
-            from flower_privsyn.embedding import RecordStore
+            from flower_privsyn.embedding.records import RecordStore
             from tests.support.records import put
             os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
             put(RecordStore({str(tmp_path)!r}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flower_privsyn.embedding import RecordStore, StoredRecords
+from flower_privsyn.embedding.records import RecordStore, StoredRecords
 
 KEY = "a" * 64
 IDS = ("ann", "bob", "\u00e9va")
