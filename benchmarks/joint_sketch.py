@@ -52,7 +52,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
             repeats=arguments.repeats,
         )
     flat = generator.choice(VOCABULARY, size=(arguments.rows, 64), p=law)
-    rows, ratios = TokenRows.of(flat), generator.normal(size=VOCABULARY)
+    rows, each, ratios = TokenRows.of(flat), list(flat), generator.normal(size=VOCABULARY)
     by_tokens = LogRatioScorer(tokens=ratios)
     by_bigrams = LogRatioScorer(
         tokens=ratios, bigram_keys=keys, bigrams=generator.normal(size=len(keys))
@@ -61,8 +61,10 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     ways: dict[str, Callable[[], object]] = {
         "tokens": lambda: by_tokens(rows),
         "tokens and bigrams": lambda: by_bigrams(rows),
-        "top 3 %": lambda: select([rows], by_tokens, count=count),
-        "without overlap": lambda: select([rows], by_tokens, count=count, most_overlap=0.5),
+        "top 3 %": lambda: select(each, by_tokens(rows), count=count),
+        "without overlap": lambda: select(
+            list(flat), by_tokens(rows), count=count, most_overlap=0.5
+        ),
     }
     for name, work in ways.items():
         found += compared(

@@ -382,7 +382,8 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
 
     count = max(round(float(values["select-share"]) * len(public)), int(values["least-selected"]))
     with job.progress.stage("Choose public text"):
-        chosen = select(public.chunks(), of_long_rows, count=count).indices
+        scores = np.concatenate([of_long_rows(chunk) for chunk in public.chunks()])
+        chosen = select(public, scores, count=count).indices
     quality = measures.tuned(job, [public.text_of(int(index)) for index in chosen])
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
     return {"quality": quality, "texts": None, "costs": costs, "samples": []}

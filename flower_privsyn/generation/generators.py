@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
@@ -24,12 +24,6 @@ from flower_privsyn.generation.openai_backend import (
 from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
-
-#: What every request holds: the settings, the method and the prompt say it.
-_OF_A_REQUEST: Final = frozenset({
-    "model", "prompt", "messages", "n", "seed", "max_tokens", "temperature", "top_p", "stop",
-    "stream", "tools", "functions", "echo",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +77,7 @@ class GeneratorSettings(WritingSettings):
         """What a server is sent with every request.
 
         Raises:
-            ConfigError: it is no JSON object, or holds what a request is made of.
+            ConfigError: it is no JSON object.
         """
         key = "generator-parameters"
         try:
@@ -92,12 +86,6 @@ class GeneratorSettings(WritingSettings):
             raise ConfigError(f"{key} must be a JSON object: {error}") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{key} must be a JSON object, got a {type(found).__name__}")
-        for name, value in found.items():
-            if name in _OF_A_REQUEST and value is not None:
-                raise ConfigError(
-                    f"{key} must not hold {name!r} but as null, which leaves it out: its value is "
-                    "of other settings, the method or the prompt"
-                )
         return found
 
 

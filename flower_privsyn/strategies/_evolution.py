@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -254,13 +254,23 @@ class Evolution(Method):
 
         Each text's embedding is the mean of K variations of it, or its own for K = 0.
         """
-        seeds = [self._seed_of(number, copy + 1) for copy in range(self.config.lookahead)]
-        steps = len(population) * (2 * len(seeds) or 1)
+        embedder, copies = need(self._embedder), self.config.lookahead
+        steps = len(population) * (2 * copies or 1)
         with self.progress.stage(f"Round {number}: embed candidates", steps) as stage:
-            embedded = population.embedded(
-                need(self._embedder), need(self._variation), seeds=seeds, progress=stage.update
-            )
-        return embedded.state()
+            if not copies:
+                embeddings = embedder.embed(population.texts, progress=stage.update)
+            else:
+                total = np.zeros((len(population), embedder.dimension), dtype=np.float64)
+                for copy in range(copies):
+                    varied = need(self._variation).vary(
+                        population.texts,
+                        seed=self._seed_of(number, copy + 1),
+                        progress=stage.update,
+                        labels=population.labels,
+                    )
+                    total += embedder.embed(varied, progress=stage.update)
+                embeddings = (total / copies).astype(np.float32)
+        return replace(population, embeddings=embeddings).state()
 
     def _seed_of(self, round_number: int, *purpose: int) -> int:
         """A seed of public randomness, different for every round and purpose."""

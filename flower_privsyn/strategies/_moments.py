@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
 from flower_privsyn.run.question import SumOfUsers, added_up
+from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -256,8 +257,17 @@ class MomentSketch:
     two_rounds: bool = False
 
     @classmethod
-    def of_joint(cls, space: MomentSpace, found: NoisyMoments | None) -> Self | None:
-        """The sketch of first and second moments of the same releases; None without both."""
+    def of_joint(
+        cls, space: MomentSpace, query: Moments, releases: Sequence[SumOfUsers]
+    ) -> Self | None:
+        """Read first and second moments of the same releases; None without any.
+
+        Args:
+            space: the coordinates.
+            query: the question.
+            releases: noisy sums.
+        """
+        found = NoisyMoments.of(space, query, releases)
         if found is None or found.second is None:
             return None
         mean, noise = found.mean, found.mean_noise
@@ -466,26 +476,26 @@ def shift_of(mean: Matrix, radius: float) -> npt.NDArray[np.float32]:
 #: Public texts that the coordinates are settled from.
 SPACE_TEXTS: Final = 2000
 
-MomentDimensions = Annotated[PositiveInt, OrZero("all numbers of an embedding, as in the paper")]
 
-DIMENSIONS: Final = 16
+@dataclass(frozen=True, kw_only=True)
+class MomentSettings(PrivateSumConfig):
+    """Settings of a run that may ask for moments, in coordinates that public text settles."""
 
-
-@dataclass(frozen=True, match_args=False)
-class AsksMoments(Protocol):
-    """Settings of a run that asks for moments."""
-
-    moment_dimensions: int
-    public_text: str
-    max_tokens: int
-    broadcast_precision: Literal["float16", "float32"]
-    seed: int
+    moment_dimensions: Annotated[
+        PositiveInt, OrZero("all numbers of an embedding, as in the paper")
+    ] = 16
+    """Principal components of public text in which moments are taken, about its mean. The noise of
+    a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
+    of users, all 384 a million. 0, as in the paper: embeddings as they are, with nothing
+    subtracted before the clip.
+    """
 
 
 def settled_space(
     folder: Path,
-    config: AsksMoments,
+    config: MomentSettings,
     *,
+    public_text: str,
     embedder: Embedder,
     progress: Progress,
     radius: float = 0.0,
@@ -498,6 +508,7 @@ def settled_space(
     Args:
         folder: the run directory.
         config: the settings.
+        public_text: that they follow from, as settings name it.
         embedder: whose embeddings users are asked about.
         progress: where the work reports.
         radius: how far from the centre an embedding counts; 0 to follow from public text.
@@ -519,7 +530,7 @@ def settled_space(
             f"{embedder.dimension} numbers of an embedding"
         )
     texts = public_texts(
-        config.public_text,
+        public_text,
         tokenizer=embedder.tokenizer,
         max_tokens=config.max_tokens,
         fewest=max(2, config.moment_dimensions + 1),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.question import State
 
 if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import Variation
+    pass
 
 IntArray = npt.NDArray[np.int64]
 
@@ -74,30 +73,6 @@ class Population:
             labels=None if self.labels is None else [self.labels[i] for i in indices],
         )
 
-    def embedded(
-        self,
-        embedder: Embedder,
-        variation: Variation,
-        *,
-        seeds: Sequence[int],
-        progress: Callable[[int], None],
-    ) -> Population:
-        """The texts with embeddings: the mean of a variation a seed, or each text's own.
-
-        Args:
-            embedder: what embeds.
-            variation: what varies texts.
-            seeds: one for each variation of all texts; none for the texts' own embeddings.
-            progress: called with the number of texts that were varied or embedded.
-        """
-        if not seeds:
-            return replace(self, embeddings=embedder.embed(self.texts, progress=progress))
-        total = np.zeros((len(self), embedder.dimension), dtype=np.float64)
-        for seed in seeds:
-            varied = variation.vary(self.texts, seed=seed, progress=progress, labels=self.labels)
-            total += embedder.embed(varied, progress=progress)
-        return replace(self, embeddings=(total / len(seeds)).astype(np.float32))
-
     def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
         """Write the population, with extra columns such as votes or survivor counts.
 
@@ -128,27 +103,6 @@ class Population:
     def of_state(cls, state: State) -> Population:
         """The population that a method has kept, among other things it may have kept."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
-
-
-def resampled(
-    votes: npt.NDArray[np.float64], *, keep: int, chooser: np.random.Generator
-) -> IntArray | None:
-    """How often each candidate survives, drawn with replacement by its votes above 0.
-
-    Args:
-        votes: (m,).
-        keep: how many survive, counted as often as they do; >= 1.
-        chooser: public randomness.
-
-    Returns:
-        (m,) that sum to `keep`; None where no candidate has votes above 0.
-    """
-    above = np.maximum(votes, 0.0)
-    total = float(above.sum())
-    if not total > 0.0:
-        return None
-    drawn = chooser.choice(len(votes), size=keep, replace=True, p=above / total)
-    return np.bincount(drawn, minlength=len(votes))
 
 
 def released_texts(

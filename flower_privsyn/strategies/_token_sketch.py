@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -223,15 +223,13 @@ class SketchedText:
         config, public = self._config, self.public
         count = max(1, round(config.select_share * len(public)), config.least_selected)
 
-        def chunks(report: Any) -> Iterator[TokenRows]:
-            for chunk in public.chunks():
-                yield chunk
-                report.update(len(chunk))
-
+        scorer, scores = config.scorer_of_long_rows(sketch), []
         with self.place.progress.stage("Choose public text", len(public)) as report:
-            scorer = config.scorer_of_long_rows(sketch)
+            for chunk in public.chunks():
+                scores.append(scorer(chunk))
+                report.update(len(chunk))
             most = config.most_overlap if config.select_share < 1 else 1.0
-            return select(chunks(report), scorer, count=count, most_overlap=most)
+            return select(public, np.concatenate(scores), count=count, most_overlap=most)
 
     def sentences_of(self, selection: Selection) -> list[tuple[int, str]]:
         """The place of each row that holds whole sentences, and these.

@@ -133,7 +133,8 @@ class FederatedTraining(Method):
     """A model trained on the nodes, seen by the server as noisy sums of updates.
 
     Its state: the trained `parameters`, the server's `momentum`, the `clip_norm` of the next round
-    and the `longest_step` that the noise lets be at the first clip norm.
+    and the `longest_step` that the noise lets be at the first clip norm; `base`, the folder of a
+    model that the run has made and its rounds go on from, where there is one.
 
     Formal guarantee:
         That of `PrivateSumStrategy`, for updates clipped as a whole to the clip norm of their
@@ -181,9 +182,39 @@ class FederatedTraining(Method):
         """The model at the server; available from `setup` on."""
         return need(self._models).model
 
-    def base_of(self, state: State) -> LocalModel:  # noqa: ARG002 - for rounds that go on from it
-        """The model whose values stand where nodes train nothing: what the rounds start from."""
-        return need(self._models).start
+    def base_of(self, state: State) -> LocalModel:
+        """The model whose values stand where nodes train nothing.
+
+        Args:
+            state: names the folder of one that the run has made; none of what the rounds start
+                from.
+
+        Raises:
+            RunDirectoryError: the folder is elsewhere.
+        """
+        return need(self._models).base(state.get("base", ""), home=self.run.path)
+
+    def begun_from(self, state: State, base: str) -> State:
+        """The state whose rounds go on from a model that was trained from theirs.
+
+        Args:
+            state: before.
+            base: the folder of that model, below the run directory.
+        """
+        parameters = self.base_of({"base": base}).parameters
+        return {**state, "base": base, "parameters": parameters}
+
+    def example_on(self, base: str, state: State) -> State:
+        """A state whose rounds go on from a model of the run, here the one that they began with.
+
+        Args:
+            base: the folder of that model, below the run directory.
+            state: before.
+        """
+        if self.config.trainable == "full":
+            return state  # nodes train all of it, and nothing travels beside it
+        self.model.save(self.run.path / base, state["parameters"])
+        return self.begun_from(state, base)
 
     def init(self, scratch: Path) -> State:  # noqa: ARG002
         """The public parameters."""

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Le
 
-from flower_privsyn.checks import IN_PYTHON, NonNegativeFloat, PositiveInt
+from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
@@ -36,7 +36,6 @@ from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
-    resampled,
     survivor_records,
     survivors,
 )
@@ -63,10 +62,6 @@ class AugPEConfig(EvolutionConfig):
     num_variations: Annotated[int, Ge(2)] = 7
     """Texts of a population for each text that it is made of (L), of which there are so many fewer:
     itself and L - 1 variations.
-    """
-    selection: Annotated[Literal["rank", "resample"], IN_PYTHON] = "rank"
-    """Who survives: "rank", those with most votes, each once; or "resample", drawn with replacement
-    in proportion to the votes, which the paper compares it with.
     """
     variation: str = "style"
     """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
@@ -247,14 +242,8 @@ class EvolutionByClass(Evolution):
         classes = np.zeros(len(population)) if labels is None else self._class_of(labels)
         for place in np.unique(classes):
             members = np.flatnonzero(classes == place)
-            votes, keep, drawn = release.values[members], self.config.of_each_class, None
-            if self.config.selection == "resample":
-                key = [self.config.seed, 2, release.round_number, int(place)]
-                drawn = resampled(votes, keep=keep, chooser=np.random.default_rng(key))
-            if drawn is None:
-                counts[members[np.argsort(-votes, kind="stable")[:keep]]] = 1
-            else:
-                counts[members] = drawn
+            first = np.argsort(-release.values[members], kind="stable")
+            counts[members[first[: self.config.of_each_class]]] = 1
         return counts
 
     # ------------------------------------------------------------------ the result

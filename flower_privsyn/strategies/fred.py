@@ -51,13 +51,11 @@ from flower_privsyn.run.question import (
     State,
     need,
 )
-from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (
-    DIMENSIONS,
     WARN_ABOVE,
-    MomentDimensions,
+    MomentSettings,
     MomentSketch,
     MomentSpace,
     NoisyMoments,
@@ -81,7 +79,7 @@ _COUNT_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreDConfig(PrivateSumConfig):
+class FreDConfig(MomentSettings):
     """Settings of `FreD`.
 
     `num_rounds` counts releases: one by default, with the whole budget.
@@ -96,12 +94,6 @@ class FreDConfig(PrivateSumConfig):
     delta: float = 3e-6
     num_rounds: int = 1
     max_samples: int = 64
-    moment_dimensions: MomentDimensions = DIMENSIONS
-    """Principal components of public text in which moments are taken, about its mean. The noise of
-    a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
-    of users, all 384 a million. 0, as in the paper: embeddings as they are, with nothing
-    subtracted before the clip.
-    """
     moment_radius: Annotated[
         Radius, OrZero("nine tenths of the public texts lie within"), IN_PYTHON
     ] = 0.0
@@ -194,6 +186,7 @@ class ReleasedMoments(Method):
         self._space = settled_space(
             place.run.path,
             config,
+            public_text=config.public_text,
             embedder=embedder,
             progress=place.progress,
             radius=config.moment_radius,
@@ -258,8 +251,7 @@ class ReleasedMoments(Method):
         """All releases of the run together; None where one that is needed was lost."""
         space, releases = need(self._space), self.place.releases()
         if len(self._questions) == 1:
-            found = NoisyMoments.of(space, self._questions[0], releases)
-            return MomentSketch.of_joint(space, found)
+            return MomentSketch.of_joint(space, self._questions[0], releases)
         return MomentSketch.of_two_rounds(space, self._questions, releases)
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002

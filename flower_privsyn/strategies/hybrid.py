@@ -25,7 +25,6 @@ from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._continued import ContinuedTraining
 from flower_privsyn.strategies._first_release import (
     FIRST_ROUND,
     FirstReleaseConfig,
@@ -37,6 +36,7 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedText,
     check_student,
 )
+from flower_privsyn.strategies._training import FederatedTraining
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -63,7 +63,7 @@ class HybridConfig(FirstReleaseConfig, SketchedStudentConfig):
     first_share: float = 0.4
 
 
-class SketchThenTraining(ContinuedTraining):
+class SketchThenTraining(FederatedTraining):
     """The server's half of `Hybrid`.
 
     Args:

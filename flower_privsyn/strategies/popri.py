@@ -44,12 +44,10 @@ from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, Sta
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (
-    DIMENSIONS,
     WARN_ABOVE,
-    MomentDimensions,
+    MomentSettings,
     MomentSketch,
     MomentSpace,
-    NoisyMoments,
     settled_space,
 )
 from flower_privsyn.strategies._population import Population
@@ -82,7 +80,7 @@ Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class POPriConfig(PreferenceSettings, ResponseSettings):
+class POPriConfig(PreferenceSettings, ResponseSettings, MomentSettings):
     """Settings of `POPri`; the defaults are the paper's with our corrections.
 
     `num_rounds` counts releases, as everywhere and as `privsyn budget --rounds` does. With
@@ -112,11 +110,6 @@ class POPriConfig(PreferenceSettings, ResponseSettings):
     """Which round's adapter writes the texts: "last", or "fred": the one whose responses have the
     smallest Fréchet distance to a released mean and covariance (docs/private_evolution.md#fred),
     the first of the `num_rounds` releases.
-    """
-    moment_dimensions: MomentDimensions = DIMENSIONS
-    """Principal components of public text in which moments are taken, about its mean. The noise of
-    a covariance over what it says grows as their number to the power 1.5: 16 to 32 suit thousands
-    of users, all 384 a million. 0: embeddings as they are, with nothing subtracted before the clip.
     """
     centre: Annotated[Centre | None, IN_PYTHON] = None
     """What is subtracted from a user's scores before clipping: "prompt", their mean over the
@@ -248,7 +241,11 @@ class PreferencesByScores(Method):
         self._rehearse()
         if self._judges:
             self._space = settled_space(
-                self.run.path, config, embedder=self._embedder, progress=self.progress
+                self.run.path,
+                config,
+                public_text=config.public_text,
+                embedder=self._embedder,
+                progress=self.progress,
             )
         return (embeddings_by(self._embedder),)
 
@@ -337,8 +334,7 @@ class PreferencesByScores(Method):
         config, number = self.config, release.round_number
         if "group" not in state:
             space = need(self._space)
-            found = NoisyMoments.of(space, self._moments, [release.of_users])
-            sketch = MomentSketch.of_joint(space, found)
+            sketch = MomentSketch.of_joint(space, self._moments, [release.of_users])
             if sketch is not None:
                 sketch.save(self.run.path)
                 if not sketch.noise_ratio <= WARN_ABOVE:

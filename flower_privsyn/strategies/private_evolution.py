@@ -36,7 +36,6 @@ from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
     IntArray,
     Population,
-    resampled,
     survivor_records,
     survivors,
 )
@@ -101,14 +100,14 @@ class EvolutionByVotes(Evolution):
         """
         config, number, m = self.config, release.round_number, len(release.values)
         chooser = np.random.default_rng([config.seed, 2, number])
-        above = release.values - config.threshold * release.noise_std
-        counts = resampled(above, keep=m, chooser=chooser)
-        if counts is None:
+        above = np.maximum(release.values - config.threshold * release.noise_std, 0.0)
+        if not above.any():
             logger.warning(
                 "round %d: no candidate stands above the threshold; the population stays", number
             )
             return np.ones(m, dtype=np.int64)
-        return counts
+        drawn = chooser.choice(m, size=m, replace=True, p=above / float(above.sum()))
+        return np.bincount(drawn, minlength=m)
 
     def _following(self, survivors: Population, number: int) -> Population:
         """Line 9: a variation of each survivor."""

@@ -26,8 +26,8 @@ from flower_privsyn.files import located, write_json
 from flower_privsyn.run.method import RunContext
 from flower_privsyn.run.question import RecordSource, ReleasedSum, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._continued import ContinuedTraining
 from flower_privsyn.strategies._student import StudentConfig
+from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ AFTER: Final = "after-public-text"
 _DRAW = 0xD4A3
 
 
-class TrainingInHalves(ContinuedTraining):
+class TrainingInHalves(FederatedTraining):
     """The server's half of `PublicMidTraining`.
 
     Scores, the choice's figures and the models stay in the run directory; a training that was

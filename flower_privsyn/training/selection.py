@@ -2,8 +2,7 @@
 
 Rows of public text are scored from releases alone, or by a model that was trained on them, so
 choosing costs nothing; by a model that was trained on private text without noise there is no
-guarantee whatever. A corpus may be of any size: a joint sketch reads it in chunks, and the rows
-that may still be chosen are all that is kept.
+guarantee whatever.
 
 Paper:
     Wang et al., "Can Public Large Language Models Help Private Cross-device Federated Learning?"
@@ -16,8 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.data.public_rows import TokenRows
-from flower_privsyn.files import read_json, write_json
+from flower_privsyn.files import replacing
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
@@ -51,10 +49,7 @@ Scorer = Callable[[TokenRows], Float64Array]
 #: Tokens of an n-gram; a shorter row is one n-gram.
 NGRAM: Final = 8
 
-#: How many times as many rows as are chosen are held ready for those that overlap.
-SPARE: Final = 2.0
-
-#: Rows that a model scores together, and between two notes of how far the scoring is.
+#: Rows that a model scores together.
 BLOCK_ROWS = 1024
 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -129,7 +124,7 @@ class Selection:
     """The rows that were chosen, in the order in which they were.
 
     Attributes:
-        indices: (k,) their places in the stream.
+        indices: (k,) their places.
         scores: (k,).
         tokens: (k,) the tokens of each.
         num_rows: rows that were looked at.
@@ -144,83 +139,58 @@ class Selection:
 
 
 def select(
-    chunks: Iterable[TokenRows],
-    scorer: Scorer,
+    rows: Sequence[IntArray] | PublicRows,
+    scores: Float64Array,
     *,
     count: int,
     most_overlap: float = 1.0,
 ) -> Selection:
-    """Choose rows of a stream.
+    """Choose rows.
 
     In the order of their scores, rows are chosen until there are enough; passed over is who has no
-    finite score, or overlaps too much with who was chosen before. Equal ones go by their place in
-    the stream. The result depends on the rows, not on how they are dealt to chunks.
-    Rows that overlap are replaced by those held ready, so with very many of them fewer than `count`
-    are chosen.
-
-    Memory is that of one chunk and of twice the rows that may still be chosen: `count` of them
-    times `SPARE`.
+    finite score, or overlaps too much with who was chosen before. Equal ones go by their place.
 
     Args:
-        chunks: public rows, in order.
-        scorer: how much each is wanted.
+        rows: public rows.
+        scores: (n,) how much each is wanted.
         count: how many are chosen; fewer where there are not as many to choose from.
         most_overlap: in (0, 1]; a row is left out of whose n-grams more than this share are in rows
             chosen before it. 1 leaves nothing out.
     """
-    most = math.ceil((SPARE if most_overlap < 1 else 1.0) * count)
-    scores, indices = np.zeros(0), np.zeros(0, dtype=np.int64)
-    tokens: list[npt.NDArray[np.int64]] = []
-    num_rows = 0
-
-    def best() -> None:
-        """Keep the first rows, as many as may be chosen, those with the highest scores first."""
-        nonlocal scores, indices, tokens
-        kept = np.lexsort((indices, -scores))[:most]
-        scores, indices = scores[kept], indices[kept]
-        tokens = [tokens[row] for row in kept.tolist()]
-
-    for chunk in chunks:
-        found = scorer(chunk)
-        least = scores.min() if len(scores) >= most else -np.inf
-        rows = np.flatnonzero(np.isfinite(found) & (found > least))
-        scores = np.concatenate((scores, found[rows]))
-        indices = np.concatenate((indices, rows + num_rows))
-        # Copies: a view would keep its whole chunk in memory.
-        places = zip(chunk.starts[rows].tolist(), chunk.lengths[rows].tolist(), strict=True)
-        tokens.extend(chunk.tokens[start : start + length].copy() for start, length in places)
-        num_rows += len(chunk)
-        best()
     chosen: list[int] = []
+    tokens: list[IntArray] = []
     known: set[int] = set()
     overlapping = 0
-    for row, own in enumerate(_ngrams(tokens) if most_overlap < 1 else [set()] * len(tokens)):
-        if len(chosen) == count:
+    for index in map(int, np.argsort(-scores, kind="stable")):
+        if len(chosen) == count or not np.isfinite(scores[index]):
             break
-        if own and len(known & own) > most_overlap * len(own):
-            overlapping += 1
-            continue
-        known |= own
-        chosen.append(row)
+        row = rows[index]
+        if most_overlap < 1:
+            own = _ngrams(row)
+            if len(known & own) > most_overlap * len(own):
+                overlapping += 1
+                continue
+            known |= own
+        chosen.append(index)
+        tokens.append(row)
     return Selection(
-        indices=indices[chosen],
+        indices=np.array(chosen, dtype=np.int64),
         scores=scores[chosen],
-        tokens=[tokens[row] for row in chosen],
-        num_rows=num_rows,
+        tokens=tokens,
+        num_rows=len(rows),
         overlapping=overlapping,
     )
 
 
-def _ngrams(rows: Sequence[npt.NDArray[np.int64]]) -> Iterator[set[int]]:
-    """The distinct n-grams of each row, as hashes; of a shorter row the one that it is."""
-    for row in rows:
-        tokens = np.asarray(row, dtype=np.int64).astype(np.uint64)
-        size = min(NGRAM, len(tokens))
-        hashes = np.full(len(tokens) - size + 1, size, dtype=np.uint64)
-        for place in range(size):
-            hashes = (hashes ^ tokens[place : place + len(hashes)]) * _MULTIPLIER
-            hashes ^= hashes >> np.uint64(29)
-        yield set(hashes.tolist())
+def _ngrams(row: IntArray) -> set[int]:
+    """The distinct n-grams of a row, as hashes; of a shorter row the one that it is."""
+    tokens = np.asarray(row, dtype=np.int64).astype(np.uint64)
+    size = min(NGRAM, len(tokens))
+    hashes = np.full(len(tokens) - size + 1, size, dtype=np.uint64)
+    for place in range(size):
+        hashes = (hashes ^ tokens[place : place + len(hashes)]) * _MULTIPLIER
+        hashes ^= hashes >> np.uint64(29)
+    return set(hashes.tolist())
 
 
 def likelihoods(
@@ -234,9 +204,8 @@ def likelihoods(
 
     A row is what follows the beginning token, without an end token unless it has one. A row of
     more tokens than the model's context holds is read in pieces, each after a beginning token,
-    as training splits it. Numbers are kept for these rows and this model, and what an interruption
-    left is gone on with. Which rows are read together depends on the rows alone, so that it changes
-    no bit.
+    as training splits it. Numbers are kept for these rows and this model. Which rows are read
+    together depends on the rows alone, so that it changes no bit.
 
     Args:
         rows: the n rows of public text.
@@ -255,26 +224,21 @@ def likelihoods(
         "rows": digest_of_rows(rows[index] for index in range(len(rows))),
     }
     digest = hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16)
-    folder.mkdir(parents=True, exist_ok=True)
-    note = folder / f"scores-{digest.hexdigest()}.json"
-    done = read_json(note).get("rows", 0)
-    scores = np.lib.format.open_memmap(
-        note.with_suffix(".npy"), mode="r+" if done else "w+", dtype=np.float64, shape=(len(rows),)
-    )
-    network, begin = None, 0
-    while done < len(rows):
-        if network is None:
-            network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=None)
-            begin = first_token(tokenizer)
-        block = range(done, min(done + BLOCK_ROWS, len(rows)))
-        scores[block.start : block.stop] = average_log_probabilities(
-            network, [rows[index] for index in block], begin=begin
-        )
-        scores.flush()
-        done = block.stop
-        write_json(note, {"rows": done})
-        if progress is not None:
-            progress(done, len(rows))
+    file = folder / f"scores-{digest.hexdigest()}.npy"
+    if not file.exists():
+        network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=None)
+        begin, found = first_token(tokenizer), []
+        for start in range(0, len(rows), BLOCK_ROWS):
+            block = range(start, min(start + BLOCK_ROWS, len(rows)))
+            found.append(
+                average_log_probabilities(network, [rows[index] for index in block], begin=begin)
+            )
+            if progress is not None:
+                progress(block.stop, len(rows))
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary, temporary.open("wb") as opened:
+            np.save(opened, np.concatenate(found))
+    scores: Float64Array = np.load(file, mmap_mode="r")
     return scores
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ModelError, TrainingError
-from flower_privsyn.files import read_json, sync_folder, write_json
+from flower_privsyn.files import read_json, sha256_of, sync_folder, write_json
 from flower_privsyn.models import provenance, resolve_model
 
 #: The files by which an adapter and a model are known.
@@ -51,14 +51,14 @@ def once(
         The report, now or of the training that had been finished.
 
     Raises:
-        ModelError: ``output`` or the partial folder holds something that no training put there.
+        ModelError: ``output`` holds something that no training put there.
         TrainingError: The training broke down; ``output`` is as it was.
     """
     refuse_other(output, holds=holds)
     partial = output.with_name(output.name + ".partial")
     record = read_json(output / RECORD)
     if record.get("fingerprint") == dict(fingerprint) and isinstance(record.get("report"), dict):
-        discard(partial)  # what a crash right after the end left
+        shutil.rmtree(partial, ignore_errors=True)  # what a crash right after the end left
         known: dict[str, Any] = record["report"]
         return known
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -86,15 +86,11 @@ def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None
     Args:
         folder: The partial folder; it exists afterwards, for this training.
         fingerprint: What the training depends on, as JSON can hold it.
-
-    Raises:
-        ModelError: The folder holds something that no training put there.
     """
     record = folder / RECORD
     if read_json(record) != {"fingerprint": dict(fingerprint)}:
-        discard(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not record.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(record, {"fingerprint": fingerprint})
     found: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
@@ -104,23 +100,6 @@ def last_checkpoint(folder: Path, fingerprint: Mapping[str, Any]) -> Path | None
         else:
             shutil.rmtree(path)
     return found[max(found)] if found else None
-
-
-def discard(folder: Path) -> None:
-    """Delete a partial folder, if there is one.
-
-    Raises:
-        ModelError: It holds something that no training put there.
-    """
-    if not folder.exists():
-        return
-    if not (folder / RECORD).is_file() and any(
-        not path.name.startswith(".") for path in folder.iterdir()
-    ):
-        raise ModelError(
-            f"{folder} is where checkpoints of a training go, but it holds other files: move them"
-        )
-    shutil.rmtree(folder)
 
 
 def refuse_other(output: Path, *, holds: str) -> None:
@@ -184,11 +163,6 @@ def _sync(folder: Path) -> None:
     sync_folder(folder)
 
 
-#: Bytes of a file that are read whole; of a larger one as many blocks of `_BLOCK` bytes.
-_WHOLE = 2**28
-_BLOCK = 2**20
-
-
 def of_training(
     model: str | Path, texts: Iterable[str], settings: Any, seed: int, *libraries: str
 ) -> dict[str, Any]:
@@ -214,8 +188,7 @@ def weight_files(model: str) -> list[list[str | int]] | str:
     """The files of a model: name, bytes and digest of each.
 
     Not their times: a copy is the same model, and there are file systems that forget fractions of
-    a second when a file leaves the memory. Of files above 256 MiB the digest is of blocks spread
-    over the file, which notices other weights in any part of a 256th of it.
+    a second when a file leaves the memory.
 
     Args:
         model: A folder, or a name.
@@ -226,24 +199,9 @@ def weight_files(model: str) -> list[list[str | int]] | str:
     folder = Path(model)
     files = sorted(folder.glob("*")) if folder.is_dir() else []
     found: list[list[str | int]] = [
-        [file.name, file.stat().st_size, _digest(file)] for file in files if file.is_file()
+        [file.name, file.stat().st_size, sha256_of(file)] for file in files if file.is_file()
     ]
     return found or model
-
-
-def _digest(file: Path) -> str:
-    size = file.stat().st_size
-    blocks = -(-size // _BLOCK)
-    most = _WHOLE // _BLOCK
-    places = (
-        range(blocks) if blocks <= most else [i * (blocks - 1) // (most - 1) for i in range(most)]
-    )
-    digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as opened:
-        for place in places:
-            opened.seek(place * _BLOCK)
-            digest.update(opened.read(_BLOCK))
-    return digest.hexdigest()
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ def settings(name: str | None = None) -> AugPEConfig:
 def test_the_app_states_the_authors_settings() -> None:
     found = settings()
     assert (found.num_rounds, found.num_variations, found.lookahead) == (10, 7, 0)
-    assert (found.selection, found.variation, found.max_samples) == ("rank", "style", 1)
+    assert (found.variation, found.max_samples) == ("style", 1)
 
 
 def test_every_row_has_a_file() -> None:

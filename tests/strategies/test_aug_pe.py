@@ -175,14 +175,6 @@ class TestLabels:
 
 
 class TestTheAlgorithm:
-    def test_survivors_may_be_drawn_by_their_votes(self, config: Builder, tmp_path: Path) -> None:
-        method = strategy(config(num_rounds=1, selection="resample"))
-        method.start(embedding_nodes(labelled_users(30), tmp_path))
-        for label in WORDS:
-            rows = [row for row in population(method.run.path, 1) if row["label"] == label]
-            assert sum(row["survived"] for row in rows) == 4
-            assert all(row["votes"] > 0 for row in rows if row["survived"])
-
     def test_of_every_class_the_best_survive_and_are_varied(
         self, config: Builder, tmp_path: Path
     ) -> None:

@@ -15,7 +15,7 @@ from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import GenerationError, PrivsynError
 from flower_privsyn.privacy import FullParticipation
 from flower_privsyn.strategies import PrivateEvolution, ReleasedSum
-from flower_privsyn.strategies._population import Population, resampled
+from flower_privsyn.strategies._population import Population
 from flower_privsyn.testing import EchoGenerator, HashEmbedder
 from tests.support.federation import is_rehearsal, make_users
 from tests.support.run_files import lines, releases
@@ -157,19 +157,9 @@ class TestExpansionThatFails:
 
 
 class TestSurvivors:
-    def test_are_drawn_in_proportion_to_the_votes_above_the_threshold(self) -> None:
-        votes = np.array([0.0, 8.0, 3.0, 8.0, -4.0])
-        counts = resampled(votes, keep=60_000, chooser=np.random.default_rng(0))
-        assert counts is not None
-        assert counts.sum() == 60_000
-        assert np.allclose(counts / 60_000, np.maximum(votes, 0) / 19, atol=0.01)
-        assert resampled(votes - 8.0, keep=4, chooser=np.random.default_rng(0)) is None
-
-    @pytest.mark.parametrize("values", [[0.0] * 16, [-5.0] * 16, [1.0] * 16])
-    def test_all_below_the_threshold_keeps_the_population(
-        self, evolution: Builder, settings: Builder, values: list[float]
-    ) -> None:
-        population = Population.create(["a"] * 16, round_number=1, source="public")
+    @staticmethod
+    def survivors(strategy: Any, values: Any) -> Any:
+        population = Population.create(["a"] * len(values), round_number=1, source="public")
         release = ReleasedSum(
             round_number=1,
             values=np.array(values),
@@ -177,7 +167,22 @@ class TestSurvivors:
             num_users=3,
             sampling=FullParticipation(3),
         )
-        assert evolution(settings()).method._survivors(population, release).tolist() == [1] * 16
+        return strategy.method._survivors(population, release)
+
+    def test_are_drawn_in_proportion_to_the_votes_above_the_threshold(
+        self, evolution: Builder, settings: Builder
+    ) -> None:
+        votes = np.array([0.0, 8.0, 3.0, 8.0, -4.0])  # above the threshold of 1
+        counts = self.survivors(evolution(settings()), np.tile(votes + 1.0, 2000))
+        assert counts.sum() == 10_000
+        shares = counts.reshape(-1, 5).sum(axis=0) / 10_000
+        assert np.allclose(shares, np.maximum(votes, 0) / 19, atol=0.02)
+
+    @pytest.mark.parametrize("values", [[0.0] * 16, [-5.0] * 16, [1.0] * 16])
+    def test_all_below_the_threshold_keeps_the_population(
+        self, evolution: Builder, settings: Builder, values: list[float]
+    ) -> None:
+        assert self.survivors(evolution(settings()), values).tolist() == [1] * 16
 
 
 def test_the_papers_settings() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from flower_privsyn.training.selection import (
     surprisal_weights,
 )
 from flower_privsyn.training.tokens import first_token
-from tests.support.probe import Killed
 
 V = 50
 
@@ -32,11 +30,6 @@ Rows = list[np.ndarray]
 def corpus(n: int, seed: int = 0) -> Rows:
     generator = np.random.default_rng(seed)
     return [generator.integers(0, V, size=size) for size in generator.integers(0, 30, size=n)]
-
-
-def chunks(rows: Rows, size: int) -> Iterator[TokenRows]:
-    for start in range(0, len(rows), size):
-        yield TokenRows.of(rows[start : start + size])
 
 
 def ngrams(row: np.ndarray, length: int) -> set[tuple[int, ...]]:
@@ -123,17 +116,16 @@ class TestSelect:
         self.corpus = tokens
 
     @pytest.mark.parametrize("name", RULES)
-    def test_follows_the_definition_in_any_chunks(self, name: str) -> None:
+    def test_follows_the_definition(self, name: str) -> None:
         rule = RULES[name]
         scores = self.scorer(TokenRows.of(self.corpus))
         expected = by_definition(self.corpus, scores, **rule)
-        for size in (1, 33, 400):
-            selection = select(chunks(self.corpus, size), self.scorer, **rule)
-            assert selection.indices.tolist() == expected
-            assert np.array_equal(selection.scores, scores[expected])
-            assert selection.num_rows == 400
-            for row, tokens in zip(expected, selection.tokens, strict=True):
-                assert np.array_equal(tokens, self.corpus[row])
+        selection = select(self.corpus, scores, **rule)
+        assert selection.indices.tolist() == expected
+        assert np.array_equal(selection.scores, scores[expected])
+        assert selection.num_rows == 400
+        for row, tokens in zip(expected, selection.tokens, strict=True):
+            assert np.array_equal(tokens, self.corpus[row])
         if name == "overlap":
             assert selection.overlapping > 0
 
@@ -142,18 +134,12 @@ class TestSelect:
         others = [np.arange(20) + 1, np.arange(25, 45), row[::-1].copy()]
         rows = [row, *others, row.copy(), row[2:].copy()]
         scorer = LogRatioScorer(tokens=-np.arange(float(V)))
-        chunk = TokenRows.of(rows)
-        selection = select([chunk], scorer, count=6, most_overlap=0.5)
+        scores = scorer(TokenRows.of(rows))
+        selection = select(rows, scores, count=6, most_overlap=0.5)
         # The one that begins a token later shares all its n-grams but one.
         assert selection.indices.tolist() == [0, 3, 2]
         assert selection.overlapping == 3
-        assert select([chunk], scorer, count=6).overlapping == 0
-
-    def test_an_empty_stream(self) -> None:
-        for stream in ([], [TokenRows.of([])]):
-            selection = select(stream, self.scorer, count=3)
-            assert selection.indices.shape == selection.scores.shape == (0,)
-            assert selection.tokens == []
+        assert select(rows, scores, count=6).overlapping == 0
 
 
 @pytest.fixture(scope="module")
@@ -187,29 +173,21 @@ class TestLikelihoods:
         expected = by_hand(llama, long[:window]) + by_hand(llama, long[window:])
         assert found[26] == pytest.approx(expected / len(long), rel=1e-5)
 
-    def test_an_interruption_changes_no_bit(
+    def test_they_are_kept_for_these_rows_and_this_model(
         self, llama: Path, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
 
-        def die(done: int, most: int) -> None:
-            if done == 14:
-                raise Killed
+        def scored(given: Rows, **kwargs: Any) -> np.ndarray:
+            return likelihoods(given, llama, folder=tmp_path, **kwargs)  # type: ignore[arg-type]
 
-        def scored(folder: str, given: Rows = rows, **kwargs: Any) -> np.ndarray:
-            return likelihoods(given, llama, folder=tmp_path / folder, **kwargs)  # type: ignore[arg-type]
-
-        whole = scored("whole")
-        with pytest.raises(Killed):
-            scored("cut", progress=die)
         told: list[int] = []
-        resumed = scored("cut", progress=lambda done, most: told.append(done))
-        assert told == [21, 26]
-        assert np.array_equal(whole, resumed)
+        whole = scored(rows, progress=lambda done, most: told.append(done))
+        assert told == [7, 14, 21, 26]
         # Other rows have numbers of their own, beside these.
-        assert scored("cut", rows[1:]) == pytest.approx(whole[1:], rel=1e-5)
+        assert scored(rows[1:]) == pytest.approx(whole[1:], rel=1e-5)
         monkeypatch.setattr(module, "load_pretrained", lambda *_, **__: pytest.fail("loaded"))
-        assert np.array_equal(whole, scored("cut"))
+        assert np.array_equal(whole, scored(rows))
 
 
 class TestKeepShare:
