@@ -243,41 +243,32 @@ def refusals() -> tuple[str, ...]:
 @cache
 def _outside() -> tuple[tuple[CatalogueEntry, ...], tuple[str, ...]]:
     """Methods of other distributions, and why some were left out."""
-    points = sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name)
-    names = Counter(point.name for point in points)
-    taken = {entry.name for entry in _BUILT_IN}
-    found, refused = [], []
-    for point in points:
-        try:
-            if point.name in taken:
-                raise ConfigError("flower-privsyn has a method of that name")
-            if names[point.name] > 1:
-                # Which of them a run is of must not depend on the order of a path.
-                raise ConfigError("another distribution has a method of that name")
-            found.append(_loaded(point))
-        except Exception as error:  # whatever a module of somebody else may raise
-            owner = point.dist.name if point.dist is not None else "unknown"
-            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            refused.append(
-                f'The method "{point.name}" of the distribution {owner} is left out: {kind}{error}.'
-            )
-    return tuple(found), tuple(refused)
-
-
-def _loaded(point: metadata.EntryPoint) -> CatalogueEntry:
     from flower_privsyn.run.strategy import PrivateSumStrategy
 
-    entry = point.load()
-    if not isinstance(entry, CatalogueEntry):
-        raise ConfigError(f"{point.value} is a {type(entry).__name__} and no CatalogueEntry")
-    if entry.kind not in get_args(Kind):
-        kinds = ", ".join(get_args(Kind))
-        raise ConfigError(f"its kind must be one of {kinds}, got {entry.kind!r}")
-    if entry.name != point.name:
-        raise ConfigError(f'its entry calls itself "{entry.name}"')
-    if not (isinstance(entry.strategy, type) and issubclass(entry.strategy, PrivateSumStrategy)):
-        raise ConfigError(f"its strategy must be a PrivateSumStrategy, got {entry.strategy!r}")
-    return entry
+    points = metadata.entry_points(group=GROUP)
+    names = Counter([point.name for point in points] + [entry.name for entry in _BUILT_IN])
+    found, refused = [], []
+    for point in sorted(points, key=lambda point: point.name):
+        try:
+            # Which of them a run is of must not depend on the order of a path.
+            if names[point.name] > 1:
+                raise ConfigError("another method has that name")
+            entry = point.load()
+            if not (
+                isinstance(entry, CatalogueEntry)
+                and entry.name == point.name
+                and entry.kind in get_args(Kind)
+                and issubclass(entry.strategy, PrivateSumStrategy)
+            ):
+                raise ConfigError(
+                    f"{point.value} must be a CatalogueEntry of that name, of a PrivateSumStrategy "
+                    f"and one of the kinds {', '.join(get_args(Kind))}; got {entry!r}"
+                )
+            found.append(entry)
+        except Exception as error:  # whatever a module of somebody else may raise
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            refused.append(f'The method "{point.name}" ({point.value}) is left out: {kind}{error}.')
+    return tuple(found), tuple(refused)
 
 
 # ---- the strategy that a run configuration names ------------------------------------------------

@@ -63,7 +63,6 @@ class LoopbackGrid(InProcessGrid):
     Attributes:
         requests: every message sent, in order.
         replies: every reply delivered, in order.
-        most_under_way: the most messages that were sent and had no reply pulled, at any time.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class LoopbackGrid(InProcessGrid):
         self._simulated = is_simulation
         self.requests: list[Message] = []
         self.replies: list[Message] = []
-        self.most_under_way = 0
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that have arrived and were not pulled yet."""
@@ -94,7 +92,6 @@ class LoopbackGrid(InProcessGrid):
     def _replies(self, message: Message) -> list[Message]:
         """What `tamper` makes of the reply of its node."""
         self.requests.append(message)
-        self.most_under_way = max(self.most_under_way, len(self._arrived) + 1)
         with simulated(self._simulated):
             (reply,) = super()._replies(message)
         return [reply] if self._tamper is None else self._tamper(message, reply)

@@ -210,21 +210,20 @@ def test_what_cannot_be_used_costs_only_itself(
     assert list(entries()) == [*before, "toy"]
     sentences = "\n".join(refusals())
     for expected in (
-        '"both" of the distribution also is left out: another distribution has a method',
-        '"both" of the distribution good is left out: another distribution has a method',
-        '"popri" of the distribution also is left out: flower-privsyn has a method of that name.',
-        '"gone" of the distribution broken is left out: AttributeError',
-        '"missing" of the distribution broken is left out: ModuleNotFoundError: No module named',
-        '"other-name" of the distribution broken is left out: its entry calls itself "toy".',
-        '"no-strategy" of the distribution broken is left out: its strategy must be a Private',
-        '"no-kind" of the distribution broken is left out: its kind must be one of',
-        '"path" of the distribution broken is left out: pathlib:Path is a type and no Catalogue',
+        '"both" (outside_methods:BOTH) is left out: another method has that name.',
+        '"popri" (outside_methods:POPRI) is left out: another method has that name.',
+        '"gone" (outside_methods:GONE) is left out: AttributeError',
+        '"missing" (no_such_module:ENTRY) is left out: ModuleNotFoundError: No module named',
+        '"other-name" (outside_methods:TOY) is left out: outside_methods:TOY must be a Catalogue',
+        '"no-strategy" (outside_methods:NO_STRATEGY) is left out: outside_methods:NO_STRATEGY must',
+        '"no-kind" (outside_methods:NO_KIND) is left out: outside_methods:NO_KIND must be',
+        '"path" (pathlib:Path) is left out: pathlib:Path must be a CatalogueEntry',
     ):
         assert expected in sentences
     assert configuration_of({"strategy": "popri", "epsilon": 1.0}).epsilon == 1.0
-    with pytest.raises(ConfigError, match=r'one of "private-evolution".*The method "gone" of the'):
+    with pytest.raises(ConfigError, match=r'one of "private-evolution".*The method "gone"'):
         configuration_of({"strategy": "gone", "epsilon": 1.0})
     assert main(["methods", "--json"]) == 0
     printed = capsys.readouterr()
     assert [row["name"] for row in json.loads(printed.out)] == list(entries())
-    assert 'privsyn: The method "gone" of the distribution broken' in printed.err
+    assert 'privsyn: The method "gone" (outside_methods:GONE)' in printed.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,6 @@ import click
 from flower_privsyn import environment
 from flower_privsyn.cli.app import privsyn
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_streams
-from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.errors import PrivsynError
 
 __all__ = ["main"]
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         something failed unexpectedly, 130 when it was interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it began is ended, too
     try:
         with privsyn.make_context("privsyn", words.copy(), obj=words) as context:
             return int(privsyn.invoke(context))
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(error.format_message(), REFUSED)
     except PrivsynError as error:
         return complain(str(error), REFUSED)
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
         return complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read the output has closed it, as `head` does.

@@ -133,7 +133,7 @@ def advise(
     epsilon: Annotated[float, option("E", "budget of the whole run")],
     as_json: Json = False,
 ) -> int:
-    """Print the command of the method that was best at the measured size that is nearest.
+    """Say which method was best at a measured size like yours.
 
     Nothing is interpolated, and another model or public text may change the order: `privsyn
     compare` says it of your own. The figures were computed from private text without noise.

@@ -11,7 +11,7 @@ import typer
 from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.cli.options import Json, option
 from flower_privsyn.cli.output import number, show_json, show_table
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.privacy import Sampling
@@ -43,16 +43,8 @@ def budget(
     ] = 1,
     as_json: Json = False,
 ) -> int:
-    """Find the noise multiplier that keeps a number of rounds within (epsilon, delta).
-
-    Or find the epsilon of a noise multiplier; either by two accountants.
-    """
-    try:
-        from flower_privsyn.privacy import NeighboringRelation
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"The privacy accountant needs {error.name}; reinstall flower-privsyn."
-        ) from error
+    """Find the noise of a privacy budget, or the epsilon of a noise."""
+    from flower_privsyn.privacy import NeighboringRelation
 
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError("Give either --epsilon or --noise-multiplier; the other is computed.")
@@ -76,20 +68,19 @@ def budget(
         )
     if as_json:
         return show_json(found)
-    rows = [(name, *(number(each[one]) for one in ("pld", "rdp"))) for name, each in found.items()]
     title = f"{rounds} rounds, delta = {delta:g}, {relation}"
-    show_table(rows, ("", "PLD", "RDP"), title=title)
+    show_table([(name, number(value)) for name, value in found.items()], title=title)
     return 0
 
 
 def _costs(
-    epsilon: float | None, given: float | None, *, delta: float, rounds: int, **drawn: Any
-) -> dict[str, dict[str, Any]]:
-    """Noise multiplier and epsilons by each accountant; None where it has no bound.
+    epsilon: float | None, multiplier: float | None, *, delta: float, rounds: int, **drawn: Any
+) -> dict[str, float | None]:
+    """Noise multiplier and epsilons; None where there is no bound.
 
     Args:
         epsilon: The budget; or:
-        given: The noise multiplier.
+        multiplier: The noise multiplier.
         delta: Between 0 and 1, exclusive.
         rounds: Releases, at least 1.
         drawn: Sampling, relation and nodes of a user, as a `Release` takes them.
@@ -100,32 +91,20 @@ def _costs(
         known_cohorts_epsilon,
         release_epsilon,
     )
-    from flower_privsyn.privacy.accounting import ACCOUNTANTS, cost
 
-    found: dict[str, dict[str, Any]] = {
-        name: {} for name in ("noise_multiplier", "epsilon_release", "epsilon_known_cohorts")
+    if multiplier is None:
+        assert epsilon is not None
+        multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=delta, rounds=rounds, **drawn
+        )
+    releases = {Release(noise_multiplier=multiplier, **drawn): rounds}
+    released = release_epsilon(releases, delta=delta)
+    known = known_cohorts_epsilon(releases, delta=delta)
+    return {
+        "noise_multiplier": multiplier,
+        "epsilon_release": released if math.isfinite(released) else None,
+        "epsilon_known_cohorts": known if math.isfinite(known) else None,
     }
-    for name in ACCOUNTANTS:
-        kind, *_ = cost(Release(noise_multiplier=1.0, **drawn))
-        bounded = name == "pld" or kind != "poisson-replace"
-        multiplier = given
-        if epsilon is not None and bounded:
-            multiplier = calibrate_noise_multiplier(
-                epsilon=epsilon, delta=delta, rounds=rounds, accountant=name, **drawn
-            )
-        released = known = None
-        if multiplier is not None:
-            releases = {Release(noise_multiplier=multiplier, **drawn): rounds}
-            known = _finite(known_cohorts_epsilon(releases, delta=delta, accountant=name))
-            if bounded:
-                released = _finite(release_epsilon(releases, delta=delta, accountant=name))
-        for figure, value in zip(found.values(), (multiplier, released, known), strict=True):
-            figure[name] = value
-    return found
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _sampling(rate: float | None, size: int | None, population: int | None) -> Sampling:

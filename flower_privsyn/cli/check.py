@@ -33,11 +33,12 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Check a run before it is started: nothing is spent, and no run directory is made.
+    """Check a run before it is started; nothing is spent.
 
-    APP is the folder of the app. Settings and data are read as `privsyn run` reads them; models are
-    loaded, and tried, as it loads them, and those of the hub that are not here are downloaded. The
-    exit status is 0 where the run can start, 2 where something stops it.
+    APP is the folder of the app; no run directory is made. Settings and data are read as
+    `privsyn run` reads them; models are loaded, and tried, as it loads them, and those of the hub
+    that are not here are downloaded. The exit status is 0 where the run can start, 2 where
+    something stops it.
     """
     from flower_privsyn.dry_run import check_app
     from flower_privsyn.host.app import load_app, resolve_config

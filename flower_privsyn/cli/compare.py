@@ -5,20 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.cli.options import Columns, columns_of, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table
-from flower_privsyn.cli.signals import ended_by_signals
 from flower_privsyn.errors import StoppedError
 
 if TYPE_CHECKING:
     from flower_privsyn.comparison import Comparison
-
-_CONTINUE: Final = "Continue with the same command; what is finished is kept.\n"
 
 
 def compare(
@@ -101,7 +98,7 @@ def compare(
     output: Annotated[str, option("DIR", "where to write")] = "comparison",
     columns: Columns = "",
 ) -> int:
-    """Run every method on the same users through Flower and measure what each gives.
+    """Run methods on the same users and compare (not private).
 
     One downstream model is fine-tuned on what each gives, in as many steps as suit it best, and
     measured on users who took no part.
@@ -155,11 +152,10 @@ def _follow(comparison: Comparison) -> int:
         f"{comparison.folder}\n"
     )
     try:
-        with ended_by_signals(_CONTINUE):
-            found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))
-    except StoppedError as error:
-        sys.stderr.write(_CONTINUE)
-        return complain(str(error), INTERRUPTED)
+        found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))
+    except (StoppedError, KeyboardInterrupt) as error:
+        sys.stderr.write("Continue with the same command; what is finished is kept.\n")
+        return complain(str(error) or "interrupted", INTERRUPTED)
     return _show(comparison, found)
 
 

@@ -23,9 +23,10 @@ def data(
     columns: Columns = "",
     as_json: Json = False,
 ) -> int:
-    """Count users, texts, tokens and dates, and what a run would take of them.
+    """Count what a file of users holds, for its owner (not private).
 
-    FILE is a file of users, a folder or a data set, as a run's data. The figures are computed from
+    FILE is a file of users, a folder or a data set, as a run's data. Users, texts, tokens and dates
+    are counted, and what a run would take of them. The figures are computed from
     private text without noise, for whoever holds it: to choose settings, not to publish or to send
     on. Nothing is written.
     """

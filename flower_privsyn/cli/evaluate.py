@@ -41,9 +41,10 @@ def evaluate(
     columns: Columns = "",
     as_json: Json = False,
 ) -> int:
-    """A model before and after, distances to held-out private text, copies, a classifier.
+    """Measure a run on held-out private text (not private).
 
-    DIR is the run directory. The figures are computed from private text without noise: they are for
+    DIR is the run directory. A model before and after, distances to held-out private text, copies,
+    a classifier. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
     """
     from flower_privsyn.cli.terminal import follower

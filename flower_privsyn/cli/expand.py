@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flower_privsyn.cli.options import RunDir, Settings, option
-from flower_privsyn.cli.output import FAILED, REFUSED
-from flower_privsyn.cli.signals import ended_by_signals
-from flower_privsyn.errors import ConfigError, PrivsynError
+from flower_privsyn.cli.output import FAILED
+from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.strategies.more_text import MoreText, Written
 
 
-#: What a run holds besides what was made of its releases.
+#: What a run holds besides what was made of its releases. The last one makes a run of a folder.
 _RELEASED: Final = (
-    "config.json",
     "ledger.jsonl",
     "metrics.jsonl",
     "state.json",
     "bigrams.npy",
     "rounds",
+    "checkpoint-*.npz",
+    "config.json",
 )
 
 
@@ -40,7 +40,7 @@ def expand(
         option("NEW", "instead: text and student of a joint sketch once more, in a run directory"),
     ] = None,
 ) -> int:
-    """Write more text after what a finished run released, or make its result anew.
+    """Make more of what a finished run released, at no privacy cost.
 
     DIR is the run directory. Its survivors, or where it keeps none its synthetic texts, stand in
     the prompts. The texts go into a file in DIR of their own, one for each generator, settings and
@@ -75,11 +75,14 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
     settings = MoreText.of(run, given)
     if "generator" in given:  # the run's own has the stamp of the run
         provenance.refuse({"generator": given["generator"]})
-    kept = "What was written is kept; the same command goes on with it.\n"
-    with ended_by_signals(kept), follower() as follow:
-        written = write_more(
-            run, settings, num_samples=wanted, seed=seed, progress=Progress(follow)
-        )
+    try:
+        with follower() as follow:
+            written = write_more(
+                run, settings, num_samples=wanted, seed=seed, progress=Progress(follow)
+            )
+    except KeyboardInterrupt:
+        sys.stderr.write("What was written is kept; the same command goes on with it.\n")
+        raise
     return _said(run, settings, written, wanted)
 
 
@@ -100,17 +103,7 @@ def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
     from flower_privsyn.run import RunDirectory
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
-    refused = False  # not of one that was interrupted, which can be resumed
-    try:
-        status = resume(str(copied.path), settings)
-        refused = status == REFUSED
-    except PrivsynError:
-        refused = True
-        raise
-    finally:
-        if refused and not (copied.path / "models").exists():  # nothing has begun
-            shutil.rmtree(copied.path)
-            shutil.rmtree(copied.owner.path)
+    status = resume(str(copied.path), settings)
     if status == 0:
         print(f"Nothing was spent: the release is that of {run_dir}.")
     return status
@@ -156,9 +149,9 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
         output: the folder of the copy, which does not exist.
 
     Raises:
-        ConfigError: the run is another method's, has not finished, ended early or was not started
-            by `privsyn run`, or its last round was left out and could be asked again; or
-            `output` or what is beside it for the owner exists.
+        ConfigError: the run is another method's, has not finished or ended early, or its last round
+            was left out and could be asked again; or `output` or what is beside it for the owner
+            exists.
     """
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.rounds import all_asked
@@ -182,25 +175,14 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
             f"{run.path} has a round that would be asked again, by every copy: its last one was "
             "answered by too few"
         )
-    own = run.owner.own
-    if not own.get("launch"):
-        raise ConfigError(
-            f"{run.owner.path} does not show that you started {run.path} by `privsyn run`, which "
-            "would go on with it"
-        )
-    for_the_owner = output.with_name(f"{output.name}.owner")
-    for folder in (output, for_the_owner):
+    copied = RunDirectory(output)
+    for folder in (output, copied.owner.path):
         if folder.exists():
             raise ConfigError(f"{folder} exists: name a folder that does not")
-    kept = (path.name for path in run.path.glob("checkpoint-*.npz"))
-    for name in (*_RELEASED, *kept):
-        source, target = run.path / name, output / name
-        if source.is_dir():
-            shutil.copytree(source, target)
-        elif source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
-    copied = RunDirectory(output)
-    copied.owner.remember(**own)
+    output.mkdir(parents=True)
+    copied.owner.remember(**run.owner.own)
+    for source in (file for name in _RELEASED for file in run.path.glob(name)):
+        copy = shutil.copytree if source.is_dir() else shutil.copy2
+        copy(source, output / source.name)
     copied.mark_failed(ConfigError(f"its release is that of {run.path.name}, to be read again"))
     return RunDirectory.open(output)

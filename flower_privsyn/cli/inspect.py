@@ -49,7 +49,7 @@ def inspect(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what a run has done, what it has spent, and what its release says.
+    """Show what a run has done and released, or rank text by it.
 
     DIR is the run directory. Of a joint sketch it shows what the users write more and less often
     than public text does. An item's ratio is the exponential of the posterior mean of its

@@ -50,7 +50,7 @@ def methods(
         bool, typer.Option("--settings", help="print the settings of all methods, in Markdown")
     ] = False,
 ) -> int:
-    """List the methods and their papers; with METHOD, the settings of that one."""
+    """List the methods and their papers, or the settings of METHOD."""
     from flower_privsyn.catalogue import entries, refusals
 
     if method:

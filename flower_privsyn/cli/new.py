@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, read_toml
-from flower_privsyn.run_config import SETTINGS, toml, unfolded
 
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -38,7 +36,7 @@ def new(
     example: Annotated[str, typer.Argument(metavar="EXAMPLE", hidden=True)],
     folder: Annotated[str, typer.Argument(metavar="DIR", hidden=True)],
 ) -> int:
-    """Write an example into a folder, to run it, read it and change it.
+    """Write an example, or an app with a method, into a folder.
 
     DIR is a folder that is new or empty. EXAMPLE is one of these:
 
@@ -67,7 +65,7 @@ def new(
             raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")
         _copy(source_of("own-data" if example in methods else example), target)
         if example in methods:
-            _configure(target / "pyproject.toml", methods[example])
+            _configure(target / "pyproject.toml", example, methods[example])
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     print(f"{shown} holds the example {example}; {shown}/README.md says what is in it. Next:\n")
@@ -81,36 +79,26 @@ def source_of(example: str) -> Path:
     return _PACKAGE / "comparison" / "app" if example == "every-method" else EXAMPLES / example
 
 
-def _methods() -> dict[str, dict[str, Any]]:
-    """The settings of every method, by its name, at a size for two CPU cores where one is known."""
+def _methods() -> dict[str, Path | None]:
+    """The settings of every method for two CPU cores, by its name; None where there are none."""
     from flower_privsyn.catalogue import entries
 
-    found: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in entries()}
-    for file in sorted((source_of("every-method") / "conf" / "cpu").glob("*.toml")):
-        values = unfolded(read_toml(file))
-        if "strategy" in values:
-            found |= {file.stem: values}
-    found["private-evolution"] = found["pre-text"]
-    return found
+    folder = source_of("every-method") / "conf" / "cpu"
+    found = {file.stem: file for file in folder.glob("*.toml") if "strategy" in read_toml(file)}
+    return {**dict.fromkeys(entries()), **found, "private-evolution": found["pre-text"]}
 
 
-def _configure(file: Path, values: Mapping[str, Any]) -> None:
+def _configure(file: Path, name: str, settings: Path | None) -> None:
     """Have the file of own-data configure another method, whose nodes may train."""
-    from flower_privsyn.catalogue import entries
-
-    name = values["strategy"]
-    rounds = entries()[name].strategy.config_class.defaults()["num-rounds"]
-    text = file.read_text(encoding="utf-8")
-    text = text.replace("client_apps.default:app", "client_apps.training:app")
-    text = text.replace("privsyn methods private-evolution", f"privsyn methods {name}")
-    head, others = text.partition(f"{SETTINGS} = ")[0], {}
-    for key, value in {"num-rounds": rounds, **values}.items():
-        declared = re.search(rf'^{key} = ("[^"]*"|[^\s#]+)', head, re.MULTILINE)
-        if declared is not None:
-            head = head.replace(declared[0], toml({key: value}), 1)
-        elif key != SETTINGS:
-            others[key] = value
-    file.write_text(f"{head}{SETTINGS} = '''\n{toml(others)}\n'''\n", encoding="utf-8")
+    head = file.read_text(encoding="utf-8").partition("\nsettings = ")[0]
+    method, own = name, "''\n"
+    if settings is not None:
+        method = read_toml(settings)["strategy"]
+        own = settings.read_text(encoding="utf-8").partition("\nsettings = ")[2]
+    head = head.replace("client_apps.default:app", "client_apps.training:app")
+    head = head.replace("private-evolution", method)
+    head = re.sub(r"\nnum-rounds = .*", "", head)  # among the method's own
+    file.write_text(f"{head}\nsettings = {own}", encoding="utf-8")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -17,24 +17,19 @@ from flower_privsyn.files import expanded
 if TYPE_CHECKING:
     from flower_privsyn.client_apps.policy import NodePolicy
 
-node = plain_group(
-    "For the owner of a node: the policy that bounds what servers may ask, and the node's "
-    "own account of what was answered."
-)
+node = plain_group("For the owner of a node: its policy, key and account.")
 
 
-@node.command(
-    cls=PlainCommand, short_help="show the policy in force, or write a file to start from"
-)
+@node.command(cls=PlainCommand)
 def policy(
     path: Annotated[str | None, typer.Argument(metavar="PATH", hidden=True)] = None,
     init: Annotated[
         bool, typer.Option("--init", help="write a commented file with the defaults")
     ] = False,
 ) -> int:
-    """Show the policy in force.
+    """Show the policy in force, or write a file to start from.
 
-    That is the file PATH, else the file that PRIVSYN_NODE_POLICY names, else node-policy.toml in
+    It is the file PATH, else the file that PRIVSYN_NODE_POLICY names, else node-policy.toml in
     ~/.config/flower-privsyn, else the defaults.
     """
     from flower_privsyn.client_apps.guard import policy_file
@@ -75,18 +70,16 @@ def _in_force(path: Path | None) -> NodePolicy:
     return find_policy({}) if path is None else NodePolicy.read(path)
 
 
-@node.command(
-    cls=PlainCommand, short_help="show what was answered from each data set, and what is left"
-)
+@node.command(cls=PlainCommand)
 def ledger(
     dataset: Annotated[str | None, option("NAME", "one data set (default: all)")] = None,
     policy: Annotated[str | None, option("PATH", "a policy file (default: that in force)")] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what every run of every server was answered, and what is left.
+    """Show what was answered from each data set, and what is left.
 
-    From the noise multipliers they stated, with the epsilon of all of them together at the owner's
-    delta.
+    By run and server, from the noise multipliers they stated, with the epsilon of all of them
+    together at the owner's delta.
     """
     from flower_privsyn.client_apps.account import NodeLedger, datasets, describe, ledger_folder
 
@@ -142,15 +135,16 @@ def _show(entry: dict[str, Any], policy: NodePolicy, *, named: bool) -> None:
     print()
 
 
-@node.command(cls=PlainCommand, short_help="print this node's public key, or make one")
+@node.command(cls=PlainCommand)
 def key(
     path: Annotated[str | None, typer.Argument(metavar="PATH", hidden=True)] = None,
     init: Annotated[bool, typer.Option("--init", help="make a key where there is none")] = False,
 ) -> int:
-    """Print the public key by which other nodes know this one in secure aggregation.
+    """Print this node's public key, or make one.
 
-    Give it to the owners of the other nodes, who list it under node-keys of their policies. The
-    secret stays in the file PATH, else in node-key of the node's state folder.
+    By it other nodes know this one in secure aggregation. Give it to the owners of the other nodes,
+    who list it under node-keys of their policies. The secret stays in the file PATH, else in
+    node-key of the node's state folder.
     """
     from flower_privsyn.client_apps.secure import key_file, make_node_key, read_node_key
 
@@ -160,10 +154,7 @@ def key(
     return 0
 
 
-@node.command(
-    cls=PlainCommand,
-    short_help="print the SHA-256 of a model folder, as a policy states it",
-)
+@node.command(cls=PlainCommand)
 def digest(folder: Annotated[str, typer.Argument(metavar="FOLDER", hidden=True)]) -> int:
     """Print the SHA-256 of a model folder, as a policy states it.
 

@@ -26,7 +26,7 @@ def option(metavar: str, words: str | None = None, *names: str, show_default: bo
     return typer.Option(*names, metavar=metavar, help=words, show_default=show_default)
 
 
-def plain_group(words: str | None = None) -> typer.Typer:
+def plain_group(words: str) -> typer.Typer:
     """A group of commands that prints plain words.
 
     Args:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from flower_privsyn.cli.options import RunDir, option
-from flower_privsyn.errors import ConfigError
+import typer
+
 from flower_privsyn.files import expanded
 
 
 def report(
-    run_dir: RunDir,
-    output: Annotated[
-        str | None, option("FILE", "where to write (default: DIR/report.html)")
-    ] = None,
+    run_dirs: Annotated[list[str], typer.Argument(metavar="DIR ...", hidden=True)],
 ) -> int:
-    """One HTML file without any reference to another.
+    """Write the page of a run, to be opened in a browser.
 
-    DIR is the run directory. What the run spent, what its rounds cost and how its text moved, from
-    released values alone.
+    DIR is the run directory; of several each gets its page, DIR/report.html. What the run spent,
+    what its rounds cost and how its text moved, from released values alone.
     """
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
 
-    folder = expanded(run_dir).absolute()
-    page = folder / "report.html" if output is None else _page(output)
-    write_run_page(RunDirectory.open(folder), page)
-    print(page)
+    for folder in (expanded(one).absolute() for one in run_dirs):
+        # A shell's runs/* names what lies beside the runs, too.
+        if len(run_dirs) > 1 and folder.suffix in (".owner", ".evaluation"):
+            continue
+        page = folder / "report.html"
+        write_run_page(RunDirectory.open(folder), page)
+        print(page)
     return 0
-
-
-def _page(output: str) -> Path:
-    page = expanded(output).absolute()
-    if page.is_dir():
-        page = page / "report.html"
-    if not page.parent.is_dir():
-        raise ConfigError(f"There is no folder {page.parent} to write {page.name} into.")
-    return page

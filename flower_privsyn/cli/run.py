@@ -15,7 +15,6 @@ from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import SAMPLES, epsilons, inspect_run, show_ranking
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
-from flower_privsyn.cli.signals import Stopped, ended_by_signals
 from flower_privsyn.files import quoted
 
 #: Below it a sketch says so little that the end of a run tells.
@@ -35,7 +34,7 @@ def run(
         bool, typer.Option("--ray", help="have Flower's own simulation run it, as `flwr run` does")
     ] = False,
 ) -> int:
-    """Run a Flower app on this machine, offline, and follow it to its end.
+    """Run a Flower app on this machine and follow it to its end.
 
     APP is the folder of the app. The exit status is 0 only when the run has finished, and the app
     has. Ctrl-C ends a run after its open round; a second one ends it at once.
@@ -47,7 +46,7 @@ def run(
 
     loaded = host_app.load_app(app)
     values = host_app.resolve_config(loaded, config_name=config, settings=settings or ())
-    report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, ray=ray, starting=True)
+    report = check_app(loaded, values, run_dir=run_dir, evaluate=evaluate, starting=True)
     for diagnostic in report.of_level("warning"):
         if diagnostic.topic != "settings":  # that an app chooses its strategy in its code
             of = " (counted in private text, for its owner)" if diagnostic.topic == "data" else ""
@@ -107,9 +106,9 @@ def _following(path: Path) -> Iterator[Any]:
     from flower_privsyn.run import RunDirectory
 
     try:
-        with ended_by_signals(), follower() as follow:
+        with follower() as follow:
             yield follow
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
         if (path / "config.json").is_file() and RunDirectory(path).status != "finished":
             sys.stderr.write(
                 f"Continue with: privsyn resume {quoted(path.absolute())}\n"

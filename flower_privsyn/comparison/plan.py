@@ -36,6 +36,7 @@ from flower_privsyn.host.app import (
 )
 from flower_privsyn.run.question import need
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig, unknown_keys
+from flower_privsyn.run_config import unfolded
 from flower_privsyn.training.causal import CausalTraining
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
@@ -237,7 +238,7 @@ class Plan:
         if method.kind == "chosen text":
             trained["student-steps"] = self.lengths[0]
         file = self._file_of(method)
-        own = {} if file is None else written_settings(self.app, file)
+        own = {} if file is None else unfolded(written_settings(self.app, file))
         return {key: value for key, value in trained.items() if key == "model" or key not in own}
 
     def _decided(self, cell: Cell, data: Path) -> dict[str, ConfigValue]:

@@ -6,7 +6,6 @@ loads what the run loads, in a folder that is thrown away. Nothing is spent.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from flower_privsyn.dry_run.people import People, check_public_text, read_people
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import located
+from flower_privsyn.files import located, refuses_files
 from flower_privsyn.host.app import App, ConfigValue, strategy_of_app
-from flower_privsyn.host.launch import place_of, require_ray
+from flower_privsyn.host.launch import place_of
 from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import Plan, skipping
 from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
@@ -45,7 +44,6 @@ def check_app(
     run_dir: str | None = None,
     evaluate: str | None = None,
     deployment: bool = False,
-    ray: bool = False,
     starting: bool = False,
 ) -> Report:
     """Check a run of an app on this machine: what `privsyn check` says, and `privsyn run` first.
@@ -57,17 +55,12 @@ def check_app(
         evaluate: the run's own data, where the finished run is to be measured on those held out.
         deployment: the users are on the nodes of a deployment, and this is its server's machine:
             no text is read, and they are taken to be as many as `num-users` says.
-        ray: Flower's own simulation is to run it.
         starting: the run begins next, and sets its method up itself.
 
     Returns:
         What was found, in words and figures.
     """
     report = Report()
-    if not deployment:
-        with report.refusals("machine"):
-            if ray:
-                require_ray()
     _place(app, values, run_dir, report)
     if (found := _settings_of(app, values, report)) is not None:
         settings, method = found
@@ -208,12 +201,8 @@ def _place(
     with report.refusals("run directory"):
         path = place_of(app, values, run_dir)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not there.is_dir():
-            raise RunDirectoryError(
-                f"{there}, below which the run is to be written, is a file, not a folder"
-            )
-        if not os.access(there, os.W_OK):
-            raise RunDirectoryError(f"{there}, where the run is to be written, cannot be written")
+        if why := refuses_files(there):
+            raise RunDirectoryError(f"{there}, where the run is to be written: {why}")
 
 
 def _settings_of(

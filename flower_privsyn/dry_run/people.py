@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -87,11 +85,10 @@ def read_people(
     if app.client in _READY_CLIENTS:
         parts, all_read = [_everybody(values, chunking.classes)], True
     else:
-        with _imported(app) as client:
-            recipe = recipe_of(client)
-            if recipe is None:
-                return None
-            parts = _by_node(recipe, values, classes=chunking.classes, nodes=nodes)
+        recipe = recipe_of(_client_of(app))
+        if recipe is None:
+            return None
+        parts = _by_node(recipe, values, nodes=nodes)
         all_read = len(parts) == nodes
         copies = Counter(user for part in parts for user in part.user_ids)
         most = max(copies.values(), default=0)
@@ -113,20 +110,9 @@ def _everybody(values: Mapping[str, ConfigValue], classes: tuple[str, ...]) -> U
     return users
 
 
-def _by_node(
-    recipe: UserLoader,
-    values: Mapping[str, ConfigValue],
-    *,
-    classes: tuple[str, ...],
-    nodes: int,
-) -> list[Users]:
-    """The users of one node after the other, as far as time allows.
-
-    Where a run has classes, at least until there is a document of one: that there is none can be
-    said of all nodes alone.
-    """
+def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: int) -> list[Users]:
+    """The users of one node after the other, as far as time allows."""
     parts: list[Users] = []
-    missing = bool(classes)  # a document of one of them
     run_id = DRAWN_RUN_IDS + secrets.randbits(62)
     begun = time.monotonic()
     for node in range(nodes):
@@ -150,8 +136,7 @@ def _by_node(
             raise DataError(
                 f"the app's own code fails on node {node} of {nodes} with {type(error).__name__}"
             ) from error
-        missing = missing and not set(classes).intersection(parts[-1].labels or ())
-        if time.monotonic() - begun > _READING_SECONDS and not missing:
+        if time.monotonic() - begun > _READING_SECONDS:
             break
     return parts
 
@@ -168,7 +153,7 @@ def people_of(parts: Sequence[Users], *, chunking: Chunking, all_read: bool = Tr
         DataError: of all nodes, one user takes part or none, or nobody who does has any text, or
             one of a class of the run.
     """
-    if chunking.classes:
+    if chunking.classes and all_read:
         check_labels(parts, chunking.classes)
     asked = [chunking.asked(part) for part in parts]
     users, documents = sum(map(len, asked)), sum(len(part.texts) for part in asked)
@@ -188,26 +173,14 @@ def people_of(parts: Sequence[Users], *, chunking: Chunking, all_read: bool = Tr
     )
 
 
-@contextlib.contextmanager
-def _imported(app: App) -> Iterator[ClientApp]:
-    """The ClientApp of an app, its modules known only as long as it is needed."""
-    path, before, writes = sys.path[:], set(sys.modules), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # nothing is written, in the app's folder either
+def _client_of(app: App) -> ClientApp:
+    """The ClientApp of an app, by its own modules."""
     try:
-        try:
-            client = loaded_app(app.client, str(app.path), ClientApp, LoadClientAppError)
-        except Exception as error:  # whatever the app's own modules may raise
-            raise ConfigError(
-                f"{app.client} of {app.name} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        yield client
-    finally:
-        sys.path[:], sys.dont_write_bytecode = path, writes
-        # Another app may call its modules by the same names.
-        for known in set(sys.modules) - before:
-            file = getattr(sys.modules[known], "__file__", None)
-            if file is not None and Path(file).is_relative_to(app.path):
-                del sys.modules[known]
+        return loaded_app(app.client, str(app.path), ClientApp, LoadClientAppError)
+    except Exception as error:  # whatever the app's own modules may raise
+        raise ConfigError(
+            f"{app.client} of {app.name} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 # ---- public text that is theirs ----------------------------------------------------------------

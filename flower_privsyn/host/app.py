@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +101,8 @@ def resolve_config(
 ) -> dict[str, ConfigValue]:
     """The settings of one run: the app's defaults, then a named file, then single settings.
 
+    A text of `settings` takes the place of the one before, as by `flwr run`.
+
     Args:
         app: The app.
         config_name: Name of a file in the app's `conf/` folder, without `.toml`.
@@ -112,19 +113,18 @@ def resolve_config(
         `settings` is emptied.
 
     Raises:
-        ConfigError: There is no such file, or a setting is malformed, not taken by the app or of
-            another type than the app's own value.
+        ConfigError: There is no such file, or a setting is malformed or not taken by the app.
     """
-    given, named = dict(app.defaults), dict[str, ConfigValue]()
+    given = dict(app.defaults)
     if config_name is not None:
-        named = written_settings(app, config_name)
-        if SETTINGS in named:  # one text takes the other's place, as by `flwr run`
-            given[SETTINGS] = ""
-    return {**unfolded(given), **named, **read_settings(app, settings)}
+        given |= written_settings(app, config_name)
+    given |= read_settings(app, settings)
+    declared = {key: value for key, value in given.items() if key in app.defaults}
+    return {**unfolded(declared), **{k: v for k, v in given.items() if k not in declared}}
 
 
 def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
-    """What a named file of an app sets, with the keys in its `settings`.
+    """What a named file of an app sets.
 
     Args:
         app: The app.
@@ -138,29 +138,23 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
         names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
         known = f"it has {', '.join(names)}" if names else "it has none"
         raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
-    given = {
-        key: check_setting(app, key, value, source=f"{file}: ")
-        for key, value in _flatten(read_toml(file), file).items()
-    }
-    if SETTINGS not in given:
-        return given
-    try:
-        found = unfolded({**app.defaults, **given})
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    return {key: value for key, value in found.items() if key in given or key not in app.defaults}
+    given = _flatten(read_toml(file), file)
+    for key in given:
+        check_taken(app, key, source=f"{file}: ")
+    return given
 
 
 def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
-    """Single settings, as `--set` takes them; those of `settings` by themselves, too."""
+    """Single settings, as `--set` takes them."""
     values = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
         if not separator or not key:
             raise ConfigError(f"--set takes key=value, got {setting!r}.")
-        values[key] = check_setting(app, key, _parse(app, key, text.strip()), source="")
-    return unfolded(values)
+        check_taken(app, key)
+        values[key] = _parse(app, key, text.strip())
+    return values
 
 
 def _parse(app: App, key: str, text: str) -> ConfigValue:
@@ -174,39 +168,21 @@ def _parse(app: App, key: str, text: str) -> ConfigValue:
     return value if isinstance(value, bool | int | float | str) else text
 
 
-def check_setting(app: App, key: str, value: ConfigValue, *, source: str) -> ConfigValue:
-    """A value as the app takes it.
+def check_taken(app: App, key: str, *, source: str = "") -> None:
+    """Refuse a key that an app does not take; what may stand there, its strategy knows.
 
     Args:
         app: The app.
         key: Name of the setting.
-        value: Its value.
-        source: What an error message begins with: where the value comes from, or "".
+        source: What an error message begins with: where the key comes from.
 
     Raises:
-        ConfigError: The app takes no such setting, or declares one of another type.
+        ConfigError: The app takes no such setting.
     """
     if not app.takes(key):
         near = difflib.get_close_matches(key, app.defaults, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(app.defaults)}."
         raise ConfigError(f"{source}{app.name} has no setting {key!r}; {hint}")
-    default = app.defaults.get(key)
-    if default is None:
-        return value  # of `settings`, whose strategy knows what may stand there
-    if isinstance(default, bool) or isinstance(value, bool):
-        fits = isinstance(default, bool) and isinstance(value, bool)
-    elif isinstance(default, float):
-        fits = isinstance(value, int | float)
-        value = float(value) if fits else value
-    else:
-        fits = isinstance(value, type(default))
-    if not fits:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        raise ConfigError(
-            f"{source}The setting {key} is {value!r}; it must be {kinds[type(default)]}, "
-            f"such as {json.dumps(default)}."
-        )
-    return value
 
 
 def _flatten(table: dict[str, Any], file: Path) -> dict[str, ConfigValue]:

@@ -98,6 +98,21 @@ class GridWithoutLink(Grid):
         """All nodes, from the first call on."""
         return list(self._contexts)
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and return the replies that come within `timeout` seconds, None for all."""
+        waiting = [name for name in self.push_messages(messages) if name]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            arrived = list(self.pull_messages(waiting))
+            done = {reply.metadata.reply_to_message_id for reply in arrived}
+            waiting = [name for name in waiting if name not in done]
+            replies += arrived
+            time.sleep(0.0 if arrived else _POLL_SECONDS)
+        return replies
+
     def set_run(self, run: Any) -> None:
         """Accept any run."""
 
@@ -153,15 +168,6 @@ class InProcessGrid(GridWithoutLink):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that have arrived and were not pulled yet."""
         return [reply for name in message_ids for reply in self._arrived.pop(name, [])]
-
-    def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,  # noqa: ARG002
-    ) -> Iterable[Message]:
-        """Run the ClientApp on every message and return the replies."""
-        return self.pull_messages(name for name in self.push_messages(messages) if name)
 
     def _replies(self, message: Message) -> list[Message]:
         """What comes back after a message: the reply of its node."""
@@ -221,20 +227,6 @@ class LocalGrid(GridWithoutLink):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that have arrived and were not pulled yet."""
         return [self._arrived.pop(name) for name in message_ids if name in self._arrived]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and return the replies that come within `timeout` seconds, None for all."""
-        waiting = set(self.push_messages(messages))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (deadline is None or time.monotonic() < deadline):
-            arrived = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            time.sleep(0.0 if arrived else _POLL_SECONDS)
-        return replies
 
     def close(self) -> None:
         """End the processes; what they were asked stays unanswered."""

@@ -28,7 +28,6 @@ from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryEr
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
-    check_setting,
     load_app,
     read_settings,
     resolve_config,
@@ -39,13 +38,12 @@ from flower_privsyn.progress import read_progress
 from flower_privsyn.run import (
     RunDirectory,
     default_run_directory,
-    how_to_resume,
     new_run_path,
     supervisor_lock,
 )
 from flower_privsyn.run.directory import OwnerFolder
-from flower_privsyn.run.run_format import disk_full_sentence, was_launched
-from flower_privsyn.run_config import folded
+from flower_privsyn.run.run_format import disk_full_sentence
+from flower_privsyn.run_config import folded, unfolded
 
 Follower = Callable[[Sequence[Mapping[str, Any]]], None]
 """Shown the stages of the run, oldest first, several times a second."""
@@ -111,7 +109,7 @@ def _asked(app: App, values: Mapping[str, ConfigValue]) -> dict[str, Any]:
 
 
 def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -> Path:
-    """Where a new run is written: as the command line says, or the settings, or neither.
+    """Where a new run is written: as the command line says, else the settings, else a new folder.
 
     Args:
         app: the app.
@@ -119,32 +117,24 @@ def place_of(app: App, values: Mapping[str, ConfigValue], run_dir: str | None) -
         run_dir: of the command line.
 
     Raises:
-        ConfigError: they name two folders, or one inside the app; the settings ask to continue a
-            run, which a new one would charge the same people for again.
-        RunDirectoryError: no run can begin there.
+        ConfigError: the settings ask to continue a run, which a new one would charge the same
+            people for again.
+        RunDirectoryError: the folder holds a run.
     """
-    set_to = str(values.get("run-dir", ""))
-    named = Path(run_dir or set_to or "DIR")
-    path = files.user_path(named).absolute()
-    if run_dir and set_to and path.resolve() != files.user_path(set_to).resolve():
-        raise ConfigError(
-            f'--run-dir {run_dir} and the setting run-dir = "{set_to}" name two folders; give one.'
-        )
+    named = run_dir or str(values.get("run-dir", ""))
     if values.get("resume") not in (None, False, "auto"):
         raise ConfigError(
             "resume = true continues nothing here: `privsyn run` starts a run, which would charge "
-            f"the same people again. To continue one: privsyn resume {files.quoted(named)}"
+            "the same people again. To continue one: privsyn resume "
+            f"{files.quoted(Path(named or 'DIR'))}"
         )
-    if run_dir or set_to:
-        if path.resolve().is_relative_to(app.path.resolve()):
-            raise ConfigError(
-                f"The run directory {path} lies inside the app, and Flower would pack it into the "
-                "app; choose another --run-dir."
-            )
+    if named:
+        path = files.user_path(named).absolute()
     elif Path.cwd().resolve().is_relative_to(app.path.resolve()):
-        path = default_run_directory(app.name)
+        # Flower would pack it into the app.
+        path = default_run_directory(app.path.name)
     else:
-        path = new_run_path(Path("runs"), app.name)
+        path = new_run_path(Path("runs"), app.path.name)
     RunDirectory(path).refuse_existing()
     return path
 
@@ -177,8 +167,7 @@ def resume_run(
     Raises:
         RunDirectoryError: There is no such run, it has finished, nothing says which app it is of,
             or a process is still working on it.
-        ConfigError: The app has moved, no longer takes the recorded settings, or a setting is
-            malformed or out of range.
+        ConfigError: The app has moved, or a setting is malformed or unknown.
     """
     run_path = files.expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings, app, values)
@@ -203,33 +192,20 @@ def _resumption(
         run = RunDirectory.open(run_path)  # says what is missing
         run.refuse_finished()
     if not (launch or app):
-        if not was_launched(run.document):
-            raise RunDirectoryError(
-                f"The run in {run_path} was not started by `privsyn run`; resume it with "
-                f"{how_to_resume(run_path)}."
-            )
         raise RunDirectoryError(
-            f"{owner.path} holds nothing that you started, and what {run_path} says is not run: it "
-            "may be somebody else's. Name the app: privsyn resume "
+            f"{owner.path} holds nothing that you started by `privsyn run`, and what {run_path} "
+            "says is not run: it may be somebody else's. Name the app: privsyn resume "
             f"{files.quoted(run_path)} --app APP"
         )
     app = app or load_app(launch["app"])
     launch = launch or _asked(app, resolve_config(app) if values is None else values)
     values = dict(launch["run-config"])
-    changed = f"{app.path} has changed since the run began: "
-    for key, value in values.items():
-        check_setting(app, key, value, source=changed)
-    if settings:
-        new = read_settings(app, settings)
-        if place := sorted({"run-dir", "resume"} & set(new)):
-            raise ConfigError(
-                f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
-            )
-        values |= new
-    if begun and app.takes("run-dir") and not app.takes("resume"):
-        raise RunDirectoryError(
-            f"{app.name} cannot resume: its [tool.flwr.app.config] declares no `resume`."
+    new = unfolded(read_settings(app, settings))
+    if place := sorted({"run-dir", "resume"} & set(new)):
+        raise ConfigError(
+            f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
         )
+    values |= new
     return app, {**launch, "app": str(app.path), "run-config": values}, begun
 
 
@@ -241,8 +217,10 @@ def _launch(
     resume: bool,
     follow: Follower | None,
 ) -> Outcome:
-    if launch.get("ray"):
-        require_ray()
+    if launch.get("ray") and importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(
+            "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
+        )
     owner = OwnerFolder(run_path)
     wait = _RESUME_WAIT_SECONDS if resume else 0.0
     try:
@@ -298,11 +276,7 @@ def _follow(
         follow([loading, *stages])
 
     run.owner.log_file.touch(mode=0o600)  # what an app prints is its owner's business
-    try:
-        ended = _to_its_end(app, run, launch, show, resume=resume)
-    except BaseException as error:
-        _record_failure(run_path, error)
-        raise
+    ended = _to_its_end(app, run, launch, show, resume=resume)
     # Nothing was said where it ended before it had anything to report.
     loading |= {"failed": not loading["finished"], "finished": True}
     show()
@@ -390,9 +364,6 @@ def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
             "for nothing; Ctrl-C again ends it at once.\n"
         )
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
     before = signal.signal(signal.SIGINT, asked)
     try:
         yield stopping
@@ -430,27 +401,6 @@ def _forget_start(run_path: Path) -> None:
         run_path.rmdir()
 
 
-def require_ray() -> None:
-    """Refuse a simulation of Flower's own where it is not installed.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError(
-            "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
-        )
-
-
-def _record_failure(run_path: Path, error: str | BaseException) -> None:
-    """Record why a run ended that has not done so itself, where there is room to write it."""
-    if (run_path / "config.json").is_file():
-        run = RunDirectory.open(run_path)
-        if run.status == "running":
-            with contextlib.suppress(OSError):
-                run.mark_failed(error)
-
-
 def _judge(
     app: App, run_path: Path, ended: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Outcome:
@@ -480,6 +430,4 @@ def _judge(
     full = files.full_disk([run_path, OwnerFolder(run_path).path, files.default_cache_directory()])
     if full is not None:
         sentence, unexpected = f"{disk_full_sentence(full)}.", False
-    if run is not None and run.state != before:
-        _record_failure(run_path, sentence)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ import pytest
 
 from flower_privsyn.cli import inspect, main
 from flower_privsyn.cli.app import privsyn
-from flower_privsyn.cli.signals import Stopped
 from flower_privsyn.run import RunDirectory
 from tests.support.checked import users_file
 
@@ -142,12 +142,12 @@ def test_an_unexpected_error_is_status_1(
     assert sys.excepthook is before
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_is_status_130(
-    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(_: str) -> None:
-        raise end
+        signal.raise_signal(end)
 
     monkeypatch.setattr(inspect, "inspect_run", stop)
     assert main(["inspect", "x"]) == 130

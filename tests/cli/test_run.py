@@ -60,10 +60,15 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "app", "--run-dir", "app/runs/1"], "lies inside the app"),
         (["run", "app", "--run-dir", "run"], "already holds a run; choose another"),
-        (["run", "app", "--run-dir", "file"], "file is a file, not a folder"),
-        (["run", "app", "--run-dir", "file/below"], "is a file, not a folder"),
+        (
+            ["run", "app", "--run-dir", "file"],
+            "file, where the run is to be written",
+        ),
+        (
+            ["run", "app", "--run-dir", "file/below"],
+            "where the run is to be written",
+        ),
         (["run", "app", "--run-dir", "run", "--set", "resume=true"], "privsyn resume run"),
         (["resume", "run"], "has finished; there is nothing to resume."),
         (["inspect", "app"], "is not a run directory: it holds no config.json."),
@@ -101,7 +106,7 @@ def test_where_a_run_goes_when_nobody_says(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "app"]) == 2
     assert paths[0].parent == tmp_path / "runs"
-    assert paths[0].name.startswith("asking-app-")
+    assert paths[0].name.startswith("app-")
     # Inside the app Flower would pack the results into the next run's app.
     monkeypatch.chdir(app)
     assert main(["run", "."]) == 2

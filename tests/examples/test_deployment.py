@@ -10,9 +10,11 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 import yaml
 from cryptography import x509
@@ -167,7 +169,11 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
                       for name in OWNERS):  # fmt: skip
             assert time.monotonic() < deadline, (folder / "superlink/log.txt").read_text()
             time.sleep(0.1)
-        federation.kill("superlink")
+        link = federation.processes.pop("superlink")
+        for one in [*psutil.Process(link.pid).children(recursive=True), link]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        link.wait()
         assert [line["event"] for line in lines(run / "ledger.jsonl")][-1] == "started"
         assert releases(run) == []
         federation.start_superlink()

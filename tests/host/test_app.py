@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.host.app import App, load_app, resolve_config
+
+OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
 
 
 def test_an_app_is_read(app: App) -> None:
@@ -21,7 +25,6 @@ def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) 
     )
     assert values["num-nodes"] == 3
     assert values["epsilon"] == 1.0
-    assert isinstance(values["epsilon"], float)
     assert values["note"] == "2024"
     assert values["behaviour"] == "a b"
 
@@ -36,8 +39,7 @@ def test_a_mark_before_the_first_letter_is_no_letter(app: App) -> None:
 @pytest.mark.parametrize(
     ("config", "setting", "expected"),
     [
-        (None, "epsilon=big", "epsilon is 'big'; it must be a number, such as 7.58"),
-        (None, "resume=1", "resume is 1; it must be true or false, such as false"),
+        (None, "epsilonn=2", "did you mean 'epsilon'"),
         ("broken", "", r"conf/broken.toml is not valid TOML"),
     ],
 )
@@ -53,3 +55,11 @@ def test_what_flower_refuses_is_no_app(app: App) -> None:
     project.write_text(project.read_text().replace("asking.server_app", "nowhere.at_all"))
     with pytest.raises(ConfigError, match="nowhere"):
         load_app(app.path)
+
+
+def test_a_text_of_settings_takes_the_place_of_the_one_before() -> None:
+    app = load_app(OWN_DATA)
+    settings = ["settings=clip = 'count'", "top-p=0.5"]
+    values = resolve_config(app, settings=settings)
+    assert values.keys() == app.defaults.keys() | {"clip", "top-p"}
+    assert (values["clip"], values["top-p"], values["settings"]) == ("count", 0.5, "")

@@ -23,8 +23,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from flower_privsyn import environment
 
 HERE = Path(__file__).parent
@@ -150,14 +148,6 @@ class Federation:
         if done.returncode:
             raise SystemExit(f"{' '.join(command[:3])} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
-
-    def kill(self, name: str) -> None:
-        """End the SuperLink or a SuperNode, and all that it started, as a power cut does."""
-        process = self.processes.pop(name)
-        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        process.wait()
 
     def stop(self) -> None:
         """End everything that was started here."""
