@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.cli.options import Columns, columns_of, option
+from flower_privsyn.cli.options import given, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table
 from flower_privsyn.errors import StoppedError
 
@@ -82,7 +82,8 @@ def compare(
         list[str] | None,
         option(
             "[METHOD.]KEY=VALUE",
-            "one setting of all runs or of one method's; may be given several times",
+            "one setting of all runs or of one method's, or a column of --data; may be given "
+            "several times",
             "--set",
         ),
     ] = None,
@@ -96,7 +97,6 @@ def compare(
         ),
     ] = 0,
     output: Annotated[str, option("DIR", "where to write")] = "comparison",
-    columns: Columns = "",
 ) -> int:
     """Run methods on the same users and compare (not private).
 
@@ -107,12 +107,14 @@ def compare(
     same --output adds them to the table.
     """
     from flower_privsyn.comparison import APP, Comparison, People, make_plan
+    from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.host.app import load_app
     from flower_privsyn.training.causal import CausalTraining
 
     # 0 would be passes over the text, which nobody here can set.
     check_whole("--steps", steps, ge=1)
     training = CausalTraining(learning_rate=learning_rate, max_steps=steps, train_on_eos=False)
+    of_data = [word for word in settings or () if word.partition("=")[0] in COLUMNS]
     people = People.read(
         data,
         held_out,
@@ -121,7 +123,7 @@ def compare(
         tuning_users=tuning_users,
         held_out_users=held_out_users,
         min_date=min_date,
-        columns=columns_of(columns),
+        columns=given(of_data, COLUMNS, "privsyn compare"),
         sealed_users=sealed_users,
     )
     plan = make_plan(
@@ -135,7 +137,7 @@ def compare(
         downstream=downstream,
         training=training,
         public_text=public_text,
-        settings=settings or (),
+        settings=[word for word in settings or () if word not in of_data],
     )
     command = shlex.join(["privsyn", *context.obj])
     return _follow(Comparison(plan, Path(output), command=command))

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flower_privsyn.cli.options import Columns, Json, columns_of, option
+from flower_privsyn.cli.options import Json, given, option
 from flower_privsyn.cli.output import show_table
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
 
+#: What of a run is counted here, as it is by default.
+_RUN: Final[dict[str, Any]] = {
+    "max-tokens": 64,
+    "max-samples": 8,
+    "embedding-model": "all-MiniLM-L6-v2",
+}
+
 
 def data(
     source: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
-    max_tokens: Annotated[int, option("N", "length of a sample of the run that is planned")] = 64,
-    max_samples: Annotated[int, option("N", "samples of one user that may vote; 0 for all")] = 8,
-    embedding_model: Annotated[
-        str, option("NAME", "embedding model whose tokens are counted")
-    ] = "all-MiniLM-L6-v2",
-    columns: Columns = "",
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "KEY=VALUE",
+            "a setting of the run that is planned: max-tokens, max-samples, embedding-model, or a "
+            "column of FILE, as text-column=title,body; may be given several times",
+            "--set",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Count what a file of users holds, for its owner (not private).
@@ -32,23 +42,25 @@ def data(
     """
     from flower_privsyn.checks import check_whole
     from flower_privsyn.data import Chunking, load_configured
+    from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
     from flower_privsyn.files import located
     from flower_privsyn.privacy import skipping
 
-    check_whole("--max-tokens", max_tokens, ge=1)
-    check_whole("--max-samples", max_samples, ge=0)
+    values = {**_RUN, **given(settings, {**COLUMNS, **_RUN}, "privsyn data")}
+    max_tokens = check_whole("max-tokens", values["max-tokens"], ge=1)
+    max_samples = check_whole("max-samples", values["max-samples"], ge=0)
     with skipping.counting() as tally:
-        users = load_configured({"data": source, **columns_of(columns)}, strict=True)
-    tokenizer, _ = load_tokenizer(located(embedding_model))
+        users = load_configured({**values, "data": source}, strict=True)
+    tokenizer, _ = load_tokenizer(located(values["embedding-model"]))
     found = description.describe(
         users,
         source=source,
         chunking=Chunking(max_tokens=max_tokens, max_samples=max_samples or None),
         no_text=tally.records,
         tokenizer=tokenizer,
-        tokenizer_name=embedding_model,
+        tokenizer_name=values["embedding-model"],
     )
     if as_json:
         print(found.to_json())

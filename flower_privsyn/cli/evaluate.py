@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from flower_privsyn.cli.options import Columns, Json, RunDir, Seed, columns_of, option
+from flower_privsyn.cli.options import Json, RunDir, Seed, given, option
 from flower_privsyn.cli.output import show_table
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded
@@ -38,7 +38,10 @@ def evaluate(
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
     output: Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")] = None,
     seed: Seed = 0,
-    columns: Columns = "",
+    settings: Annotated[
+        list[str] | None,
+        option("KEY=VALUE", "a column of the files, where the run's has another name", "--set"),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Measure a run on held-out private text (not private).
@@ -48,6 +51,7 @@ def evaluate(
     choosing between methods in research and must not be published beside a private result.
     """
     from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.evaluation.run import evaluate_run
     from flower_privsyn.progress import Progress
     from flower_privsyn.report import write_run_page
@@ -55,7 +59,8 @@ def evaluate(
     from flower_privsyn.training.causal import CausalTraining
 
     run = RunDirectory.open(run_dir)
-    taking_part, others = _people(run, held_out, users, private, columns_of(columns))
+    columns = given(settings, COLUMNS, "privsyn evaluate")
+    taking_part, others = _people(run, held_out, users, private, columns)
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     folder = folder if output is None else expanded(output).absolute()
     training = CausalTraining(max_steps=steps or 0, train_on_eos=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from flower_privsyn.cli.options import RunDir, Settings, option
+from flower_privsyn.cli.options import RunDir, Settings, given, option
 from flower_privsyn.cli.output import FAILED
 from flower_privsyn.errors import ConfigError
 
@@ -71,10 +71,11 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
     wanted = check_whole("--samples", 1000 if samples is None else samples, ge=1)
     check_whole("--seed", seed, ge=0, le=2**64 - 1)
     run = RunDirectory.open(run_dir)
-    given = _given(changed)
-    settings = MoreText.of(run, given)
-    if "generator" in given:  # the run's own has the stamp of the run
-        provenance.refuse({"generator": given["generator"]})
+    taken = {name.replace("_", "-"): field.default for name, field in MoreText.declared.items()}
+    said = given(changed, {**taken, "generator": ""}, "privsyn expand")
+    settings = MoreText.of(run, {key.replace("-", "_"): value for key, value in said.items()})
+    if "generator" in said:  # the run's own has the stamp of the run
+        provenance.refuse({"generator": said["generator"]})
     try:
         with follower() as follow:
             written = write_more(
@@ -84,17 +85,6 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
         sys.stderr.write("What was written is kept; the same command goes on with it.\n")
         raise
     return _said(run, settings, written, wanted)
-
-
-def _given(settings: list[str]) -> dict[str, Any]:
-    """What `--set` says of how more text is written, by the names of `MoreText`."""
-    from flower_privsyn.host.app import App, read_settings
-    from flower_privsyn.strategies.more_text import MoreText
-
-    defaults = {name.replace("_", "-"): field.default for name, field in MoreText.declared.items()}
-    like_an_app = App(path=Path(), name="privsyn expand", defaults={**defaults, "generator": ""})
-    found = read_settings(like_an_app, settings)
-    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperCommand
-
-from flower_privsyn.errors import ConfigError
-
-_COLUMNS: Final = ("client", "text", "date", "label")
 
 
 def option(metavar: str, words: str | None = None, *names: str, show_default: bool = True) -> Any:
@@ -64,34 +61,22 @@ Evaluate = Annotated[
     ),
 ]
 Seed = Annotated[int, option("N")]
-Columns = Annotated[
-    str,
-    option(
-        "client=NAME,text=NAME,...",
-        "columns of the data that are called otherwise: client, text, date, label; several names "
-        "of text or label are joined, as in text=title,body",
-        show_default=False,
-    ),
-]
 
 
-def columns_of(given: str) -> dict[str, str]:
-    """The columns that `--columns` names, by the keys of a run.
+def given(settings: Sequence[str] | None, taken: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """What `--set` says, by the keys of a run.
+
+    Args:
+        settings: `key=value` texts.
+        taken: keys that the command takes, with what stands there by default.
+        command: that takes them.
 
     Raises:
-        ConfigError: It names something else, or a column twice.
+        ConfigError: it takes no such key.
     """
-    found: dict[str, str] = {}
-    kinds = "|".join(_COLUMNS)
-    for part in re.split(rf",\s*(?=(?:{kinds})\s*=)", given) if given else ():
-        kind, equals, names = (word.strip() for word in part.partition("="))
-        if kind not in _COLUMNS or not equals or not names or f"{kind}-column" in found:
-            raise ConfigError(
-                f"--columns must be {', '.join(f'{one}=NAME' for one in _COLUMNS)}, or some of "
-                f"them, each once, got {given!r}"
-            )
-        found[f"{kind}-column"] = names
-    return found
+    from flower_privsyn.host.app import App, read_settings
+
+    return read_settings(App(path=Path(), name=command, defaults=taken), settings or ())
 
 
 class PlainCommand(TyperCommand):

@@ -106,9 +106,9 @@ class Columns:
         start = f"has no column {name!r}"
         hint = ""
         if name == self.client:
-            hint = "; name the one that says whose a row is: client-column (--columns client=)"
+            hint = "; name the one that says whose a row is: client-column"
         elif name in self.texts:
-            hint = "; name the one that holds the text: text-column (--columns text=)"
+            hint = "; name the one that holds the text: text-column"
         if not (schema or self.strict) or not all(_NAME.fullmatch(other) for other in names):
             shown = f" among its {len(names)}; the first row of text must hold their names"
             return f"{start}{shown}{hint}"

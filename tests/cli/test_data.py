@@ -22,7 +22,7 @@ def test_what_is_shown(
         {"client_id": "cem", "text": 5},
     ]
     Path("u.jsonl").write_text(lines(rows))
-    assert main(["data", "u.jsonl", "--max-samples", "4"]) == 0
+    assert main(["data", "u.jsonl", "--set", "max-samples=4"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"[{STAMP}] For you, who hold this text: do not publish these figures")
     for said in (
@@ -42,12 +42,11 @@ def test_bad_numbers_and_models_are_named(
 ) -> None:
     (tmp_path / "u.csv").write_text("client_id,text\na,b\n")
     describe = ["data", str(tmp_path / "u.csv")]
-    assert main([*describe, "--max-tokens", "0"]) == 2
-    assert "--max-tokens" in capsys.readouterr().err
-    for columns in ("text", "text=", "user=a", "text=a,text=b"):
-        assert main([*describe, "--columns", columns]) == 2
-        assert "--columns" in capsys.readouterr().err
-    assert main([*describe, "--json", "--columns", "client=text, text=client_id,text"]) == 0
+    for setting in ("max-tokens=0", "max-tokens=few", "user-column=a"):
+        assert main([*describe, "--set", setting]) == 2
+        assert setting.partition("=")[0] in capsys.readouterr().err
+    columns = ("--set", "client-column=text", "--set", "text-column=client_id,text")
+    assert main([*describe, "--json", *columns]) == 0
     assert json.loads(capsys.readouterr().out)["characters_per_user"]["most"] == len("a\n\nb")
-    assert main([*describe, "--embedding-model", str(tmp_path / "none")]) == 2
+    assert main([*describe, "--set", f"embedding-model={tmp_path / 'none'}"]) == 2
     assert "none" in capsys.readouterr().err

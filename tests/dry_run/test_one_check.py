@@ -79,7 +79,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             for word in ([OPTIONS[key], value] if key in OPTIONS else ["--set", f"{key}={value}"])
         ]
         if client := given.get("client-column"):
-            options += ["--columns", f"client={client}"]
+            options += ["--set", f"client-column={client}"]
         # Everybody but five takes part, who are no fewer than the noise asks for.
         compared = ["compare", "--methods", "aug-pe", "--held-out-users", "5", *options]
         checked = ["check", str(APP), "--config", "cpu/aug-pe", *set_to(given)]
