@@ -226,12 +226,8 @@ class OrZero:
     meaning: str
 
 
-@dataclass(frozen=True)
-class _InPython:
-    """In an annotation: the field is a keyword of the class, and no key of a run configuration."""
-
-
-IN_PYTHON: Final = _InPython()
+IN_PYTHON: Final = "in Python"
+"""In an annotation: the field is a keyword of the class, and no key of a run configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)

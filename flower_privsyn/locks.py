@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -62,28 +63,15 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
         RunDirectoryError: Another process holds the lock, or the folder or the lock file cannot be
             written.
     """
-    try:
-        import fcntl
-    except ImportError as error:  # Windows
-        raise RunDirectoryError("Runs need a system with file locks: Linux or macOS.") from error
-
     # Who locks wants to write beside the lock, and the lock file may take what its folder refuses.
     if why := refuses_files(path.parent):
         raise RunDirectoryError(f"{what[:1].upper()}{what[1:]} cannot be written: {why}.")
+    begun = time.monotonic()
     try:
         file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(
-            f"The lock file {path} cannot be opened: {error.strerror or error}."
-        ) from error
-    begun = time.monotonic()
-    while True:
-        try:
-            # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is
-            # closed in this process, which reading the holder would do.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
+        # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is closed in
+        # this process, which reading the holder would do.
+        while not _flocked(file):
             holder = read_holder(path)
             dead = holder is not None and not is_alive(*holder)
             waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
@@ -93,17 +81,24 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
                 raise RunDirectoryError(
                     f"{what[:1].upper()}{what[1:]} is in use by {who}; "
                     "wait for it to end or stop it first."
-                ) from None
+                )
             time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:  # a file system that knows no locks
-            file.close()
-            raise RunDirectoryError(
-                f"The lock file {path} cannot be locked: {error.strerror or error}."
-            ) from error
+    except OSError as error:  # also of a file system that knows no locks
+        raise RunDirectoryError(
+            f"The lock file {path} cannot be locked: {error.strerror or error}."
+        ) from error
     file.truncate(0)
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()
     return file
+
+
+def _flocked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def forget_holder(file: IO[str]) -> None:

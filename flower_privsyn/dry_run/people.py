@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,8 +18,15 @@ from flwr.clientapp.client_app import LoadClientAppError
 
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.handlers import recipe_of
-from flower_privsyn.client_apps.node_users import DRAWN_RUN_IDS, UserLoader, strictly, users_by
-from flower_privsyn.data import Chunking, Users, load_configured
+from flower_privsyn.client_apps.node_users import (
+    DRAWN_RUN_IDS,
+    UserLoader,
+    assigned,
+    strictly,
+    users_by,
+    users_of_node,
+)
+from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
@@ -26,15 +34,10 @@ from flower_privsyn.files import expanded, located
 from flower_privsyn.host.app import App, ConfigValue
 from flower_privsyn.host.grid import loaded_app
 
-#: ClientApps of this package: everybody is in `data`.
+#: ClientApps of this package, which are not loaded to know whose text they read.
 _READY_CLIENTS: Final = (
     "flower_privsyn.client_apps.default:app",
     "flower_privsyn.client_apps.training:app",
-)
-
-_DATA_IS_EMPTY: Final = (
-    "data is empty: name a file of users, such as --set data=users.jsonl with one "
-    '{"client_id": ..., "text": ...} per line.'
 )
 
 #: After so long no further node is asked.
@@ -83,38 +86,29 @@ def read_people(
             fails.
     """
     if app.client in _READY_CLIENTS:
-        parts, all_read = [_everybody(values, chunking.classes)], True
+        recipe: UserLoader | None = partial(users_of_node, labels=bool(chunking.classes))
     else:
         recipe = recipe_of(_client_of(app))
-        if recipe is None:
-            return None
-        parts = _by_node(recipe, values, nodes=nodes)
-        all_read = len(parts) == nodes
-        copies = Counter(user for part in parts for user in part.user_ids)
-        most = max(copies.values(), default=0)
-        if most > most_nodes:
-            raise DataError(
-                f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
-                f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for "
-                "more noise"
-            )
-    return people_of(parts, chunking=chunking, all_read=all_read)
-
-
-def _everybody(values: Mapping[str, ConfigValue], classes: tuple[str, ...]) -> Users:
-    """Everybody in `data`, which is one person's who may be told the file and the line."""
-    if not values.get("data"):
-        raise ConfigError(_DATA_IS_EMPTY)
-    users = load_configured(values, strict=True, labels=bool(classes))
-    users.check_documents(dated=bool(values.get("min-date", "")), classes=classes)
-    return users
+    if recipe is None:
+        return None
+    parts = _by_node(recipe, values, nodes=nodes)
+    assigned.forget()
+    copies = Counter(user for part in parts for user in part.user_ids)
+    most = max(copies.values(), default=0)
+    if most > most_nodes:
+        raise DataError(
+            f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
+            f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for "
+            "more noise"
+        )
+    return people_of(parts, chunking=chunking, all_read=len(parts) == nodes)
 
 
 def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: int) -> list[Users]:
     """The users of one node after the other, as far as time allows."""
     parts: list[Users] = []
     run_id = DRAWN_RUN_IDS + secrets.randbits(62)
-    begun = time.monotonic()
+    begun = 0.0
     for node in range(nodes):
         context = Context(
             run_id=run_id,
@@ -129,13 +123,17 @@ def _by_node(recipe: UserLoader, values: Mapping[str, ConfigValue], *, nodes: in
                 parts.append(users_by(recipe, context))
         except PrivsynError as error:
             if values.get("data") == "":  # and there is no sample of the app's own
-                raise ConfigError(_DATA_IS_EMPTY) from error
+                raise ConfigError(
+                    "data is empty: name a file of users, such as --set data=users.jsonl with one "
+                    '{"client_id": ..., "text": ...} per line.'
+                ) from error
             raise
         except Exception as error:
             # As on a node: the text of an error may quote what somebody wrote.
             raise DataError(
                 f"the app's own code fails on node {node} of {nodes} with {type(error).__name__}"
             ) from error
+        begun = begun or time.monotonic()  # the first one reads what the others' users are of, too
         if time.monotonic() - begun > _READING_SECONDS:
             break
     return parts
