@@ -63,7 +63,7 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
         (["run", "app", "--run-dir", "run"], "already holds a run; choose another"),
         (
             ["run", "app", "--run-dir", "file"],
-            "file, where the run is to be written",
+            "file is a file, not a folder",
         ),
         (
             ["run", "app", "--run-dir", "file/below"],
