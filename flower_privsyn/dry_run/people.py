@@ -161,7 +161,8 @@ def people_of(parts: Sequence[Users], *, chunking: Chunking, all_read: bool = Tr
             "hide among others alone; does client-column name the column that says whose a text is?"
         )
     if all_read and not documents:
-        raise DataError("nobody who takes part has any text: every answer would be noise")
+        of = f" with a date from min-date = {chunking.min_date} on" if chunking.min_date else ""
+        raise DataError(f"nobody who takes part has any text{of}: every answer would be noise")
     return People(
         users=users,
         held_out=sum(map(len, parts)) - users,
