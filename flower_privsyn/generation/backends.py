@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Protocol, runtime_checkable
@@ -154,6 +154,7 @@ def rehearse(
     *,
     num_samples: int = 1,
     sampling: SamplingParameters,
+    system: str | None = None,
     adapter: Path | None = None,
 ) -> None:
     """Ask a generator for what the run will ask it for, so that it fails before a release does.
@@ -165,6 +166,7 @@ def rehearse(
         prompt: one of the run's prompts; public text.
         num_samples: continuations of a prompt, as in the run.
         sampling: how they are drawn, as in the run.
+        system: as in the run.
         adapter: a LoRA adapter to write with, where the run will use some.
 
     Raises:
@@ -172,38 +174,24 @@ def rehearse(
             however often it is asked.
         ModelError: the adapter cannot be loaded.
     """
-
-    def write(attempt: int) -> list[str]:
-        drawn = replace(sampling, seed=(sampling.seed + attempt) % 2**64)
+    for attempt in range(_TRIES):
         written = generator.generate(
-            [prompt], num_samples=num_samples, sampling=drawn, adapter=adapter
+            [prompt],
+            num_samples=num_samples,
+            sampling=replace(sampling, seed=(sampling.seed + attempt) % 2**64),
+            system=system,
+            adapter=adapter,
         )
         if [len(texts) for texts in written] != [num_samples]:
             raise GenerationError(
                 f"the generator {generator.name} was asked for {num_samples} continuations of one "
                 f"prompt and gave {[len(texts) for texts in written]}"
             )
-        return written[0]
-
-    refuse_silence(write, name=generator.name)
-
-
-def refuse_silence(write: Callable[[int], Iterable[str]], *, name: str) -> None:
-    """Refuse a generator of whose texts none holds a letter, however often it is asked.
-
-    Args:
-        write: from the number of the attempt, from 0, to what was written.
-        name: of the generator.
-
-    Raises:
-        GenerationError: it wrote nothing but white space.
-    """
-    for attempt in range(_TRIES):
-        if any(text.strip() for text in write(attempt)):
+        if any(letter.isalnum() for text in written[0] for letter in text):
             return
     raise GenerationError(
-        f"the generator {name} was asked {_TRIES} times for a text and each time answered without "
-        "one: the run would be paid for and have no text. A model that thinks before it answers "
-        "needs more max-new-tokens, a chat model messages or a prompt that it goes on with; or "
-        "name another generator"
+        f"the generator {generator.name} was asked {_TRIES} times for a text and each time "
+        "answered without one: the run would be paid for and have no text. A model that thinks "
+        "before it answers needs more max-new-tokens, a chat model messages or a prompt that it "
+        "goes on with; or name another generator"
     )

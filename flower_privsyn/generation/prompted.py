@@ -18,7 +18,7 @@ from flower_privsyn.generation.backends import (
     SamplingParameters,
     TextGenerator,
     at_once,
-    refuse_silence,
+    rehearse,
 )
 from flower_privsyn.generation.prompts import Instruction
 
@@ -144,12 +144,8 @@ class ByInstruction:
             GenerationError: It does not answer, refuses, answers something else, or writes nothing
                 however often it is asked.
         """
-        refuse_silence(
-            lambda seed: self._ask(
-                ["A text."], labels=labels[:1] if labels else None, seed=seed, progress=None
-            ),
-            name=self._generator.name,
-        )
+        prompt = self._prompt("A text.", labels[0] if labels else "", streams.stream(0))
+        rehearse(self._generator, prompt, sampling=self._sampling, system=self._system)
 
     def _ask(
         self,

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import ProgressCallback
 from flower_privsyn.models.pretrained import (
     Precision,
-    context_of,
     load_pretrained,
     special_tokens,
 )
@@ -273,15 +272,8 @@ class MaskFill:
         return mask.nonzero()[:, 0].to(self._model.device)
 
     def _fit_to_model(self, max_tokens: int, model: str) -> int:
-        special = self._tokenizer.num_special_tokens_to_add()
-        positions = context_of(self._model)
-        limit = self._tokenizer.model_max_length
-        if positions is not None:
-            # RoBERTa's first positions are never used: they follow the padding token's number.
-            padding = self._model.config.pad_token_id or 0
-            offset = padding + 1 if _counts_positions_from_padding(self._model) else 0
-            limit = min(limit, positions - offset)
-        if max_tokens > (most := int(limit) - special):
+        most = int(self._tokenizer.model_max_length) - self._tokenizer.num_special_tokens_to_add()
+        if max_tokens > most:
             raise ConfigError(
                 f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
             )
@@ -347,9 +339,3 @@ def _is_unwanted(text: str) -> bool:
     if _RESERVED.fullmatch(text.strip()):
         return True
     return any(unicodedata.category(letter) == "Cc" and letter not in "\t\n\r" for letter in text)
-
-
-def _counts_positions_from_padding(model: Any) -> bool:
-    embeddings = getattr(model.base_model, "embeddings", None)
-    positions = getattr(embeddings, "position_embeddings", None)
-    return getattr(positions, "padding_idx", None) is not None

@@ -43,9 +43,6 @@ from flower_privsyn.strategies._population import (
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction
 
-#: How often a model is asked for a first text before another of its class stands for it.
-_TRIES = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class AugPEConfig(EvolutionConfig):
@@ -191,26 +188,16 @@ class EvolutionByClass(Evolution):
         )
 
     def _written(self, labels: list[str]) -> list[str]:
-        """One text of each of these classes; where nothing new comes, another of the class."""
-        config, writer = self.config, self._beginning()
-        texts = [""] * len(labels)
-        known: set[str] = set()
+        """One text of each of these classes; where nothing comes, another of the class."""
+        config = self.config
         with self.progress.stage("Write the first texts", len(labels)) as stage:
-            for attempt in range(_TRIES):
-                left = [place for place, text in enumerate(texts) if not text]
-                if not left:
-                    break
-                found = writer.write(
-                    len(left),
-                    words=config.initial_words,
-                    seed=self._seed_of(0, 1, attempt),
-                    labels=[labels[place] for place in left] if config.classes else None,
-                )
-                for place, text in zip(left, found, strict=True):
-                    if text and text not in known:
-                        known.add(text)
-                        texts[place] = text
-                        stage.update(1)
+            texts = self._beginning().write(
+                len(labels),
+                words=config.initial_words,
+                seed=self._seed_of(0, 1, 0),
+                progress=stage.update,
+                labels=labels if config.classes else None,
+            )
         for place, label in enumerate(labels):
             if not texts[place]:
                 own = [text for text, of in zip(texts, labels, strict=True) if text and of == label]

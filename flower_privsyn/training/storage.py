@@ -128,7 +128,7 @@ def install(
     report: Mapping[str, Any],
     stamp: str = "",
 ) -> None:
-    """Make a built adapter or model the output in one step; an older one there is replaced.
+    """Make a built adapter or model the output; an older one there is replaced.
 
     Args:
         built: The folder with its files, on the same disk as ``output``.
@@ -141,15 +141,10 @@ def install(
         provenance.mark(built, stamp)
     write_json(built / RECORD, {"fingerprint": fingerprint, "report": report})
     _sync(built)
-    old = built.with_name(built.name + ".old")
-    if old.exists():
-        shutil.rmtree(old)
     if output.exists():
-        output.rename(old)
+        shutil.rmtree(output)
     built.rename(output)
     sync_folder(output.parent)
-    if old.exists():
-        shutil.rmtree(old)
 
 
 def _sync(folder: Path) -> None:

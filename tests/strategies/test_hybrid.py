@@ -176,7 +176,7 @@ class TestTheStudent:
             assert bias is not None
             assert bias.bigrams is not None
             assert np.array_equal(bias.tokens, final.token_bias.numpy())
-            assert np.array_equal(bias.bigrams.values, final.bigram_values.numpy())
+            assert np.array_equal(bias.bigrams.data, final.bigram_values.numpy())
             assert np.abs(bias.tokens).max() > 0.01
         # What the rounds taught is not what they teach without it.
         settings = config(
